@@ -1,1 +1,54 @@
-"""guerdon.config"""
+"""Settings: one dataclass tree, composed by Hydra from YAML and overrides, checked before anything runs."""
+
+from guerdon.config.build import build, flatten_keys, to_plain
+from guerdon.config.load import load_config, load_tree
+from guerdon.config.schema import (
+    ClusterConfig,
+    CollectConfig,
+    EnvConfig,
+    EnvsConfig,
+    GuerdonConfig,
+    HardwareConfig,
+    LoggerConfig,
+    NodeGroupConfig,
+    PlacementConfig,
+    RunnerConfig,
+)
+from guerdon.config.schema_fit import (
+    AugmentConfig,
+    EarlyStopConfig,
+    FitConfig,
+    FitDataConfig,
+    LRScheduleConfig,
+    OptimConfig,
+)
+from guerdon.config.schema_reward import DataCollectionConfig, RewardConfig, RewardModelConfig
+from guerdon.errors import ConfigError
+
+__all__ = [
+    "AugmentConfig",
+    "ClusterConfig",
+    "CollectConfig",
+    "ConfigError",
+    "DataCollectionConfig",
+    "EarlyStopConfig",
+    "EnvConfig",
+    "EnvsConfig",
+    "FitConfig",
+    "FitDataConfig",
+    "GuerdonConfig",
+    "HardwareConfig",
+    "LRScheduleConfig",
+    "LoggerConfig",
+    "NodeGroupConfig",
+    "OptimConfig",
+    "PlacementConfig",
+    "RewardConfig",
+    "RewardModelConfig",
+    "RunnerConfig",
+    "build",
+    "flatten_keys",
+    "load_config",
+    "load_tree",
+    "to_plain",
+]

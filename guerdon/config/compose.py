@@ -1,0 +1,245 @@
+"""Hydra: config files, config groups and the grammar of overrides. Nothing else imports it.
+
+Hydra is imported inside the functions, which keeps `import guerdon` fast. It composes and no more: no
+job folder, no change of directory, and its global state is as before when a call returns.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import guerdon
+from guerdon.config.compat import Override
+from guerdon.config.nested import merged
+from guerdon.errors import ConfigError
+from guerdon.types import display_path
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override as HydraOverride
+
+PACKAGE_CONF = Path(guerdon.__file__).parent / "conf"
+"""The configs and groups that come with the package."""
+
+_LOCK = threading.RLock()  # Hydra keeps its state in globals
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOverrides:
+    """Overrides by who handles them."""
+
+    hydra: tuple[str, ...]
+    """Choices of config groups, and Hydra's own settings."""
+    values: tuple[Override, ...]
+    """Values of settings, in their order."""
+
+
+def search_dirs(config_path: str | None) -> list[Path]:
+    """Where configs and groups are looked for: the given folder first, then the package's own.
+
+    Raises:
+        ConfigError: The given folder does not exist.
+    """
+    if config_path is None:
+        return [PACKAGE_CONF]
+    folder = Path(config_path).expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"config path {config_path} is not a folder")
+    return [folder, PACKAGE_CONF]
+
+
+def split_overrides(overrides: Sequence[str], dirs: Sequence[Path]) -> SplitOverrides:
+    """Parse overrides with Hydra's grammar and tell group choices from values.
+
+    Raises:
+        ConfigError: An override cannot be read, or asks for a sweep.
+    """
+    hydra: list[str] = []
+    values: list[Override] = []
+    for text in overrides:
+        parsed = _parse(text)
+        key = parsed.key_or_group
+        if parsed.is_sweep_override():
+            raise ConfigError(
+                f"override {text!r} is a sweep over several values, which is not supported: "
+                f"start one run per value, or write {key}=[...] for a list"
+            )
+        value = parsed.value()
+        may_choose = isinstance(value, str | list) or parsed.is_delete()
+        is_group = may_choose and any((folder / key).is_dir() for folder in dirs)
+        if is_group or parsed.package is not None or key.startswith(("hydra.", "hydra/")):
+            hydra.append(text)
+        else:
+            values.append(Override(key=key, value=value, delete=parsed.is_delete()))
+    return SplitOverrides(hydra=tuple(hydra), values=tuple(values))
+
+
+def compose_tree(
+    config_name: str | None, group_overrides: Sequence[str], dirs: Sequence[Path]
+) -> dict[str, Any]:
+    """The composed config as plain containers, with `${...}` left as it stands.
+
+    A group that the config's defaults list does not name is laid on top, so that `env=tabletop` works on
+    any config. (Hydra's own `+env=tabletop` drops the values of a file whose defaults list holds nothing
+    but `override` entries.)
+
+    Raises:
+        ConfigError: A config or an option is missing, or a file is not valid YAML.
+    """
+    chosen = [text for text in group_overrides if not text.startswith("+")]
+    appended = ["+" + text.lstrip("+") for text in group_overrides if text.startswith("+")]
+    if config_name is not None:
+        dirs = _home_first(config_name, dirs)
+    with _errors_explained(dirs), _hydra(dirs):
+        search = _search_path_override(config_name, chosen, dirs)
+        while True:
+            try:
+                tree = _compose(config_name, [search, *chosen])
+                break
+            except Exception as error:
+                missing = _not_in_defaults_list(error, chosen)
+                if missing is None:
+                    raise
+                chosen.remove(missing)
+                appended.append(f"+{missing}")
+        for text in appended:
+            tree = merged(tree, _compose(None, [search, text]))
+    return tree
+
+
+def _parse(text: str) -> HydraOverride:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_override(text)
+        if not parsed.key_or_group:
+            raise HydraException("there is no key")
+    except HydraException as error:
+        raise ConfigError(
+            f"cannot read the override {text!r} ({_one_line(error)}): "
+            "it must look like key=value; put a value with special characters in quotes, 'key=\"value\"'"
+        ) from error
+    return parsed
+
+
+def _compose(config_name: str | None, overrides: list[str]) -> dict[Any, Any]:
+    from hydra import compose
+    from omegaconf import OmegaConf
+
+    with warnings.catch_warnings():
+        # A file's own values come after its defaults list, with or without `_self_`.
+        warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`.*")
+        config = compose(config_name, overrides=overrides)
+    tree = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(tree, dict)
+    return tree
+
+
+@contextmanager
+def _hydra(dirs: Sequence[Path]) -> Iterator[None]:
+    """Hydra set up for `dirs[0]`; whatever was set up before is restored."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.version import VersionBase
+
+    with _LOCK:
+        before, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(str(dirs[0]), job_name="guerdon", version_base="1.3"):
+                yield
+        finally:
+            GlobalHydra.instance().hydra = before
+            VersionBase.instance().version_base = version
+
+
+def _search_path_override(config_name: str | None, chosen: list[str], dirs: Sequence[Path]) -> str:
+    """The override that adds the further folders, beside those that the user or the file adds."""
+    from omegaconf import OmegaConf
+
+    added: list[Any] = []
+    primary = None if config_name is None else _find(config_name, dirs)
+    if primary is not None:
+        config = OmegaConf.load(primary)
+        if not OmegaConf.is_dict(config):
+            raise ConfigError(f"{display_path(primary)} holds a list: a config is made of key: value lines")
+        added.extend(OmegaConf.select(config, "hydra.searchpath") or [])
+    for text in [text for text in chosen if _parse(text).key_or_group == "hydra.searchpath"]:
+        chosen.remove(text)
+        value = _parse(text).value()
+        added = value if isinstance(value, list) else [value]
+    paths = [str(path) for path in added] + [f"file://{folder}" for folder in dirs[1:]]
+    quoted = ("'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'" for path in paths)
+    return f"hydra.searchpath=[{','.join(quoted)}]"
+
+
+def _find(config_name: str, dirs: Sequence[Path]) -> Path | None:
+    name = config_name if config_name.endswith(".yaml") else f"{config_name}.yaml"
+    return next((folder / name for folder in dirs if (folder / name).is_file()), None)
+
+
+def _home_first(config_name: str, dirs: Sequence[Path]) -> list[Path]:
+    """The folders with the config's own first, because Hydra looks for it there alone."""
+    file = _find(config_name, dirs)
+    if file is None:
+        where = ", ".join(display_path(folder) for folder in dirs)
+        raise ConfigError(f"no config {config_name!r} in {where}{_nearest(config_name, _names(dirs))}")
+    home = next(folder for folder in dirs if file.is_relative_to(folder))
+    return [home, *(folder for folder in dirs if folder != home)]
+
+
+def _names(dirs: Sequence[Path], group: str = "") -> list[str]:
+    return sorted({file.stem for folder in dirs for file in (folder / group).glob("*.yaml")})
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    """`: did you mean ...?`, followed by what there is."""
+    near = get_close_matches(name, names, n=1)
+    guess = f": did you mean {near[0]!r}?" if near else ";"
+    return f"{guess} available: {', '.join(names) or 'none'}"
+
+
+def _not_in_defaults_list(error: Exception, chosen: Sequence[str]) -> str | None:
+    """The group override that failed because the config's defaults list does not name its group."""
+    match = re.match(r"Could not override '([^']+)'", str(error))
+    if match is None:
+        return None
+    return next((text for text in chosen if text.split("=", 1)[0] == match.group(1)), None)
+
+
+@contextmanager
+def _errors_explained(dirs: Sequence[Path]) -> Iterator[None]:
+    """Hydra's, OmegaConf's and YAML's errors as a ConfigError of one line."""
+    from hydra.errors import HydraException, MissingConfigException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError  # type: ignore[import-untyped]
+
+    try:
+        yield
+    except YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        place = f"{display_path(mark.name)}, line {mark.line + 1}" if mark is not None else "a config file"
+        raise ConfigError(f"{place}: not valid YAML: {problem or error}") from error
+    except MissingConfigException as error:
+        missing = re.search(r"Could not (?:find|load) '([^']+)'", str(error))
+        if missing is None:
+            raise ConfigError(_one_line(error)) from error
+        group, _, option = missing.group(1).rpartition("/")
+        if not group:
+            raise ConfigError(f"no config {option!r}{_nearest(option, _names(dirs))}") from error
+        options = _names(dirs, group)
+        raise ConfigError(f"{group} has no option {option!r}{_nearest(option, options)}") from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_one_line(error.__cause__ or error)) from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,37 @@
+"""Types with limits for the settings: the type says what is allowed, and `build` enforces it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """The numbers from `low` to `high`, both included; None leaves that side open."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether `value` lies in the range; NaN never does."""
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+    def __str__(self) -> str:
+        if self.low is None:
+            return f"at most {self.high:g}"
+        if self.high is None:
+            return f"at least {self.low:g}"
+        return f"from {self.low:g} to {self.high:g}"
+
+
+PositiveInt: TypeAlias = Annotated[int, Range(low=1)]
+"""1, 2, 3, ..."""
+NonNegativeInt: TypeAlias = Annotated[int, Range(low=0)]
+"""0, 1, 2, ..."""
+NonNegativeFloat: TypeAlias = Annotated[float, Range(low=0)]
+"""0 or more."""
+Fraction: TypeAlias = Annotated[float, Range(low=0, high=1)]
+"""A share or a probability, from 0 to 1."""
+ImageSize: TypeAlias = tuple[PositiveInt, PositiveInt, PositiveInt]
+"""[C, H, W]."""

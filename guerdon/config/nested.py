@@ -1,0 +1,96 @@
+"""Reading and writing nested dicts by path. A path is a tuple of keys; inside a list a key is an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from guerdon.errors import ConfigError
+
+KeyPath: TypeAlias = tuple[Any, ...]
+Tree: TypeAlias = dict[Any, Any]
+
+ABSENT: Any = object()
+"""What `get` returns where there is nothing; None is a value."""
+
+
+def parts(key: str) -> KeyPath:
+    """`a.b` as a path."""
+    return tuple(key.split("."))
+
+
+def dotted(path: KeyPath) -> str:
+    """A path as `a.b`."""
+    return ".".join(str(part) for part in path)
+
+
+def prefixes(path: KeyPath) -> Iterator[str]:
+    """`a`, `a.b`, `a.b.c` for the path to c."""
+    for length in range(1, len(path) + 1):
+        yield dotted(path[:length])
+
+
+def leaves(node: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """All values that are no dicts, and empty dicts, with their paths; lists count as values."""
+    if isinstance(node, Mapping) and (node or not path):
+        for key, value in node.items():
+            yield from leaves(value, (*path, key))
+    else:
+        yield path, node
+
+
+def get(node: Any, path: KeyPath) -> Any:
+    """What stands at `path`, or `ABSENT`."""
+    for part in path:
+        if isinstance(node, list) and _is_index(node, part):
+            node = node[int(part)]
+        elif isinstance(node, dict) and part in node:
+            node = node[part]
+        else:
+            return ABSENT
+    return node
+
+
+def put(tree: Tree, path: KeyPath, value: Any) -> None:
+    """Set `path` to `value`, making the sections on the way; refuses to turn a value into a section."""
+    node: Any = tree
+    for part in path[:-1]:
+        key = _key(node, part, path)
+        if isinstance(node, dict) and node.get(key) is None:  # absent, or a section with nothing below it
+            node[key] = {}
+        node = node[key]
+    node[_key(node, path[-1], path)] = value
+
+
+def delete(tree: Tree, path: KeyPath) -> None:
+    """Remove what stands at `path`, which must be there."""
+    parent = get(tree, path[:-1])
+    del parent[_key(parent, path[-1], path)]
+
+
+def merged(base: Any, over: Any) -> Any:
+    """`over` laid on `base`: dicts key by key, anything else replaced; null over a section leaves it."""
+    if not isinstance(base, dict):
+        return over
+    if over is None:
+        return base
+    if not isinstance(over, Mapping):
+        return over
+    result = dict(base)
+    for key, value in over.items():
+        result[key] = merged(base[key], value) if key in base else value
+    return result
+
+
+def _is_index(node: list[Any], part: Any) -> bool:
+    return str(part).isdigit() and int(part) < len(node)
+
+
+def _key(node: Any, part: Any, path: KeyPath) -> Any:
+    """`part` as a key of the dict or an index of the list `node`."""
+    if isinstance(node, dict):
+        return part
+    if isinstance(node, list) and _is_index(node, part):
+        return int(part)
+    found = f"a list of {len(node)} entries" if isinstance(node, list) else repr(node)
+    raise ConfigError(f"{dotted(path)} cannot be set: {found} stands where {part!r} is looked up")

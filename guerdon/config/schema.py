@@ -1,0 +1,159 @@
+"""Every setting and its default: one dataclass tree, and the only list of them.
+
+A field's comment stands under it. YAML files state differences from these defaults and nothing else.
+A component receives its own section, never the whole tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from guerdon.config.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
+from guerdon.config.schema_fit import FitConfig
+from guerdon.config.schema_reward import RewardConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggerConfig:
+    """`runner.logger`."""
+
+    log_path: str | None = None
+    """The run's folder; null makes `<output_dir>/<experiment_name>/<timestamp>`."""
+    backends: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
+    """Where metrics go besides `metrics.jsonl`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerConfig:
+    """`runner`: the run as a whole."""
+
+    task_type: Literal["embodied", "text"] = "embodied"
+    """Judged by images, or by rules on text."""
+    output_dir: str = "runs"
+    """Where runs are kept."""
+    experiment_name: str = "default"
+    """Folder of this experiment's runs."""
+    resume_dir: str | None = None
+    """A run's folder or checkpoint to continue from."""
+    num_data_episodes: PositiveInt | None = None
+    """Episodes to record on a robot; null leaves it to `collect`'s targets."""
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementConfig:
+    """An entry of `cluster.component_placement` that names a node group."""
+
+    node_group: str | int | None = None
+    """Label of the node group; null means the whole cluster."""
+    placement: str | int = "all"
+    """Devices of that group: `all`, `0`, `0-3`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    """`cluster.node_groups[].hardware`."""
+
+    type: str
+    """Kind of hardware, such as `Franka`."""
+    configs: tuple[dict[str, Any], ...] = ()
+    """One entry per device, such as `robot_ip`; checked by the device's driver."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeGroupConfig:
+    """An entry of `cluster.node_groups`."""
+
+    label: str | int | None = None
+    """Name of the group in `component_placement`."""
+    node_ranks: str | int | None = None
+    """Nodes of the group: `0`, `0-3`; null means all."""
+    hardware: HardwareConfig | None = None
+    """Devices attached to these nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """`cluster`: machines, and which part runs where (`engine: ray`)."""
+
+    num_nodes: PositiveInt = 1
+    """Machines to wait for."""
+    component_placement: dict[str, str | int | PlacementConfig] = field(default_factory=dict)
+    """Component (`actor`, `env`, `rollout`, `reward`) to devices: `all`, `0-0`, `0-3`."""
+    node_groups: tuple[NodeGroupConfig, ...] = ()
+    """Machines that differ from the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """`env.train` and `env.eval`: one set of parallel environments."""
+
+    id: str = "guerdon/Tabletop-v0"
+    """Gymnasium id."""
+    num_envs: PositiveInt = 1
+    """Environments in parallel."""
+    max_episode_steps: PositiveInt | None = None
+    """Cut episodes off after so many steps; null keeps the environment's own limit."""
+    reward_render_mode: Literal["always", "on_demand"] = "always"
+    """Show the reward model or the collector every frame, or only the final one of each episode."""
+    init_params: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the environment's constructor; checked by the environment."""
+    override_cfg: dict[str, Any] = field(default_factory=dict)
+    """Settings of a robot environment; checked by the environment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvsConfig:
+    """`env`: environments to learn in, and separate ones to measure in."""
+
+    train: EnvConfig = field(default_factory=EnvConfig)
+    eval: EnvConfig = field(default_factory=EnvConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectConfig:
+    """`collect`: stage 1, run a policy and keep labelled episodes."""
+
+    enabled: bool = False
+    """Collect within `guerdon train`; `guerdon collect` always does."""
+    save_dir: str = "runs/collect/data"
+    """Where episodes are kept; what is there already stays."""
+    format: Literal["native", "npy-trajectory", "pkl-episode", "realworld-pkl", "reward-pt", "folder"] = (
+        "native"
+    )
+    """How they are written."""
+    policy: Literal["random", "scripted", "checkpoint"] = "random"
+    """Who acts; `scripted` needs an environment that brings an expert."""
+    policy_checkpoint: str | None = None
+    """The saved policy for `policy: checkpoint`."""
+    policy_noise: NonNegativeFloat = 0.3
+    """Deviation of the noise added to the actions, as a share of their range."""
+    target_success: NonNegativeInt = 50
+    """Stop once so many successful episodes are saved ..."""
+    target_failure: NonNegativeInt = 50
+    """... and so many failed ones."""
+    max_episodes: PositiveInt | None = None
+    """Give up after so many episodes; null: after 50 times as many as the targets ask for."""
+    cameras: tuple[str, ...] = ("base_camera",)
+    """The cameras to keep."""
+    keep_states: bool = True
+    """Keep state vectors beside the frames."""
+    resume: bool = False
+    """Count the episodes that are in `save_dir` already towards the targets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuerdonConfig:
+    """The whole tree, as `config.yaml` in a run's folder shows it."""
+
+    seed: NonNegativeInt = 0
+    """Seeds environments, policies, splits and training."""
+    engine: Literal["local", "ray"] = "local"
+    """Everything in this process, or workers as Ray actors."""
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    env: EnvsConfig = field(default_factory=EnvsConfig)
+    collect: CollectConfig = field(default_factory=CollectConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    fit: FitConfig = field(default_factory=FitConfig)

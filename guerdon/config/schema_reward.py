@@ -1,0 +1,94 @@
+"""The `reward` section: how a learned reward is computed, mapped and combined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from guerdon.config.limits import Fraction, ImageSize, NonNegativeInt, PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelConfig:
+    """`reward.model`: the network that looks at a frame, and the checkpoint it comes from."""
+
+    model_type: Literal["resnet_reward", "binary_classifier"] = "resnet_reward"
+    """`ResNetRewardModel` or `BinaryRewardClassifier`."""
+    arch: Literal["resnet10", "resnet18", "resnet34", "resnet50"] = "resnet18"
+    """The encoder."""
+    checkpoint_path: str | None = None
+    """A checkpoint file or folder to load; null for a new model."""
+    image_keys: tuple[str, ...] = ("base_camera",)
+    """The cameras that the model looks at."""
+    image_size: ImageSize = (3, 128, 128)
+    """[C, H, W]; frames of another size are resized inside the model."""
+    hidden_dim: PositiveInt = 256
+    """Width of the classifier's hidden layer."""
+    dropout: Fraction = 0.0
+    """Dropout in the classifier."""
+    num_spatial_blocks: PositiveInt = 8
+    """Blocks of the learned spatial pooling; `binary_classifier` alone has it."""
+    pretrained_encoder_path: str | None = None
+    """Pretrained encoder weights; null starts from random weights."""
+    use_pretrain: bool = True
+    """Build the encoder in the layout that pretrained weights need."""
+    freeze_encoder: bool | Literal["auto"] = "auto"
+    """Keep the encoder fixed; `auto` freezes it only if pretrained weights were loaded."""
+    normalize: bool = True
+    """Normalise colours with ImageNet's mean and deviation."""
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"
+    """Arithmetic used for scoring."""
+    debug_save_dir: str | None = None
+    """Write every judged frame there; the variable DEBUG_IMAGE_SAVE_DIR does the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataCollectionConfig:
+    """`reward.data_collection`: where `reward.collect_data` saves trajectories (`npy-trajectory`)."""
+
+    positive_dir: str = "./reward_data/positive"
+    """Trajectories with a success."""
+    negative_dir: str = "./reward_data/negative"
+    """Trajectories without one."""
+    image_keys: tuple[str, ...] = ("base_camera",)
+    """The cameras to keep."""
+    max_positive_trajectories: NonNegativeInt | None = 500
+    """Save at most so many; null for no limit."""
+    max_negative_trajectories: NonNegativeInt | None = 500
+    """Save at most so many; null for no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """`reward`: whether a learned reward is used, and what becomes of its probability.
+
+    `binary` maps a probability above the threshold to `success_reward` and any other to `fail_reward`;
+    `continuous` is the probability itself. Mapping comes first, combination with the env reward second.
+    """
+
+    use_reward_model: bool = False
+    """Train the policy on the learned reward."""
+    collect_data: bool = False
+    """Save labelled trajectories while the policy trains; see `data_collection`."""
+    group_name: str = "RewardGroup"
+    """Name of the reward workers' group."""
+    reward_mode: Literal["per_step", "terminal"] = "per_step"
+    """Judge every frame, or only the last one of an episode (all others then get zero)."""
+    reward_type: Literal["binary", "continuous"] = "binary"
+    """Reward from the thresholded decision or from the probability."""
+    success_reward: float = 1.0
+    """Learned reward of a frame judged a success."""
+    fail_reward: float = 0.0
+    """Learned reward of any other judged frame."""
+    reward_threshold: Fraction | Literal["calibrated"] = "calibrated"
+    """Probability above which a frame counts as success; `calibrated` takes the checkpoint's own."""
+    combine_mode: Literal["replace", "add", "weighted"] = "replace"
+    """learned · env + learned · env_reward_weight * env + reward_weight * learned."""
+    reward_weight: float = 1.0
+    """Weight of the learned reward in `weighted`."""
+    env_reward_weight: float = 0.0
+    """Weight of the env reward in `weighted`."""
+    standalone: bool = False
+    """The model's success ends the episode (robots)."""
+    model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    data_collection: DataCollectionConfig = field(default_factory=DataCollectionConfig)
