@@ -18,8 +18,9 @@ CHANNELS = (1, 3, 4)
 def to_numpy(value: Any) -> NDArray[Any]:
     """A numpy view (or copy, where it must be) of a torch tensor, array, list or number."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        return value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
+        tensor = value.detach().cpu()
+        array: NDArray[Any] = tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+        return array
     return np.asarray(value)
 
 
@@ -57,7 +58,7 @@ def _to_uint8(array: NDArray[Any], name: str, value_range: ValueRange) -> UInt8A
     if array.dtype == np.uint8:
         return array
     if array.dtype == np.bool_:
-        return array.astype(np.uint8) * np.uint8(255)
+        return np.where(array, np.uint8(255), np.uint8(0))
     if not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
         raise DataError(f"{name} has element type {array.dtype}; expected uint8 or float")
     low, high = float(array.min()), float(array.max())
@@ -71,7 +72,8 @@ def _to_uint8(array: NDArray[Any], name: str, value_range: ValueRange) -> UInt8A
     if not is_float:
         return array.astype(np.uint8)
     scaled = array * np.float32(255.0) if unit else array
-    return np.rint(scaled).astype(np.uint8)
+    rounded: UInt8Array = np.rint(scaled).astype(np.uint8)
+    return rounded
 
 
 def to_unit_chw(frames: UInt8Array) -> FloatArray:

@@ -30,9 +30,7 @@ IntArray: TypeAlias = NDArray[np.int64]
 SPLITS: tuple[Split, ...] = ("", "train", "val", "test")
 
 
-def _check(
-    owner: str, name: str, value: Any, dtype: type[np.generic], shape: tuple[int | None, ...]
-) -> None:
+def _check(owner: str, name: str, value: Any, dtype: type[np.generic], shape: tuple[int | None, ...]) -> None:
     """Raise unless `value` is an array of `dtype` with `shape`; None in `shape` matches any size."""
     if not isinstance(value, np.ndarray):
         raise DataError(f"{owner}.{name} must be a numpy array, not {type(value).__name__}")

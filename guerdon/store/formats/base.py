@@ -55,6 +55,14 @@ class Format(ABC):
     def read(self, path: Path) -> Iterator[Episode | Fault]:
         """Yield every episode in a stable order; what cannot be used is yielded as a `Fault`."""
 
+    def count(self, path: Path) -> tuple[int, int]:
+        """How many successes and failures are at `path`; (0, 0) if there is nothing."""
+        if not path.exists() or not self.detect(path):
+            return 0, 0
+        complete = [item for item in self.read(path) if isinstance(item, Episode) and item.complete]
+        good = sum(item.success for item in complete)
+        return good, len(complete) - good
+
     def writer(self, path: Path) -> EpisodeWriter:
         """Open `path` for appending."""
         raise DataError(f"the format {self.name} can be read but not written")

@@ -1,0 +1,21 @@
+"""Progress bars on stderr, the same everywhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
+
+
+def progress(items: Iterable[T], what: str, total: int | None = None, unit: str = "it") -> Iterable[T]:
+    """Iterate with a progress bar if stderr is a terminal; quietly otherwise."""
+    return tqdm(items, desc=what, total=total, unit=unit, disable=not sys.stderr.isatty(), leave=False)
+
+
+def progress_bar(what: str, total: int | None = None, unit: str = "it") -> Any:
+    """A bar to be moved by hand; close it (or use `with`) when done."""
+    return tqdm(desc=what, total=total, unit=unit, disable=not sys.stderr.isatty(), leave=False)

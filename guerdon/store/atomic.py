@@ -1,0 +1,191 @@
+"""Files that are either complete or not there: temp file in the same directory, fsync, then the final name.
+
+Nothing here overwrites a file unless it is asked to, also if several processes write to one directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from guerdon.errors import StorageError
+from guerdon.types import display_path
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file is larger than this process may write",
+    errno.EACCES: "no permission",
+    errno.EPERM: "no permission",
+    errno.EROFS: "the file system is read-only",
+    errno.ENOTDIR: "a part of the path is a file, not a directory",
+    errno.EEXIST: "it exists already",
+}
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class NameTakenError(StorageError):
+    """A file of that name is there already; it was left as it is."""
+
+
+def storage_error(path: Path, error: OSError, *, kept: int | None = None) -> StorageError:
+    """What a failed write means to the user, in one line; `kept` is how many episodes are safe."""
+    reason = _REASONS.get(error.errno or 0) or error.strerror or str(error) or type(error).__name__
+    safe = "" if kept is None else f"; the {kept} episodes before it are safe"
+    return StorageError(f"cannot write {display_path(path)}: {reason}{safe}")
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a StorageError of one line that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def make_directory(path: Path) -> Path:
+    """Make a directory with its parents, if it is not there."""
+    with storage_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write_atomic(path: Path, write: Callable[[BinaryIO], object], *, exclusive: bool = False) -> None:
+    """Write a file such that `path` never holds half of it, and such that it survives a power cut.
+
+    Args:
+        path: the final name; its directory must exist.
+        write: writes the content into an open file.
+        exclusive: raise `NameTakenError` if `path` exists, also if another process makes it meanwhile;
+            otherwise an existing file is replaced.
+    """
+    with storage_errors(path), _finished_temp(path.parent, write) as temp:
+        if exclusive:
+            _link_new(temp, path)
+        else:
+            temp.replace(path)
+        fsync_directory(path.parent)
+
+
+def next_number(directory: Path, pattern: re.Pattern[str]) -> int:
+    """One more than the highest number among the files in `directory`; 0 if there is none.
+
+    Args:
+        directory: may be missing.
+        pattern: matches the whole file name; its first group is the number.
+    """
+    if not directory.is_dir():
+        return 0
+    matches = (pattern.fullmatch(entry.name) for entry in directory.iterdir())
+    return max((int(match[1]) + 1 for match in matches if match), default=0)
+
+
+class NumberedFiles:
+    """Writes files such as `000000.npy` under the next free number, also among several processes.
+
+    Args:
+        directories: they share one counter; a number is free if no directory has it. Made when needed.
+        prefix: of the file names, before the six digits.
+        suffix: of the file names, with its dot.
+    """
+
+    def __init__(self, directories: Sequence[Path], *, prefix: str = "", suffix: str) -> None:
+        self._directories = tuple(directories)
+        self._prefix, self._suffix = prefix, suffix
+        pattern = re.compile(re.escape(prefix) + r"(\d+)" + re.escape(suffix))
+        self._next = max(next_number(directory, pattern) for directory in directories)
+
+    def name(self, number: int) -> str:
+        """The name of the file with that number."""
+        return f"{self._prefix}{number:06d}{self._suffix}"
+
+    def write(self, directory: Path, write: Callable[[BinaryIO], object]) -> Path:
+        """Write the next file into one of the directories; return its path."""
+        make_directory(directory)
+        path = directory / self.name(self._next)
+        with storage_errors(path), _finished_temp(directory, write) as temp:
+            # The lock keeps a number unique over all directories; the link never overwrites, lock or not.
+            with locked_directory(self._directories[0]):
+                while True:
+                    path = directory / self.name(self._next)
+                    self._next += 1
+                    if any((each / path.name).exists() for each in self._directories):
+                        continue
+                    with suppress(NameTakenError):
+                        _link_new(temp, path)
+                        break
+            fsync_directory(directory)
+        return path
+
+
+@contextmanager
+def locked_directory(directory: Path) -> Iterator[None]:
+    """Keep other processes that use this function out; without effect where locks are not supported."""
+    make_directory(directory)
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # also releases the lock
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make new names in `directory` survive a power cut."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _finished_temp(directory: Path, write: Callable[[BinaryIO], object]) -> Iterator[Path]:
+    """A complete, synced temp file in `directory`; removed in the end unless it was renamed."""
+    temp = directory / f".{os.getpid()}-{secrets.token_hex(6)}.tmp"
+    handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        file = os.fdopen(handle, "wb")
+        try:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException as error:
+            with suppress(OSError):  # closing flushes once more; the first error is the one to report
+                file.close()
+            if isinstance(error.__context__, OSError):  # torch.save hides a full disk behind a RuntimeError
+                raise error.__context__ from error
+            raise
+        file.close()
+        yield temp
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+def _link_new(temp: Path, path: Path) -> None:
+    """Give a finished temp file its final name unless that name is taken."""
+    try:
+        os.link(temp, path)
+    except FileExistsError:
+        raise NameTakenError(f"cannot write {display_path(path)}: it exists already") from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        _claim_and_replace(temp, path)  # a file system without hard links
+
+
+def _claim_and_replace(temp: Path, path: Path) -> None:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError:
+        raise NameTakenError(f"cannot write {display_path(path)}: it exists already") from None
+    temp.replace(path)

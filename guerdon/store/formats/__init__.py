@@ -1,0 +1,61 @@
+"""The data formats: one table of them, and which of them a path holds."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from guerdon.errors import DataError
+from guerdon.store.formats.base import EpisodeWriter, Format
+from guerdon.store.formats.folder import Folder
+from guerdon.store.formats.native import Native
+from guerdon.store.formats.npy_trajectory import NpyTrajectory
+from guerdon.store.formats.pkl_episode import PklEpisode
+from guerdon.store.formats.realworld_pkl import RealworldPkl
+from guerdon.store.formats.reward_pt import RewardPt
+from guerdon.store.formats.rlinf_episode import RlinfEpisode
+from guerdon.types import display_path
+
+__all__ = ["FORMATS", "EpisodeWriter", "Format", "detect_format", "get_format"]
+
+FORMATS: dict[str, Format] = {
+    each.name: each
+    for each in (
+        Native(),
+        NpyTrajectory(),
+        PklEpisode(),
+        RlinfEpisode(),
+        RealworldPkl(),
+        RewardPt(),
+        Folder(),
+    )
+}
+"""Name -> format. Detection asks them in this order."""
+
+
+def get_format(name: str) -> Format:
+    """The format of that name."""
+    if name in FORMATS:
+        return FORMATS[name]
+    nearest = [known for known in FORMATS if name and name in known]
+    nearest = nearest or difflib.get_close_matches(name, FORMATS, n=1, cutoff=0.4)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    raise DataError(f"unknown format {name!r}; {hint}known are {', '.join(sorted(FORMATS))}")
+
+
+def detect_format(path: Path | str) -> Format:
+    """The format of the data at `path`, by names and first bytes."""
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{display_path(path)} does not exist")
+    for each in FORMATS.values():
+        if each.detect(path):
+            return each
+    if path.is_file() and path.stat().st_size == 0:
+        raise DataError(f"{display_path(path)} is an empty file")
+    if path.is_dir() and not any(item.is_file() for item in path.rglob("*")):
+        raise DataError(f"{display_path(path)} is a directory without files")
+    sought = "; ".join(
+        f"{each.name}: {getattr(each, 'looks_for', 'its manifest')}" for each in FORMATS.values()
+    )
+    raise DataError(f"{display_path(path)} holds no known format; looked for {sought}")

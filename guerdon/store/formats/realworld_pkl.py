@@ -1,0 +1,293 @@
+"""`realworld-pkl`: one `data.pkl` of a robot, a list of transitions one after the other.
+
+A transition is `{"transitions": {"obs", "next_obs"}, "action", "rewards", "terminations", "truncations"}`;
+values are tensors, mostly with a leading batch axis of size 1. The frame that is judged is the one that the
+action led to: `next_obs`, and `obs` only where a file has no `next_obs`. A reward over 0.5 means that this
+frame shows success. An episode ends with a termination or a truncation; what follows the last of them is an
+episode that is not complete.
+
+The writer loses nothing: what the layout has no place for stands in `episode_info` of an episode's last
+transition. There is no frame before the first action in an `Episode`, so the first `obs` repeats the first
+`next_obs`. `rewards` holds the success labels; the environment's rewards are in `episode_info`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from guerdon.errors import DataError
+from guerdon.store.atomic import locked_directory, make_directory, write_atomic
+from guerdon.store.formats.base import Format
+from guerdon.store.formats.common import (
+    BASE_CAMERA,
+    SpooledWriter,
+    attempt,
+    existing,
+    extras_from,
+    extras_of,
+    require,
+    to_flags,
+    to_floats,
+    to_labels,
+    to_scalar,
+    to_vector,
+    to_vectors,
+)
+from guerdon.store.formats.observations import frames_from, observation_at, states_from
+from guerdon.store.safe_pickle import load
+from guerdon.types import BoolArray, Episode, Fault, display_path, is_positive
+
+FILE_NAME = "data.pkl"
+_INFO = "episode_info"
+_ARRAYS = ("labels", "env_rewards", "terminated", "truncated", "is_grasped")
+
+
+def clean_episodes(
+    path: Path, keep_stationary: bool = False, threshold: float = 1e-5
+) -> Iterator[Episode | Fault]:
+    """The episodes of a `data.pkl` without the frames in which the robot was not moved.
+
+    A frame is dropped if the sum of its action's absolute values is below `threshold`, unless it is labelled
+    as success or is the last of its episode. RLinf's `process_realworld_data.py` drops still frames of
+    success too; those are just the frames that `success_hold_steps` has the robot hold still to collect.
+
+    Args:
+        path: the file, or the directory with a `data.pkl`.
+        keep_stationary: drop nothing.
+        threshold: what counts as no action.
+    """
+    for item in RealworldPkl().read(Path(path)):
+        if isinstance(item, Fault) or keep_stationary or item.actions is None:
+            yield item
+            continue
+        keep = (np.abs(item.actions).sum(axis=1) >= threshold) | (item.labels >= 0.5)
+        keep[-1] = True
+        yield _select(item, keep)
+
+
+def _select(episode: Episode, keep: BoolArray) -> Episode:
+    """The steps of an episode where `keep` is true."""
+    if keep.all():
+        return episode
+    values = {name: getattr(episode, name) for name in (*_ARRAYS, "actions", "states")}
+    kept: dict[str, Any] = {name: None if value is None else value[keep] for name, value in values.items()}
+    first = int(np.argmax(keep))
+    before = episode.initial_state if first == 0 else None
+    if first > 0 and episode.states is not None:
+        before = episode.states[first - 1]
+    return dataclasses.replace(
+        episode,
+        frames={camera: images[keep] for camera, images in episode.frames.items()},
+        initial_state=before,
+        **kept,
+    )
+
+
+def _load(path: Path) -> list[Any]:
+    content = load(path)
+    if not isinstance(content, list):
+        raise DataError(f"{display_path(path)}: holds a {type(content).__name__}, not a list of transitions")
+    return content
+
+
+def _split(transitions: Sequence[Any]) -> Iterator[tuple[Sequence[Any], bool]]:
+    """(transitions of one episode, whether it ended)."""
+    start = 0
+    for index, transition in enumerate(transitions):
+        if _ends(transition):
+            yield transitions[start : index + 1], True
+            start = index + 1
+    if start < len(transitions):
+        yield transitions[start:], False
+
+
+def _ends(transition: Any) -> bool:
+    if not isinstance(transition, Mapping):
+        return False
+    flags = (transition.get("terminations"), transition.get("truncations"))
+    return any(flag is not None and bool(to_scalar(flag, "an end flag")) for flag in flags)
+
+
+def _read_episode(steps: Sequence[Any], ended: bool, path: Path) -> Episode:
+    reached = [_observation(step, index) for index, step in enumerate(steps)]
+    column = {
+        key: [require(step, key, f"transition {index}") for index, step in enumerate(steps)]
+        for key in ("rewards", "terminations", "truncations")
+    }
+    count, info = len(steps), steps[-1].get(_INFO) or {}
+    rewards = to_floats(column["rewards"], count, "rewards")
+    if rewards is None:
+        raise DataError("has no rewards, and so no labels")
+    values: dict[str, Any] = {
+        "labels": rewards > 0.5,
+        "env_rewards": rewards,
+        "terminated": column["terminations"],
+        "truncated": column["truncations"],
+        "is_grasped": None,
+        **{name: info[name] for name in _ARRAYS if name in info},
+    }
+    labels = to_labels(values["labels"], count)
+    extras = extras_from(info, path)
+    before = info["initial_state"] if "initial_state" in info else _state_before(steps[0])
+    names = info.get("camera_names") or [BASE_CAMERA]
+    return Episode(
+        frames=frames_from(reached, str(names[0])),
+        labels=labels,
+        success=is_positive(labels, bool(info.get("success", False))),
+        actions=to_vectors([step.get("action") for step in steps], count, "actions"),
+        states=states_from(reached),
+        initial_state=None if before is None else to_vector(before, "states"),
+        env_rewards=to_floats(values["env_rewards"], count, "rewards"),
+        terminated=to_flags(values["terminated"], count, "termination flags"),
+        truncated=to_flags(values["truncated"], count, "truncation flags"),
+        is_grasped=to_flags(values["is_grasped"], count, "grasp flags"),
+        **{**extras, "complete": extras["complete"] and ended},
+    )
+
+
+def _observation(step: Any, index: int) -> Any:
+    """The observation that the action led to."""
+    pair = require(step, "transitions", f"transition {index}")
+    if isinstance(pair, Mapping) and pair.get("next_obs") is not None:
+        return pair["next_obs"]
+    return require(pair, "obs", f"transition {index}")
+
+
+def _state_before(step: Mapping[str, Any]) -> Any:
+    pair = step["transitions"]
+    has_both = pair.get("next_obs") is not None and isinstance(pair.get("obs"), Mapping)
+    return pair["obs"].get("states") if has_both else None
+
+
+def to_transitions(episode: Episode) -> list[dict[str, Any]]:
+    """The transitions that stand for one episode."""
+    observations = [_to_tensors(observation_at(episode, step)) for step in range(episode.num_frames)]
+    before = {**observations[0], "states": _to_tensors(episode.initial_state)}
+    count = episode.num_frames
+    terminated = bool(episode.terminated is not None and episode.terminated[-1])
+    transitions: list[dict[str, Any]] = []
+    for step in range(count):
+        last = step == count - 1
+        transitions.append(
+            {
+                "transitions": {
+                    "obs": observations[step - 1] if step else before,
+                    "next_obs": observations[step],
+                },
+                "action": _to_tensors(None if episode.actions is None else episode.actions[step]),
+                "rewards": torch.tensor([[float(episode.labels[step])]]),
+                "terminations": torch.tensor([[last and terminated]]),
+                "truncations": torch.tensor([[last and not terminated]]),
+            }
+        )
+    arrays = {name: _copy(getattr(episode, name)) for name in _ARRAYS}
+    transitions[-1][_INFO] = {
+        **arrays,
+        **extras_of(episode),
+        "success": episode.success,
+        "initial_state": _copy(episode.initial_state),
+        "camera_names": list(episode.frames),
+    }
+    return transitions
+
+
+def _copy(array: Any) -> Any:
+    return None if array is None else np.array(array)
+
+
+def _to_tensors(value: Any) -> Any:
+    """Arrays -> tensors of their own with a batch axis; a view would be pickled with all that it views."""
+    if isinstance(value, Mapping):
+        return {key: _to_tensors(item) for key, item in value.items()}
+    return None if value is None else torch.from_numpy(np.array(value)[None])
+
+
+class RealworldPklWriter(SpooledWriter):
+    """Writes one `data.pkl`; what is in it already is kept, and the new episodes follow."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        make_directory(path.parent)
+        self._transitions: list[dict[str, Any]] = []
+        self._num_before = len(_load(path)) if path.exists() else 0  # raises if it cannot be added to
+
+    def add(self, episode: Episode) -> str:
+        """Keep one episode; it is on disk after `close`."""
+        self._reserve(episode)
+        first = self._num_before + len(self._transitions)
+        self._transitions += to_transitions(episode)
+        return f"{self.path}#{first}"
+
+    def close(self) -> None:
+        """Write the file."""
+        if not self._transitions:
+            return
+        with locked_directory(self.path.parent):  # another writer may have added to the file meanwhile
+            content = _load(self.path) if self.path.exists() else []
+            content = _closed(content) + self._transitions
+            write_atomic(self.path, lambda file: pickle.dump(content, file, protocol=5))
+        self._transitions = []
+        self._free()
+
+
+def _closed(transitions: list[Any]) -> list[Any]:
+    """The transitions that are there, with an end after the last, so that the next episode stays apart."""
+    if not transitions or _ends(transitions[-1]) or not isinstance(transitions[-1], Mapping):
+        return transitions
+    last = dict(transitions[-1])
+    last["truncations"] = torch.tensor([[True]])
+    last[_INFO] = {**(last.get(_INFO) or {}), "complete": False}
+    return [*transitions[:-1], last]
+
+
+class RealworldPkl(Format):
+    """A `data.pkl`, or the directory that it is in."""
+
+    name: ClassVar[str] = "realworld-pkl"
+    looks_for: ClassVar[str] = "data.pkl, a pickled list of transitions"
+
+    def detect(self, path: Path) -> bool:
+        """Whether there is a `data.pkl`, or the file is a pickled list."""
+        if path.is_dir():
+            return (path / FILE_NAME).is_file()
+        return path.name == FILE_NAME or (path.suffix == ".pkl" and is_pickled_list(path))
+
+    def read(self, path: Path) -> Iterator[Episode | Fault]:
+        """In the order of recording."""
+        path = _file(existing(path))
+        parts = attempt(path, lambda: list(_split(_load(path))))
+        if isinstance(parts, Fault):
+            yield parts
+            return
+        for number, (steps, ended) in enumerate(parts):
+            item = attempt(path, partial(_read_episode, steps, ended, path))
+            if isinstance(item, Fault):
+                item = dataclasses.replace(item, reason=f"episode {number}: {item.reason}")
+            yield item
+
+    def writer(self, path: Path) -> RealworldPklWriter:
+        """Append to the `data.pkl` at or below `path`."""
+        return RealworldPklWriter(_file(Path(path)))
+
+
+def _file(path: Path) -> Path:
+    return path if path.suffix == ".pkl" and not path.is_dir() else path / FILE_NAME
+
+
+def is_pickled_list(path: Path) -> bool:
+    """Whether the first bytes are those of a pickle whose first object is a list."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError:
+        return False
+    start = 11 if head[2:3] == pickle.FRAME else 2
+    return head[:1] == pickle.PROTO and head[start : start + 1] == pickle.EMPTY_LIST

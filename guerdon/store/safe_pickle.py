@@ -1,0 +1,179 @@
+"""Reads pickles, object `.npy` files and `.pt` files of strangers as plain data; no code in them is run.
+
+Numpy arrays and scalars, torch tensors and builtin containers are read; a file that asks for anything else
+is refused with an `UnsafeDataError` that names it. Damage of any kind gives a `DataError` of one line that
+names the file. Sizes are checked before memory is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from guerdon.errors import DataError, UnsafeDataError
+from guerdon.store import torch_files
+from guerdon.store.rebuild import one_line
+from guerdon.store.unpickler import PickleMachine
+from guerdon.types import display_path
+
+_BYTES_PER_OBJECT = 256  # an empty set takes 216 bytes, and the machine keeps a few more for each object
+_MAP_FROM = 64 << 20  # larger files are memory-mapped instead of read
+_FALLBACK_MEMORY = 4 << 30
+
+
+def memory_budget() -> int:
+    """Bytes that reading one file may take: half of the memory that is available now."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024 // 2
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (OSError, ValueError):
+        return _FALLBACK_MEMORY // 2
+
+
+def load(source: Path | str | BinaryIO, *, max_bytes: int | None = None) -> Any:
+    """Read one pickle.
+
+    Args:
+        source: a path, or a file that is open for reading.
+        max_bytes: files beyond this size are refused; by default half of the available memory.
+    """
+    if isinstance(source, Path | str):
+        with _named(source), _open(source, max_bytes) as data:
+            return _run(data)
+    name = getattr(source, "name", "<stream>")
+    with _named(name):
+        limit = memory_budget() if max_bytes is None else max_bytes
+        raw = source.read(limit + 1)
+        _check_size(len(raw), limit)
+        return _run(memoryview(raw))
+
+
+def loads(data: bytes, *, name: str = "<bytes>") -> Any:
+    """Read one pickle from memory; `name` stands for the file in messages."""
+    return load(_NamedBytes(data, name), max_bytes=max(len(data), 1))
+
+
+def load_npy(path: Path | str, *, max_bytes: int | None = None) -> NDArray[Any]:
+    """Read a `.npy` file; plain arrays are memory-mapped and read-only, object arrays are built safely."""
+    with _named(path), Path(path).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        _check_size(size, None)
+        shape, fortran, dtype = _npy_header(file)
+        if dtype.hasobject:
+            start = file.tell()
+            with _open(path, max_bytes) as data:
+                content = _run(data[start:])
+            if not isinstance(content, np.ndarray) or content.size != math.prod(shape):
+                raise DataError("holds something else than the array that its header promises")
+            return content.reshape(shape)
+        promised, there = math.prod(shape) * dtype.itemsize, size - file.tell()
+        if promised > there:
+            raise DataError(f"is truncated: its header promises {promised} bytes of data, it has {there}")
+        if promised == 0:
+            return np.empty(shape, dtype)
+        raw = np.memmap(path, dtype=np.uint8, mode="r", offset=file.tell(), shape=(promised,))
+        return np.ndarray(shape, dtype, buffer=raw, order="F" if fortran else "C")
+
+
+def load_torch(path: Path | str, *, max_bytes: int | None = None) -> Any:
+    """Read what `torch.save` wrote, to the CPU; tensors of the usual (zip) layout are memory-mapped."""
+    with _named(path):
+        max_objects = memory_budget() // _BYTES_PER_OBJECT
+        with Path(path).open("rb") as file:
+            is_zip = file.read(4) == b"PK\x03\x04"
+        if is_zip:
+            return torch_files.read_zip(Path(path), max_objects=max_objects)
+        with _open(path, max_bytes) as data:
+            return torch_files.read_stream(data, max_objects=max_objects)
+
+
+class _NamedBytes(BytesIO):
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(data)
+        self.name = name
+
+
+def _run(data: memoryview) -> Any:
+    max_objects = memory_budget() // _BYTES_PER_OBJECT
+    machine = PickleMachine(data, torch_files.names(max_objects), max_objects=max_objects)
+    if data[0] == pickle.PROTO[0]:
+        return machine.run()
+    try:
+        return machine.run()
+    except UnsafeDataError:
+        raise
+    except Exception:
+        raise DataError("is not a pickle of protocol 2 or later") from None
+
+
+def _check_size(size: int, max_bytes: int | None) -> None:
+    if size == 0:
+        raise DataError("is empty")
+    if max_bytes is not None and size > max_bytes:
+        raise DataError(f"has {size} bytes or more; at most {max_bytes} are read")
+
+
+@contextmanager
+def _open(path: Path | str, max_bytes: int | None) -> Iterator[memoryview]:
+    """The bytes of a file, read or (large files) memory-mapped."""
+    with Path(path).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        _check_size(size, memory_budget() if max_bytes is None else max_bytes)
+        if size < _MAP_FROM:
+            yield memoryview(file.read())
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+            yield view
+
+
+def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise DataError(f"is a .npy file of version {version[0]}.{version[1]}, which is not supported")
+    if any(size < 0 for size in shape):
+        raise DataError(f"has the impossible shape {list(shape)}")
+    return shape, fortran, dtype
+
+
+@contextmanager
+def _named(source: Path | str) -> Iterator[None]:
+    """Turn whatever damaged input sets off into one line that names the file."""
+    name = display_path(source)
+    try:
+        yield
+    except DataError as error:
+        raise type(error)(f"{name}: {error}") from error
+    except FileNotFoundError:
+        raise DataError(f"{name}: does not exist") from None
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read: {error.strerror or one_line(error)}") from error
+    except (EOFError, struct.error):
+        raise DataError(f"{name}: is truncated: the data ends in the middle of an object") from None
+    except MemoryError:
+        raise DataError(f"{name}: does not fit into memory") from None
+    except (zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise DataError(f"{name}: is damaged: {one_line(error)}") from error
+    except Exception as error:  # hostile bytes can fail in any way; none of them may end a run
+        detail = one_line(error) or type(error).__name__
+        raise DataError(f"{name}: is damaged or not of this kind: {detail}") from error

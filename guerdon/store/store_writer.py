@@ -1,0 +1,287 @@
+"""Append to the native store. Many writers may append to one store: each owns a shard of its own.
+
+An episode is written in this order: frames and vectors, sync, journal line, sync. A writer that is killed at
+any point therefore loses at most the episode it was writing, and the next writer that opens the store turns
+the journal it left behind into an index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import guerdon
+from guerdon.errors import DataError, StorageError
+from guerdon.store import shard as layout
+from guerdon.store.atomic import fsync_directory, storage_error, write_atomic
+from guerdon.store.episode_store import FORMAT, MANIFEST, SHARDS, EpisodeStore, read_manifest, shard_dirs
+from guerdon.store.formats.base import EpisodeWriter
+from guerdon.types import Episode, display_path
+
+log = logging.getLogger("guerdon")
+
+STORE_LOCK = "store.lock"
+
+
+class StoreWriter(EpisodeWriter):
+    """Appends episodes to a native store; makes the store if there is none.
+
+    All episodes of a store have the same cameras and image sizes; the first episode decides. Other fields
+    (actions, states, ...) may differ from episode to episode.
+    """
+
+    def __init__(self, path: Path | str, *, max_shard_bytes: int = 4 << 30) -> None:
+        """Open or make the store at `path`; a shard is sealed when its frames exceed `max_shard_bytes`."""
+        self.path = Path(path)
+        self.num_added = 0
+        self._max_shard_bytes = max_shard_bytes
+        self._shard: _OpenShard | None = None
+        try:
+            self._make_store()
+            with _locked(self.path / STORE_LOCK):
+                repair(self.path)
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+
+    def _make_store(self) -> None:
+        if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / MANIFEST).exists():
+            strangers = [item.name for item in self.path.iterdir() if item.name not in (STORE_LOCK, SHARDS)]
+            if strangers:
+                raise StorageError(
+                    f"{display_path(self.path)} is neither empty nor a Guerdon store "
+                    f"(it holds {strangers[0]}); choose another directory"
+                )
+        (self.path / SHARDS).mkdir(parents=True, exist_ok=True)
+        with _locked(self.path / STORE_LOCK):
+            if not (self.path / MANIFEST).exists():
+                _write_manifest(self.path, {"cameras": {}, "num_episodes": 0, "num_frames": 0})
+
+    def add(self, episode: Episode) -> str:
+        """Append one episode; returns `shard/number`."""
+        return self.add_many([episode])[0]
+
+    def add_many(self, episodes: list[Episode]) -> list[str]:
+        """Append several episodes with one sync for all of them; returns `shard/number` of each."""
+        places: list[str] = []
+        try:
+            for episode in episodes:
+                shard = self._shard_for(episode)
+                places.append(shard.write(episode))
+        finally:
+            if self._shard is not None:
+                self._shard.commit()
+            self.num_added += len(places)
+        return places
+
+    def _shard_for(self, episode: Episode) -> _OpenShard:
+        schema = layout.ShardSchema.of(episode)
+        if self._shard is not None and (
+            self._shard.schema != schema or self._shard.frame_bytes >= self._max_shard_bytes
+        ):
+            self._seal()
+        if self._shard is None:
+            with _locked(self.path / STORE_LOCK):
+                self._agree_on_cameras(schema)
+                self._shard = _OpenShard.claim(self.path, schema)
+        return self._shard
+
+    def _agree_on_cameras(self, schema: layout.ShardSchema) -> None:
+        """The first episode decides the store's cameras; all later ones must have the same."""
+        manifest = read_manifest(self.path)
+        cameras = {name: list(shape) for name, shape in schema.cameras.items()}
+        if not manifest["cameras"]:
+            _write_manifest(self.path, {**manifest, "cameras": cameras})
+        elif manifest["cameras"] != cameras:
+            raise DataError(
+                f"the episode has the cameras {cameras}, but the store {display_path(self.path)} "
+                f"has {manifest['cameras']}"
+            )
+
+    def _seal(self) -> None:
+        if self._shard is not None:
+            shard, self._shard = self._shard, None
+            shard.commit()
+            seal(shard.path, shard.schema)
+            shard.release()
+
+    def close(self) -> None:
+        """Seal the open shard and bring the manifest up to date. Safe to call twice."""
+        try:
+            with _locked(self.path / STORE_LOCK):
+                self._seal()
+                _refresh_manifest(self.path)
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+
+
+class _OpenShard:
+    """A shard that this process appends to; `writer.lock` is held as long as it does."""
+
+    def __init__(self, path: Path, schema: layout.ShardSchema, lock: int) -> None:
+        self.path = path
+        self.schema = schema
+        self.frame_bytes = 0
+        self._lock = lock
+        self._num_frames = 0
+        self._num_episodes = 0
+        self._pending: list[layout.EpisodeRecord] = []
+        self._journal_end = 0
+        names = [schema.camera_file(name) for name in schema.cameras]
+        names += [schema.vector_file(name) for name in schema.vectors]
+        self._files = {name: _create(path / name) for name in [*names, layout.JOURNAL]}
+        fsync_directory(path)
+
+    @classmethod
+    def claim(cls, store: Path, schema: layout.ShardSchema) -> _OpenShard:
+        """Make the next shard directory and lock it; the caller holds the store's lock."""
+        numbers = [int(item.name[1:]) for item in shard_dirs(store) if item.name[1:].isdigit()]
+        path = store / SHARDS / f"s{max(numbers, default=-1) + 1:06d}"
+        try:
+            path.mkdir()
+            lock = _create(path / layout.LOCK)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            text = json.dumps(schema.to_dict(), indent=1).encode()
+            write_atomic(path / layout.SCHEMA, lambda file: file.write(text))
+            return cls(path, schema, lock)
+        except OSError as error:
+            raise storage_error(path, error) from error
+
+    def write(self, episode: Episode) -> str:
+        """Write the bytes of one episode behind the last one; `commit` makes it count."""
+        first_row = self._num_frames
+        try:
+            for camera, images in episode.frames.items():
+                self._put(self.schema.camera_file(camera), images, first_row)
+            for name in self.schema.vectors:
+                row = self._num_episodes if name == "initial_state" else first_row
+                values: NDArray[Any] = getattr(episode, name)
+                self._put(self.schema.vector_file(name), np.atleast_2d(values), row)
+        except OSError as error:
+            self._give_back()
+            raise storage_error(self.path, error, kept=self._num_episodes) from error
+        self._pending.append(layout.EpisodeRecord.of(episode))
+        self._num_frames += episode.num_frames
+        self._num_episodes += 1
+        self.frame_bytes += sum(images.nbytes for images in episode.frames.values())
+        return f"{self.path.name}/{self._num_episodes - 1:06d}"
+
+    def _put(self, file: str, rows: NDArray[Any], first_row: int) -> None:
+        data = np.ascontiguousarray(rows)
+        row_bytes = data.nbytes // len(data)
+        _pwrite_all(self._files[file], data.data.cast("B"), first_row * row_bytes)
+
+    def _give_back(self) -> None:
+        """Free what a failed write took, so that a full disk has room for the journal line of the others."""
+        sizes = {self.schema.camera_file(name): int(np.prod(s)) for name, s in self.schema.cameras.items()}
+        for file, row_bytes in sizes.items():
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._files[file], self._num_frames * row_bytes)
+
+    def commit(self) -> None:
+        """Sync the bytes, then the journal lines that vouch for them."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        lines = b"".join(record.to_line() for record in pending)
+        try:
+            for name, file in self._files.items():
+                if name != layout.JOURNAL:
+                    os.fdatasync(file)
+            _pwrite_all(self._files[layout.JOURNAL], memoryview(lines), self._journal_end)
+            os.fdatasync(self._files[layout.JOURNAL])
+        except OSError as error:
+            self._num_episodes -= len(pending)
+            self._num_frames -= sum(record.num_frames for record in pending)
+            raise storage_error(self.path, error, kept=self._num_episodes) from error
+        self._journal_end += len(lines)
+
+    def release(self) -> None:
+        """Close all files and give up the lock."""
+        for file in (*self._files.values(), self._lock):
+            os.close(file)
+        self._files = {}
+
+
+def seal(shard: Path, schema: layout.ShardSchema) -> None:
+    """Turn a shard's journal into its index. Repeating it after an interruption does no harm."""
+    journal = shard / layout.JOURNAL
+    records, reason = layout.read_journal(journal)
+    table = layout.index_table(records, schema)
+    write_atomic(shard / layout.INDEX, lambda file: layout.write_index(table, file))
+    if reason is None:
+        journal.unlink()
+    else:
+        log.warning("%s: %s; the journal is kept as journal.damaged", display_path(journal), reason)
+        journal.rename(shard / "journal.damaged")
+    fsync_directory(shard)
+
+
+def repair(store: Path) -> int:
+    """Seal the shards whose writers are gone; the caller holds the store's lock. Returns how many."""
+    sealed = 0
+    for path in shard_dirs(store):
+        if not (path / layout.JOURNAL).exists() or not (path / layout.SCHEMA).exists():
+            continue
+        lock = os.open(path / layout.LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            schema = layout.ShardSchema.from_dict(json.loads((path / layout.SCHEMA).read_text()))
+            seal(path, schema)
+            log.info("repaired %s, which a writer had left open", display_path(path))
+            sealed += 1
+        except BlockingIOError:
+            pass  # its writer is alive
+        finally:
+            os.close(lock)
+    if sealed:
+        _refresh_manifest(store)
+    return sealed
+
+
+def _refresh_manifest(store: Path) -> None:
+    opened = EpisodeStore(store)
+    _write_manifest(
+        store,
+        {
+            "cameras": {name: list(shape) for name, shape in opened.cameras.items()},
+            "num_episodes": opened.num_episodes,
+            "num_frames": opened.num_frames,
+            "content_hash": opened.content_hash,
+        },
+    )
+
+
+def _write_manifest(store: Path, values: dict[str, Any]) -> None:
+    manifest = {**values, "format": FORMAT, "version": 1, "guerdon_version": guerdon.__version__}
+    text = json.dumps(manifest, indent=1, sort_keys=True).encode()
+    write_atomic(store / MANIFEST, lambda file: file.write(text))
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+
+def _pwrite_all(file: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(file, data, offset)
+        data, offset = data[written:], offset + written
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock between processes; released by the kernel if this one dies."""
+    file = _create(path)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
