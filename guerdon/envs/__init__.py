@@ -1,1 +1,20 @@
-"""guerdon.envs"""
+"""Environments. Importing this package registers `guerdon/Tabletop-v0` with Gymnasium."""
+
+from __future__ import annotations
+
+import gymnasium
+
+from guerdon.envs.expert import ScriptedExpert
+from guerdon.envs.tabletop import TabletopEnv, TabletopVectorEnv
+
+__all__ = ["TABLETOP_ID", "ScriptedExpert", "TabletopEnv", "TabletopVectorEnv"]
+
+TABLETOP_ID = "guerdon/Tabletop-v0"
+
+# No `max_episode_steps` here: the environment truncates by itself, and Gymnasium would do it again.
+if TABLETOP_ID not in gymnasium.registry:
+    gymnasium.register(
+        id=TABLETOP_ID,
+        entry_point="guerdon.envs.tabletop:TabletopEnv",
+        vector_entry_point="guerdon.envs.tabletop:TabletopVectorEnv",
+    )

@@ -1,0 +1,82 @@
+"""Regenerate the pictures and the printed results in README and docs: `make docs`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from PIL import Image
+
+import guerdon.envs  # noqa: F401 - registers the environment
+from guerdon.collect.run import collect
+from guerdon.config import CollectConfig, EnvConfig
+from guerdon.datasets.preview import write_preview
+from guerdon.envs import ScriptedExpert
+
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / "docs" / "images"
+STEPS = (0, 8, 14, 20, 49)
+
+
+def cameras(path: Path) -> None:
+    """Both cameras over one episode of the expert; a second pair of rows with domain randomisation."""
+    rows = []
+    for amount, seed in ((0.0, 5), (1.0, 11)):
+        env = gym.make_vec(
+            "guerdon/Tabletop-v0",
+            1,
+            vectorization_mode="vector_entry_point",
+            domain_randomization=amount,
+            max_episode_steps=60,
+        )
+        env.reset(seed=seed)
+        expert, shown = ScriptedExpert(), {"base_camera": [], "wrist_camera": []}
+        for step in range(max(STEPS) + 1):
+            env.step(expert.act(env.unwrapped.state()))
+            if step in STEPS:
+                for camera, pictures in shown.items():
+                    pictures.append(env.unwrapped.render_frames(camera, size=(160, 160))[0])
+        rows += [np.concatenate(pictures, axis=1) for pictures in shown.values()]
+    Image.fromarray(np.concatenate(rows, axis=0)).save(path, optimize=True)
+
+
+def preview(path: Path) -> None:
+    """The sheet that `guerdon data inspect --preview` draws."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = CollectConfig(
+            save_dir=f"{folder}/data", policy="scripted", policy_noise=0.5, target_success=4, target_failure=4
+        )
+        collect(EnvConfig(num_envs=8, init_params={"image_size": [96, 96]}), settings, seed=1)
+        write_preview(f"{folder}/data", path)
+
+
+def printed(*commands: str) -> str:
+    """What the last of these commands prints, run one after another in an empty directory."""
+    with tempfile.TemporaryDirectory() as folder:
+        for command in commands:
+            program = [sys.executable, "-m", "guerdon.cli", *command.split()]
+            result = subprocess.run(program, cwd=folder, check=True, capture_output=True, text=True)
+    return result.stdout
+
+
+def fill(name: str, text: str) -> None:
+    """Put `text` between the markers `name` of both READMEs."""
+    block = f"<!-- {name} -->\n```\n{text.strip()}\n```\n<!-- /{name} -->"
+    for page in (ROOT / "README.md", ROOT / "README.zh-CN.md"):
+        pattern = f"<!-- {name} -->.*?<!-- /{name} -->"
+        page.write_text(re.sub(pattern, lambda match: block, page.read_text(), flags=re.S))
+
+
+if __name__ == "__main__":
+    fill("demo", printed("demo"))
+    targets = "collect.target_success=20 collect.target_failure=20"
+    fill("inspect", printed(f"collect collect.save_dir=data {targets}", "data inspect data"))
+    IMAGES.mkdir(exist_ok=True)
+    cameras(IMAGES / "cameras.png")
+    preview(IMAGES / "preview.png")
+    print("\n".join(f"docs/images/{item.name}" for item in sorted(IMAGES.iterdir())))

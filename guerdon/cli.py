@@ -1,0 +1,263 @@
+"""The `guerdon` command.
+
+Logs and progress go to stderr, results to stdout; `--json` prints the result as one JSON object. Exit codes:
+0 on success, 1 on a failure explained in a line or two, 2 on wrong usage (an unknown verb, flag or setting).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import guerdon
+from guerdon.errors import ConfigError, DataError, GuerdonError
+from guerdon.types import DataSummary, Fault, display_path
+
+log = logging.getLogger("guerdon")
+
+Handler = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code."""
+    arguments = _parse(argv)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.DEBUG if arguments.debug else logging.INFO,
+        format="%(message)s",
+        force=True,
+    )
+    handler: Handler = arguments.handler
+    try:
+        return handler(arguments)
+    except GuerdonError as error:
+        if arguments.debug:
+            raise
+        print(f"guerdon: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("guerdon: interrupted", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone; there is nobody to tell
+        return 1
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse; settings (`key=value`) may stand before and after flags, which argparse alone does not allow."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "overrides") or any(item.startswith("-") for item in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides += rest
+    return arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
+    common.add_argument("--debug", action="store_true", help="show tracebacks and debug logs")
+    parser = argparse.ArgumentParser(prog="guerdon", description=guerdon.__doc__)
+    parser.add_argument("--version", action="version", version=f"guerdon {guerdon.__version__}")
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+
+    demo = verbs.add_parser("demo", parents=[common], help="the workflow on the embedded environment")
+    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument("--output-dir", default="runs", help="where runs are kept (default: runs)")
+    demo.set_defaults(handler=_demo)
+
+    collect = verbs.add_parser("collect", parents=[common], help="run a policy, save labelled episodes")
+    _add_config(collect, default="collect")
+    collect.add_argument("--resume", action="store_true", help="count what is there towards the targets")
+    collect.set_defaults(handler=_collect)
+
+    data = verbs.add_parser("data", help="look at data sets, convert and audit them")
+    actions = data.add_subparsers(title="actions", required=True, metavar="ACTION")
+    inspect = actions.add_parser("inspect", parents=[common], help="what is there")
+    inspect.add_argument("path", type=Path)
+    inspect.add_argument("--format", help="do not detect the format, take this one")
+    inspect.add_argument("--preview", type=Path, metavar="PNG", help="also draw a sheet of frames")
+    inspect.set_defaults(handler=_inspect)
+    convert = actions.add_parser("convert", parents=[common], help="copy to another format")
+    convert.add_argument("source", type=Path)
+    convert.add_argument("target", type=Path)
+    convert.add_argument("--to", required=True, metavar="FORMAT", help="the format to write")
+    convert.add_argument("--format", help="do not detect the format of the source, take this one")
+    convert.set_defaults(handler=_convert)
+    audit = actions.add_parser("audit", parents=[common], help="labels, balance, duplicates, cameras, NaN")
+    audit.add_argument("path", type=Path)
+    audit.add_argument("--format", help="do not detect the format, take this one")
+    audit.set_defaults(handler=_audit)
+    process = actions.add_parser("process", parents=[common], help="clean a robot's data.pkl for training")
+    process.add_argument("path", type=Path, metavar="PKL")
+    process.add_argument("--to", default="native", metavar="FORMAT", help="the format to write (native)")
+    process.add_argument("--keep-stationary", action="store_true", help="keep frames in which nothing moved")
+    process.set_defaults(handler=_process)
+
+    check = verbs.add_parser("check", parents=[common], help="is everything installed and working?")
+    check.set_defaults(handler=_check)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument("--config-name", default=default, metavar="NAME", help=f"config (default: {default})")
+    parser.add_argument("--config-path", metavar="DIR", help="where to look for it first")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as Hydra takes them")
+
+
+def _print(arguments: argparse.Namespace, result: dict[str, Any], lines: Sequence[str]) -> None:
+    """The result: one JSON object if asked for, lines for people otherwise."""
+    print(json.dumps(result) if arguments.json else "\n".join(lines))
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from guerdon.run.demo import run_demo
+
+    summary, lines = run_demo(output_dir=Path(arguments.output_dir), seed=arguments.seed)
+    _print(arguments, summary, lines)
+    return 0
+
+
+def _collect(arguments: argparse.Namespace) -> int:
+    from guerdon.collect.collector import open_npy_archive
+    from guerdon.collect.run import collect
+    from guerdon.config import load_config
+
+    config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    section = replace(config.collect, resume=config.collect.resume or arguments.resume)
+    archive = None
+    if config.reward.collect_data:  # the documents' first generation: two directories of .npy files
+        place = config.reward.data_collection
+        section = replace(section, format="npy-trajectory", cameras=place.image_keys, resume=True)
+        section = replace(section, save_dir=str(Path(place.positive_dir).parent))
+        archive = open_npy_archive(
+            Path(place.positive_dir),
+            Path(place.negative_dir),
+            place.max_positive_trajectories,
+            place.max_negative_trajectories,
+        )
+    result = collect(config.env.train, section, seed=config.seed, archive=archive)
+    counts = f"success {result.num_success}/{_limit(result.target_success)}"
+    counts += f" fail {result.num_failure}/{_limit(result.target_failure)}"
+    rate = result.env_steps / max(result.seconds, 1e-9)
+    line = f"{counts} in {result.seconds:.1f} s ({rate:,.0f} steps/s) -> {result.save_dir} ({result.format})"
+    _print(arguments, asdict(result), [line])
+    if not result.complete:
+        raise DataError(
+            f"the targets were not met: {result.reason} with {counts}. What was collected is kept; "
+            "go on with --resume, or try another collect.policy or collect.policy_noise"
+        )
+    return 0
+
+
+def _limit(target: int | None) -> str:
+    return "unlimited" if target is None else str(target)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from guerdon.store import inspect
+
+    summary = inspect(arguments.path, arguments.format)
+    _print(arguments, summary.to_dict(), summary_lines(summary))
+    if arguments.preview is not None:
+        from guerdon.datasets.preview import write_preview
+
+        write_preview(arguments.path, arguments.preview, arguments.format)
+        log.info("preview: %s", display_path(arguments.preview))
+    return 0
+
+
+def summary_lines(summary: DataSummary) -> list[str]:
+    """A data set in a few aligned lines."""
+    good, bad, cut = (
+        summary.num_success_episodes,
+        summary.num_failure_episodes,
+        summary.num_incomplete_episodes,
+    )
+    share = summary.num_positive_frames / max(summary.num_frames, 1)
+    cameras = ", ".join(f"{name} {shape[0]}x{shape[1]}x{shape[2]}" for name, shape in summary.cameras.items())
+    rows = [
+        ("path", display_path(summary.path)),
+        ("format", summary.format),
+        ("episodes", f"{summary.num_episodes} ({good} success, {bad} failure, {cut} unfinished)"),
+        ("frames", f"{summary.num_frames} ({summary.num_positive_frames} positive, {share:.1%})"),
+        ("cameras", cameras or "none"),
+        ("size", f"{summary.bytes / 1e6:.1f} MB"),
+    ]
+    if summary.content_hash is not None:
+        rows.append(("content hash", summary.content_hash))
+    rows.append(("faults", str(len(summary.faults)) if summary.faults else "none"))
+    return [f"{name:<13}{value}" for name, value in rows] + _fault_lines(summary.faults)
+
+
+def _fault_lines(faults: Sequence[Fault]) -> list[str]:
+    return [f"  {display_path(fault.path)}: {fault.reason}" for fault in faults]
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from guerdon.store import convert
+
+    written, faults = convert(arguments.source, arguments.target, arguments.to, arguments.format)
+    return _report_written(arguments, written, faults, arguments.target, arguments.to)
+
+
+def _process(arguments: argparse.Namespace) -> int:
+    from guerdon.store.formats.realworld_pkl import clean_episodes
+    from guerdon.store.summary import write_all
+
+    target = arguments.path.resolve().parent / "collected_data"
+    items = clean_episodes(arguments.path, keep_stationary=arguments.keep_stationary)
+    written, faults = write_all(items, target, arguments.to)
+    return _report_written(arguments, written, faults, target, arguments.to)
+
+
+def _report_written(
+    arguments: argparse.Namespace, written: int, faults: Sequence[Fault], target: Path, format: str
+) -> int:
+    result = {
+        "num_episodes": written,
+        "path": str(target),
+        "format": format,
+        "faults": [asdict(fault) for fault in faults],
+    }
+    lines = [f"{written} episodes -> {display_path(target)} ({format})"]
+    lines += [f"{len(faults)} not used:"] * bool(faults) + _fault_lines(faults)
+    _print(arguments, result, lines)
+    return 0
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    from guerdon.datasets.audit import audit
+
+    report = audit(arguments.path, arguments.format)
+    lines = [
+        f"{len(report.findings)} findings in {report.num_episodes} episodes of {display_path(report.path)}"
+    ]
+    for finding in report.findings:
+        lines.append(f"{finding.level:<8}{finding.check:<12}{finding.message}")
+        lines += [f"{'':<20}{example}" for example in finding.examples]
+    _print(arguments, report.to_dict(), lines)
+    return 0 if report.ok else 1
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from guerdon.run.check import check_installation
+
+    results = check_installation()
+    lines = [
+        f"{'ok' if item.ok else ('missing' if item.optional else 'FAILED'):<9}{item.name:<14}{item.detail}"
+        for item in results
+    ]
+    _print(arguments, {"parts": [asdict(item) for item in results]}, lines)
+    return 0 if all(item.ok or item.optional for item in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

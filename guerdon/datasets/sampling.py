@@ -1,0 +1,54 @@
+"""Which frames an epoch shows, and in which order: a function of seed and epoch, so that a run resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from guerdon.types import BoolArray, IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochSampler:
+    """Draws the frames of each epoch anew, so that rare limits do not lose frames for good."""
+
+    rows: IntArray
+    """int [N], the frames to draw from."""
+    positive: BoolArray
+    """bool [N]."""
+    episode: IntArray
+    """int [N]."""
+    num_samples_per_episode: int = 0
+    """Frames drawn from each episode; 0: all."""
+    fail_success_ratio: float | None = None
+    """At most so many failure frames per success frame; None or 0: no limit."""
+    seed: int = 0
+
+    def epoch(self, number: int) -> IntArray:
+        """The frames of epoch `number`, shuffled -> int [n]."""
+        rng = np.random.default_rng([self.seed, number])
+        picked = np.arange(len(self.rows))
+        if self.num_samples_per_episode:
+            picked = self._few_per_episode(rng)
+        if self.fail_success_ratio:
+            good, bad = picked[self.positive[picked]], picked[~self.positive[picked]]
+            most = int(np.ceil(self.fail_success_ratio * len(good)))
+            picked = np.concatenate([good, rng.permutation(bad)[:most]]) if len(good) else picked
+        rows: IntArray = self.rows[rng.permutation(picked)]
+        return rows
+
+    def _few_per_episode(self, rng: np.random.Generator) -> IntArray:
+        """Positions of a random few frames of each episode."""
+        order = np.lexsort((rng.random(len(self.rows)), self.episode))
+        episode = self.episode[order]
+        first = np.flatnonzero(np.append(True, episode[1:] != episode[:-1]))
+        rank = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+        return order[rank < self.num_samples_per_episode]
+
+
+def global_batches(rows: IntArray, size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[IntArray]:
+    """Cut an epoch into batches of `size` frames and give each rank its share of every one of them."""
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size][rank::world_size]

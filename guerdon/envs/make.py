@@ -1,0 +1,42 @@
+"""Make vector environments from their config section."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from guerdon.config import EnvConfig
+from guerdon.errors import ConfigError
+
+
+def make_vector_env(cfg: EnvConfig, *, autoreset_mode: AutoresetMode) -> VectorEnv[Any, Any, Any]:
+    """`cfg.num_envs` environments of `cfg.id`; ours are batched natively, others stepped one after another.
+
+    Args:
+        cfg: a section such as `env.train`.
+        autoreset_mode: `SAME_STEP` loses the final frame of environments that render through Gymnasium's
+            `render()` alone; those get `NEXT_STEP` instead, in which every frame can be seen.
+    """
+    spec = gym.registry.get(cfg.id)
+    if spec is None:
+        near = get_close_matches(cfg.id, list(gym.registry), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"no environment is registered as {cfg.id!r}{hint}")
+    arguments: dict[str, Any] = dict(cfg.init_params)
+    if cfg.max_episode_steps is not None:
+        arguments["max_episode_steps"] = cfg.max_episode_steps
+    try:
+        if spec.namespace == "guerdon":  # ours batch natively and keep the final frame in every mode
+            return gym.make_vec(
+                cfg.id, cfg.num_envs, vectorization_mode="vector_entry_point", autoreset_mode=autoreset_mode,
+                **arguments,
+            )  # fmt: skip
+        vector = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        return gym.make_vec(
+            cfg.id, cfg.num_envs, vectorization_mode="sync", vector_kwargs=vector, **arguments
+        )
+    except (TypeError, gym.error.Error) as error:
+        raise ConfigError(f"{cfg.id} cannot be made with {arguments}: {error}") from error

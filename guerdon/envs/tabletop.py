@@ -1,0 +1,350 @@
+"""`guerdon/Tabletop-v0`: pick a cube up and hold it still at a goal; in NumPy, many environments in lockstep.
+
+An action is float32 [4] in [-1, 1]: the gripper's velocity along x (away from the camera), y (left) and z
+(up), and its fingers (+1 opens, -1 closes). An episode has 50 steps. Success, on any step, means that the
+cube's centre is within 2.5 cm of the goal and that the gripper is still; both can be seen in one image, as
+the goal is a green ball of just that radius and a lamp on the gripper is blue while it is still and amber
+while it moves. `STATE_NAMES` in `tabletop_scene` gives the layout of the state vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from guerdon.config.tabletop import TABLETOP_CAMERAS, TabletopConfig, check_image_size, unknown_name
+from guerdon.envs.tabletop_inputs import (
+    ACTION_SIZE,
+    check_actions,
+    check_env_ids,
+    check_reset_mask,
+    check_seeds,
+)
+from guerdon.envs.tabletop_physics import Outcome, advance, compute_env_reward, judge
+from guerdon.envs.tabletop_render import TabletopRenderer
+from guerdon.envs.tabletop_scene import STATE_SIZE, Scene, begin_episodes
+from guerdon.errors import ConfigError, DataError
+from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
+
+__all__ = ["ACTION_SIZE", "TabletopEnv", "TabletopVectorEnv", "observation_space"]
+
+Observation: TypeAlias = Any
+"""float32 state vectors, or a dict of camera images (uint8) and perhaps the state under `state`."""
+Info: TypeAlias = dict[str, Any]
+
+_AUTORESET_NAMES = {n: m for m in AutoresetMode for n in (m.value, m.name, m.name.lower())}
+
+
+def observation_space(config: TabletopConfig) -> spaces.Space[Any]:
+    """The space of one environment's observations."""
+    state = spaces.Box(-1.0, 1.0, (STATE_SIZE,), np.float32)
+    if config.obs_mode == "state":
+        return state
+    image = (*config.image_size, 3)
+    members: dict[str, spaces.Space[Any]] = {"state": state} if config.obs_mode == "state+rgb" else {}
+    members.update({camera: spaces.Box(0, 255, image, np.uint8) for camera in config.cameras})
+    return spaces.Dict(members)
+
+
+class TabletopVectorEnv(VectorEnv[Observation, FloatArray, NDArray[Any]]):
+    """N tabletop environments in one process; no Python loop over environments anywhere.
+
+    Environment i, seeded with s + i, does exactly what a single one seeded with s + i does, in all episodes.
+
+    Args:
+        num_envs: N.
+        config: settings; `settings` given by keyword go on top of it.
+        autoreset_mode: `NextStep`, `SameStep` or `Disabled`, or the enum. With `SameStep` the infos of a
+            step that ended an episode hold `final_obs` and `final_info`, batched, with the masks
+            `_final_obs` and `_final_info`; rows where the mask is False mean nothing.
+        render_mode: None or `rgb_array`.
+        **settings: any field of `TabletopConfig`.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012  (Gymnasium's convention)
+        "render_modes": ["rgb_array"],
+        "render_fps": 20,
+        "autoreset_mode": AutoresetMode.NEXT_STEP,
+    }
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        config: TabletopConfig | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        render_mode: str | None = None,
+        **settings: Any,
+    ) -> None:
+        if isinstance(num_envs, bool) or not hasattr(num_envs, "__index__") or int(num_envs) < 1:
+            raise ConfigError(f"num_envs must be a whole number of at least 1, not {num_envs!r}")
+        if not isinstance(autoreset_mode, AutoresetMode):
+            if autoreset_mode not in _AUTORESET_NAMES:
+                raise ConfigError(unknown_name("autoreset_mode", autoreset_mode, _AUTORESET_NAMES))
+            autoreset_mode = _AUTORESET_NAMES[autoreset_mode]
+        if render_mode not in (None, "rgb_array"):
+            raise ConfigError(unknown_name("render_mode", render_mode, ["rgb_array"]))
+        self.config = TabletopConfig.from_settings(settings, config)
+        self.num_envs = int(num_envs)
+        self.render_mode = render_mode
+        self.autoreset_mode = autoreset_mode
+        self.metadata = {**type(self).metadata, "autoreset_mode": autoreset_mode}
+        self.single_action_space = spaces.Box(-1.0, 1.0, (ACTION_SIZE,), np.float32)
+        self.single_observation_space = observation_space(self.config)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.renderer = TabletopRenderer(self.num_envs)
+        self._scene = Scene.empty(self.num_envs)
+        self._final_scene = Scene.empty(self.num_envs)  # meaningful where `_restarted`
+        self._restarted: BoolArray = np.zeros(self.num_envs, np.bool_)
+        self._env_seeds = np.zeros(self.num_envs, np.uint64)
+        self._episodes = np.full(self.num_envs, -1, np.int64)  # -1: never seeded
+        self._elapsed = np.zeros(self.num_envs, np.int64)
+        self._done: BoolArray = np.zeros(self.num_envs, np.bool_)
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Observation, Info]:
+        """Begin new episodes.
+
+        Args:
+            seed: s seeds environment i with s + i; a list gives each its own. None goes on with the stream
+                of each environment, and takes a random seed where there is none yet.
+            options: `reset_mask`, bool [N]: reset only these; the infos then carry masks.
+        """
+        mask = check_reset_mask(options, self.num_envs)
+        self._seed(seed, mask)
+        self._begin(np.flatnonzero(mask))
+        self._restarted[mask] = False
+        return self._observe(), self._infos(judge(self._scene.rows), mask)
+
+    def step(self, actions: FloatArray) -> tuple[Observation, FloatArray, BoolArray, BoolArray, Info]:
+        """Take one action in each environment.
+
+        Args:
+            actions: float [N, 4]; values beyond [-1, 1] are clipped.
+
+        Returns:
+            Observations, env rewards float32 [N], terminated bool [N], truncated bool [N], infos.
+        """
+        self._check_begun()
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._done.any():
+            first = int(np.flatnonzero(self._done)[0])
+            raise DataError(f"the episode of environment {first} is over: reset it before the next step")
+        action = check_actions(actions, self.num_envs)
+        self._restarted = np.zeros(self.num_envs, np.bool_)
+        rows, steps = self._scene.rows, self.config.max_episode_steps
+        advance(rows, action)
+        self._elapsed += 1
+        begun = self._done.copy()  # only NEXT_STEP comes here with finished episodes
+        if begun.any():
+            self._begin(np.flatnonzero(begun))
+        outcome = judge(rows)
+        env_reward = compute_env_reward(rows, outcome, self.config.reward)
+        env_reward[begun] = 0.0
+        terminated = outcome.success & self.config.terminate_on_success
+        truncated = self._elapsed >= steps
+        self._done = terminated | truncated
+        final: Info = {}
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and self._done.any():
+            final = self._restart(outcome)
+            outcome = judge(rows)
+        everyone = np.ones(self.num_envs, np.bool_)
+        return self._observe(), env_reward, terminated, truncated, {**final, **self._infos(outcome, everyone)}
+
+    def render(self) -> tuple[Any, ...] | None:
+        """One uint8 image [H, W, 3] of `base_camera` for each environment; None without a render mode."""
+        if self.render_mode is None:
+            return None
+        return tuple(self.render_frames("base_camera", size=self.config.render_size))
+
+    def render_frames(
+        self,
+        camera: str = "base_camera",
+        env_ids: IntArray | Sequence[int] | None = None,
+        *,
+        size: tuple[int, int] | None = None,
+        out: UInt8Array | None = None,
+        final: bool = False,
+    ) -> UInt8Array:
+        """Images of some environments, rendered now and only for them.
+
+        Args:
+            camera: `base_camera` or `wrist_camera`.
+            env_ids: int [n], which environments; all by default.
+            size: (H, W); `image_size` by default.
+            out: uint8 [n, H, W, 3] to write to, instead of a new array; the first axis may have any stride.
+            final: show what the last action led to: where `SameStep` has begun a new episode since, the end
+                of the old one; elsewhere, as always, the present.
+
+        Returns:
+            uint8 [n, H, W, 3]; `out` if that was given.
+        """
+        if camera not in TABLETOP_CAMERAS:
+            raise ConfigError(unknown_name("camera", camera, TABLETOP_CAMERAS))
+        self._check_begun()
+        ids = check_env_ids(env_ids, self.num_envs)
+        shape = self.config.image_size if size is None else check_image_size("size", size)
+        return self.renderer.render(self._scenes(ids, final), ids, camera, shape, out)
+
+    def state(self) -> FloatArray:
+        """The present state vectors, float32 [N, S], in every observation mode."""
+        return self._scene.state()
+
+    def final_state(self) -> FloatArray:
+        """The states that the last action led to, float32 [N, S]; see `render_frames(final=True)`."""
+        return self._scenes(np.arange(self.num_envs), final=True).state()
+
+    # Episodes
+
+    def _begin(self, ids: IntArray) -> None:
+        """Start the next episode in the environments `ids`."""
+        self._episodes[ids] += 1
+        self._scene.put(ids, begin_episodes(self._env_seeds[ids], self._episodes[ids], self.config))
+        self._elapsed[ids] = 0
+        self._done[ids] = False
+
+    def _restart(self, outcome: Outcome) -> Info:
+        """Keep the ends of finished episodes, begin new ones, and return the infos about the old ones."""
+        finished = self._done
+        ids = np.flatnonzero(finished)
+        self._restarted = finished.copy()
+        self._final_scene.put(ids, self._scene.take(ids))
+        final = {
+            "final_obs": self._observe(ids),
+            "_final_obs": finished.copy(),
+            "final_info": self._infos(outcome, finished),
+            "_final_info": finished.copy(),
+        }
+        self._begin(ids)
+        return final
+
+    def _seed(self, seed: int | Sequence[int | None] | None, mask: BoolArray) -> None:
+        """Give the environments of `mask` their seeds."""
+        if isinstance(seed, (int, np.integer)):
+            super().reset(seed=int(seed))
+        given, values = check_seeds(seed, self.num_envs)
+        first_time = mask & ~given & (self._episodes < 0)
+        if first_time.any():
+            entropy = np.random.SeedSequence().generate_state(self.num_envs, np.uint64) >> np.uint64(16)
+            self._env_seeds = np.where(first_time, entropy, self._env_seeds)
+        self._env_seeds = np.where(mask & given, values, self._env_seeds)
+        self._episodes[mask & given] = -1
+
+    def _scenes(self, ids: IntArray, final: bool) -> Scene:
+        """The worlds `ids` as they are, or as the last action left them."""
+        scene = self._scene.take(ids)
+        if final and self._restarted.any():
+            places = np.flatnonzero(self._restarted[ids])
+            scene.put(places, self._final_scene.take(ids[places]))
+        return scene
+
+    def _check_begun(self) -> None:
+        if self._episodes.min() < 0:
+            raise DataError("the environment has not been reset yet: call reset() first")
+
+    # What goes out
+
+    def _observe(self, ids: IntArray | None = None) -> Observation:
+        """New observations of all environments; images only of `ids`, where these are given, else zeros."""
+        if self.config.obs_mode == "state":
+            return self.state()
+        obs: dict[str, Any] = {"state": self.state()} if self.config.obs_mode == "state+rgb" else {}
+        for camera in self.config.cameras:
+            if ids is None:
+                obs[camera] = self.render_frames(camera)
+            else:
+                obs[camera] = np.zeros((self.num_envs, *self.config.image_size, 3), np.uint8)
+                obs[camera][ids] = self.render_frames(camera, ids)
+        return obs
+
+    def _infos(self, outcome: Outcome, mask: BoolArray) -> Info:
+        """New arrays [N], each with a mask that says for which environments it holds."""
+        values = {
+            "success": outcome.success.copy(),
+            "is_grasped": outcome.is_grasped.copy(),
+            "is_obj_placed": outcome.is_obj_placed.copy(),
+            "is_robot_static": outcome.is_robot_static.copy(),
+            "elapsed_steps": self._elapsed.copy(),
+            "env_seed": self._env_seeds.astype(np.int64),
+            "episode_index": self._episodes.copy(),
+        }
+        return values | {f"_{key}": mask.copy() for key in values}
+
+
+class TabletopEnv(gym.Env[Observation, FloatArray]):
+    """One tabletop environment: a `TabletopVectorEnv` of size 1 without its batch axis.
+
+    `max_episode_steps` given to `gymnasium.make` only adds a `TimeLimit` around it, which can shorten but
+    not lengthen episodes; give `config=TabletopConfig(max_episode_steps=...)` for longer ones.
+
+    Args:
+        config: settings; `settings` given by keyword go on top of it.
+        render_mode: None or `rgb_array`.
+        **settings: any field of `TabletopConfig`.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+
+    def __init__(
+        self, *, config: TabletopConfig | None = None, render_mode: str | None = None, **settings: Any
+    ) -> None:
+        self.vector = TabletopVectorEnv(
+            1, config=config, autoreset_mode=AutoresetMode.DISABLED, render_mode=render_mode, **settings
+        )
+        self.config = self.vector.config
+        self.render_mode = render_mode
+        self.observation_space = self.vector.single_observation_space
+        self.action_space = self.vector.single_action_space
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Begin a new episode; `seed` restarts the stream of episodes."""
+        super().reset(seed=seed)
+        obs, infos = self.vector.reset(seed=seed, options=options)
+        return _first(obs), _first_info(infos)
+
+    def step(self, action: FloatArray) -> tuple[Observation, float, bool, bool, Info]:
+        """Take one action, float [4]."""
+        array = np.asarray(action)
+        if array.shape != (ACTION_SIZE,):
+            raise DataError(f"an action must have shape [{ACTION_SIZE}], not {list(array.shape)}")
+        obs, env_reward, terminated, truncated, infos = self.vector.step(array[None])
+        return _first(obs), float(env_reward[0]), bool(terminated[0]), bool(truncated[0]), _first_info(infos)
+
+    def render(self) -> Any:
+        """The view of `base_camera`, uint8 [H, W, 3]; None without a render mode."""
+        frames = self.vector.render()
+        return None if frames is None else frames[0]
+
+    def render_frames(
+        self, camera: str = "base_camera", *, size: tuple[int, int] | None = None
+    ) -> UInt8Array:
+        """The view of one camera, uint8 [1, H, W, 3]; as the vector environment's method."""
+        return self.vector.render_frames(camera, size=size)
+
+    def state(self) -> FloatArray:
+        """The present state vector, float32 [S], in every observation mode."""
+        first: FloatArray = self.vector.state()[0]
+        return first
+
+
+def _first(obs: Observation) -> Observation:
+    """The observation of the first environment."""
+    return {key: value[0] for key, value in obs.items()} if isinstance(obs, dict) else obs[0]
+
+
+def _first_info(infos: Info) -> Info:
+    """The infos of the first environment as plain numbers, without masks."""
+    return {key: value[0].item() for key, value in infos.items() if not key.startswith("_")}

@@ -1,0 +1,1 @@
+"""Whole workflows: the demo, the installation check."""

@@ -1,0 +1,73 @@
+"""Is everything installed and working? Each part with what to do if it is not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from dataclasses import dataclass
+
+EXTRAS = {
+    "ray": ("ray", "cluster training", "ray"),
+    "mani_skill": ("maniskill", "the ManiSkill simulator", "maniskill"),
+    "stable-baselines3": ("sb3", "the reward in Stable-Baselines3", "sb3"),
+    "onnxruntime": ("serve", "int8 scoring", "serve"),
+    "av": ("lerobot", "LeRobot data sets with video", "lerobot"),
+}
+"""distribution -> (name shown, what it is for, extra)."""
+CORE = ("torch", "numpy", "gymnasium", "hydra-core", "pyarrow", "pillow", "safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One part of the installation."""
+
+    name: str
+    ok: bool
+    optional: bool
+    detail: str
+
+
+def check_installation() -> list[Part]:
+    """Look at all parts; nothing is changed."""
+    parts = [Part(name="python", ok=True, optional=False, detail=platform.python_version())]
+    for name in CORE:
+        version = _version(name)
+        detail = version or "not installed: pip install guerdon"
+        parts.append(Part(name=name, ok=version is not None, optional=False, detail=detail))
+    parts += [_torch(), _tabletop()]
+    for distribution, (name, purpose, extra) in EXTRAS.items():
+        version = _version(distribution)
+        detail = version or f"for {purpose}: pip install 'guerdon[{extra}]'"
+        parts.append(Part(name=name, ok=version is not None, optional=True, detail=detail))
+    return parts
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch() -> Part:
+    import torch
+
+    value = float((torch.ones(64, 64) @ torch.ones(64, 64)).sum())
+    devices = f"{torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "CPU only"
+    detail = f"{devices}, {torch.get_num_threads()} threads"
+    return Part(name="torch works", ok=value == 64.0**3, optional=False, detail=detail)
+
+
+def _tabletop() -> Part:
+    import gymnasium
+
+    import guerdon.envs  # noqa: F401 - registers the environment
+
+    env = gymnasium.make("guerdon/Tabletop-v0", render_mode="rgb_array")
+    env.reset(seed=0)
+    frame = env.render()
+    env.close()
+    shape = getattr(frame, "shape", None)
+    contrast = getattr(frame, "std", lambda: 0.0)()
+    ok = bool(shape is not None and len(shape) == 3 and contrast > 1.0)
+    return Part(name="tabletop", ok=ok, optional=False, detail=f"renders {shape}")
