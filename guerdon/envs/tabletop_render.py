@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from guerdon.envs.tabletop_camera import Camera, base_camera, wrist_camera
-from guerdon.envs.tabletop_draw import Canvas, Scratch, Solid
+from guerdon.envs.tabletop_draw import Canvas, Solid
 from guerdon.envs.tabletop_scene import (
     CUBE,
     CUBE_HALF,
@@ -39,6 +39,7 @@ from guerdon.envs.tabletop_scene import (
     Rows,
     Scene,
 )
+from guerdon.envs.tabletop_window import Scratch
 from guerdon.errors import DataError
 from guerdon.types import FloatArray, IntArray, UInt8Array
 
@@ -59,13 +60,13 @@ def _column(*values: float) -> Rows:
 
 # Parts of the gripper, relative to its position.
 _PALM_LOW, _PALM_HIGH = _column(-0.02, -0.052, 0.06), _column(0.02, 0.052, 0.096)
-_ARM_LOW, _ARM_HIGH = _column(-0.015, -0.015, 0.096), _column(0.015, 0.015, 0.096)
-_ARM_END = 0.5
+_ARM_FOOT, _ARM_RADIUS = _column(0.012, 0.0, 0.085), 0.015
 _FINGER_HIGH = _column(0.5 * FINGER_DEPTH, 0.5 * FINGER_THICKNESS, 0.06)
 _FINGER_LOW = _column(-0.5 * FINGER_DEPTH, -0.5 * FINGER_THICKNESS, -FINGER_BELOW)
 _LAMP, _LAMP_RADIUS = _column(-0.022, 0.0, 0.082), 0.0165
 
 _CHUNK_PIXELS = 256 * 64 * 64
+_MAX_KEPT_BYTES = 64 << 20
 
 
 class TabletopRenderer:
@@ -73,7 +74,8 @@ class TabletopRenderer:
 
     Args:
         num_envs: how many environments there are; the pictures, uint8 [num_envs, H, W, 3] per image size,
-            are made once they are needed; without domain randomization one is enough for all.
+            are made once they are needed, unless they would take more than 64 MB; without domain
+            randomization one is enough for all.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -130,6 +132,8 @@ class TabletopRenderer:
             if size not in self._plain:
                 self._plain[size] = _draw_tables(rows[:, :1], size)
             return self._plain[size]
+        if self.num_envs * size[0] * size[1] * 3 > _MAX_KEPT_BYTES:
+            return _draw_tables(rows, size)
         if size not in self._own:
             unknown = np.full((len(looks), self.num_envs), np.nan)
             self._own[size] = np.zeros((self.num_envs, *size, 3), np.uint8), unknown
@@ -155,11 +159,9 @@ def _draw_base_view(canvas: Canvas, rows: Rows, camera: Camera) -> None:
     _draw_finger(canvas, rows, camera, -near_side)
     _draw_cube(canvas, np.flatnonzero(between), rows, camera)
     _draw_finger(canvas, rows, camera, near_side)
+    _draw_arm(canvas, rows, camera)
     low, high = gripper + _PALM_LOW, gripper + _PALM_HIGH
     _draw_solid(canvas, canvas.everyone, rows, camera, low, high, rows[GRIPPER_RGB])
-    low, high = gripper + _ARM_LOW, gripper + _ARM_HIGH
-    high[2] = np.minimum(camera.height_at_top(low), _ARM_END)
-    _draw_solid(canvas, canvas.everyone, rows, camera, low, high, 0.72 * rows[GRIPPER_RGB])
     _draw_cube(canvas, np.flatnonzero(in_front), rows, camera)
     _draw_markers(canvas, rows, camera)
     u, v, depth = camera.project(gripper + _LAMP)
@@ -200,6 +202,16 @@ def _draw_finger(canvas: Canvas, rows: Rows, camera: Camera, side: Rows) -> None
     _draw_solid(canvas, canvas.everyone, rows, camera, low, high, 0.5 * rows[GRIPPER_RGB])
 
 
+def _draw_arm(canvas: Canvas, rows: Rows, camera: Camera) -> None:
+    """The round arm, from behind the palm up and out of the picture."""
+    ends = np.empty((3, 2, len(canvas.frames)))
+    ends[:, 0] = ends[:, 1] = rows[GRIPPER] + _ARM_FOOT
+    ends[2, 1] = np.maximum(camera.height_at_top(ends[:, 0]), ends[2, 0] + 0.02)
+    u, v, depth = camera.project(ends)
+    half_widths = _ARM_RADIUS * camera.focal / depth
+    canvas.pole(canvas.everyone, np.array([u[0], v[0], u[1], v[1]]), half_widths, 0.78 * rows[GRIPPER_RGB])
+
+
 def _draw_solid(
     canvas: Canvas, ids: IntArray, rows: Rows, camera: Camera, low: Rows, high: Rows, rgb: Rows
 ) -> None:
@@ -232,7 +244,7 @@ def _on_table(camera: Camera, x: Rows, y: Rows, half_x: float, half_y: float) ->
 
 def _draw_shadows(canvas: Canvas, rows: Rows, camera: Camera) -> None:
     x, y, z = rows[GRIPPER]
-    softness = np.minimum(0.3 + 2.0 * z, 0.8)
+    softness = np.minimum(0.25 + 1.5 * z, 0.45)
     canvas.shadow(canvas.everyone, _on_table(camera, x, y, 0.02, 0.05), softness, 0.3 * rows[SHADOW])
     x, y, z = rows[CUBE]
     softness = np.minimum(0.1 + 2.0 * (z - CUBE_HALF), 0.6)
@@ -261,24 +273,26 @@ def _draw_marker(canvas: Canvas, ids: IntArray, camera: Camera, point: Rows, cub
     circle = np.array([u, v, GOAL_TOLERANCE * camera.focal / np.maximum(depth, 0.03)])
     seen = np.flatnonzero(depth > 0.03)  # the wrist camera may be below the ball
     if len(seen):
-        solid = _as_solid(camera.take(seen), cube[:, seen], depth[seen])
+        solid = _as_solid(camera.take(seen), cube[:, seen], point[:, seen])
         canvas.ball(ids[seen], circle[:, seen], rgb[:, seen], solid)
 
 
-def _as_solid(camera: Camera, cube: Rows, depth: Rows) -> Solid:
-    """The cube at `cube` [3, m] as its planes appear to `camera`, relative to `depth` [m]."""
+def _as_solid(camera: Camera, cube: Rows, point: Rows) -> Solid:
+    """The cube at `cube` [3, m] as its planes appear to `camera`, relative to `point` [3, m]."""
     beyond = camera.at > cube
     near = np.where(beyond, cube + CUBE_HALF, cube - CUBE_HALF) - camera.at
     far = np.where(beyond, cube - CUBE_HALF, cube + CUBE_HALF) - camera.at
     outside = np.where(beyond, near < 0.0, near > 0.0)
-    away = np.concatenate([near, far, near])
-    scale = depth / np.copysign(np.maximum(np.abs(away), 1e-3), away)
-    right, down, ahead = (np.tile(axis, (3, 1)) for axis in (camera.right, -camera.up, camera.forward))
-    values = camera.focal * (scale * ahead - 1.0)
+    # Along a line of sight the inverse of the depth at which it meets a plane is linear in the pixel.
+    planes = np.concatenate([near, far, near])
+    planes = np.copysign(np.maximum(np.abs(planes), 1e-3), planes)
+    slope = camera.depth(point) / planes
+    values = camera.focal * (np.tile(point - camera.at, (3, 1)) / planes - 1.0)
     # A plane that the camera is not in front of is one where lines of sight leave.
-    values[:3] = np.where(outside, values[:3], 1e4)
-    values[6:] = np.where(outside, -1e4, values[6:])
-    return Solid(slopes=(scale * right, scale * down), through=camera.centre, values=values)
+    values[:3], slope[:3] = np.where(outside, values[:3], 1e4), np.where(outside, slope[:3], 0.0)
+    values[6:], slope[6:] = np.where(outside, -1e4, values[6:]), np.where(outside, 0.0, slope[6:])
+    slopes = slope * np.tile(camera.right, (3, 1)), slope * np.tile(-camera.up, (3, 1))
+    return Solid(slopes=slopes, values=values)
 
 
 def _draw_tables(rows: Rows, size: tuple[int, int]) -> UInt8Array:
