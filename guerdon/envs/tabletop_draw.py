@@ -15,6 +15,7 @@ from guerdon.types import FloatArray, IntArray, UInt8Array
 _FACES = np.array([[0, 1, 2, 3], [0, 1, 5, 4], [0, 3, 6, 4]]).T
 """The three faces of a box that can be seen, as numbers of its corners [4, 3]; corner 0 is the nearest."""
 _NEXT = np.array([1, 2, 3, 0])
+_EDGE_VALUES = np.array([0.5, 0.5, -0.5, -0.5])[:, None, None]
 _DISC = 0.25
 _FREE, _BEHIND, _POKING = 0.32, 0.08, 0.8
 """Densities of a translucent ball: with no box there, behind the surface of one, and in front of it."""
@@ -47,10 +48,13 @@ def _groups_of_like_size(sizes: Params) -> list[IntArray]:
 
 
 def _overlap(edges: FloatArray) -> FloatArray:
-    """How much of each pixel, [m, P], is inside four edges in turn, [4, m, P]; also right for thin shapes."""
-    np.minimum(edges, ONE, out=edges)
+    """How much of each pixel, [m, P], is inside a quadrilateral; also right if that is thin.
+
+    `edges` [4, m, P] is how much of it each edge in turn leaves, less 1 for the third and the fourth.
+    """
+    np.minimum(edges[:2], ONE, out=edges[:2])
+    np.minimum(edges[2:], ZERO, out=edges[2:])
     pairs = np.add(edges[:2], edges[2:], out=edges[:2])
-    pairs -= ONE
     inside: FloatArray = np.minimum(pairs[0], pairs[1], out=pairs[0])
     return np.maximum(inside, ZERO, out=inside)
 
@@ -88,23 +92,21 @@ class Canvas:
         scale = np.copysign(1.0, turn) / np.maximum(np.sqrt(du * du + dv * dv), 1e-3)
         du *= scale
         dv *= -scale
-        value = np.where(light > 0.0, 0.5, -LARGEST)
-        # Soft edges that meet at an acute angle reach beyond the corner; nothing is drawn out there.
-        near = window.between(*bounds)
-        covered, lit = self.scratch.floats("covered", *near.shape), self.scratch.floats("lit", *near.shape)
+        value = np.where(light > 0.0, _EDGE_VALUES, -LARGEST)  # [4, 3, m]
+        covered = lit = self.scratch.floats("lit", *window.rgb.shape[1:])
         for number, face in enumerate(faces):
-            edges = window.planes((dv[:, face], du[:, face]), (u4[:, face], v4[:, face]), value[face])
-            inside = _overlap(edges)
+            slopes, points = (dv[:, face], du[:, face]), (u4[:, face], v4[:, face])
+            inside = _overlap(window.planes(slopes, points, value[:, face], "planes" if number else "first"))
             if number == 0:
+                covered = inside
                 np.multiply(inside, column(light[face]), out=lit)
-                covered[...] = inside
             else:
                 covered += inside  # along a shared edge the parts of both faces add up to 1
                 inside *= column(light[face])
                 lit += inside
-        covered *= near
-        lit *= near
-        window.cover(np.minimum(covered, ONE, out=covered), lit, rgb)
+        # Soft edges that meet at an acute angle reach beyond the corner; nothing is drawn out there.
+        np.minimum(covered, window.room(*bounds), out=covered)
+        window.cover(ramp(covered), lit, rgb)
         window.close()
 
     def shadow(self, ids: IntArray, ellipse: Params, softness: Params, strength: Params) -> None:

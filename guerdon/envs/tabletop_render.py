@@ -2,9 +2,10 @@
 
 `base_camera` looks down at the table at an angle, `wrist_camera` straight down from the gripper. One image
 shows all that success depends on: the goal is a translucent ball as large as the tolerance, drawn over
-everything else, with a stem down to a ring on the table; cube and gripper cast their shadows straight down,
-so that shadow and ring give the place on the table and the stem gives the height; and the lamp on the gripper
-is blue while it is still and amber while it moves, and nothing ever hides it.
+everything else and brightest where it pokes through the cube, with a stem down to a ring on the table; cube
+and gripper cast their shadows straight down, so that shadow and ring give the place on the table and the stem
+gives the height; and the lamp on the gripper is blue while it is still and amber while it moves, and nothing
+ever hides it.
 """
 
 from __future__ import annotations
@@ -22,26 +23,24 @@ from guerdon.envs.tabletop_scene import (
     FINGER_BELOW,
     FINGER_DEPTH,
     FINGER_THICKNESS,
-    GLOW_CENTRE,
     GOAL,
     GOAL_TOLERANCE,
     GRIPPER,
     GRIPPER_RGB,
     HAS_DECOY,
     LOOK,
-    MAT_RGB,
     MAX_GAP,
     OPENING,
     PLAIN_LOOK,
     SHADOW,
     STILL,
-    TABLE_RGB,
     Rows,
     Scene,
 )
+from guerdon.envs.tabletop_table import draw_table_below, draw_tables
 from guerdon.envs.tabletop_window import Scratch
 from guerdon.errors import DataError
-from guerdon.types import FloatArray, IntArray, UInt8Array
+from guerdon.types import IntArray, UInt8Array
 
 BLUE = (50.0, 120.0, 255.0)
 """The lamp while the gripper is still."""
@@ -49,17 +48,13 @@ AMBER = (255.0, 165.0, 10.0)
 """The lamp while it moves."""
 GREEN = (40.0, 245.0, 90.0)
 
-_MAT_HALF = 0.12
-_GRID = 0.04
-_TABLE_END = 0.19
-
 
 def _column(*values: float) -> Rows:
     return np.array(values)[:, None]
 
 
 # Parts of the gripper, relative to its position.
-_PALM_LOW, _PALM_HIGH = _column(-0.02, -0.052, 0.06), _column(0.02, 0.052, 0.096)
+_PALM_LOW, _PALM_HIGH = _column(-0.02, -0.056, 0.06), _column(0.02, 0.056, 0.096)
 _ARM_FOOT, _ARM_RADIUS = _column(0.012, 0.0, 0.085), 0.015
 _FINGER_HIGH = _column(0.5 * FINGER_DEPTH, 0.5 * FINGER_THICKNESS, 0.06)
 _FINGER_LOW = _column(-0.5 * FINGER_DEPTH, -0.5 * FINGER_THICKNESS, -FINGER_BELOW)
@@ -130,19 +125,21 @@ class TabletopRenderer:
         looks = rows[LOOK]
         if (looks == PLAIN_LOOK).all():
             if size not in self._plain:
-                self._plain[size] = _draw_tables(rows[:, :1], size)
+                self._plain[size] = draw_tables(rows[:, :1], size)
             return self._plain[size]
         if self.num_envs * size[0] * size[1] * 3 > _MAX_KEPT_BYTES:
-            return _draw_tables(rows, size)
+            return draw_tables(rows, size)
         if size not in self._own:
             unknown = np.full((len(looks), self.num_envs), np.nan)
             self._own[size] = np.zeros((self.num_envs, *size, 3), np.uint8), unknown
         pictures, known = self._own[size]
         stale = np.flatnonzero((known[:, env_ids] != looks).any(axis=0))
         if len(stale):
-            pictures[env_ids[stale]] = _draw_tables(rows[:, stale], size)
+            pictures[env_ids[stale]] = draw_tables(rows[:, stale], size)
             known[:, env_ids[stale]] = looks[:, stale]
-        return pictures[env_ids]
+        first = int(env_ids[0])
+        in_a_row = (env_ids == np.arange(first, first + len(env_ids))).all()
+        return pictures[first : first + len(env_ids)] if in_a_row else pictures[env_ids]
 
 
 def _draw_base_view(canvas: Canvas, rows: Rows, camera: Camera) -> None:
@@ -156,12 +153,13 @@ def _draw_base_view(canvas: Canvas, rows: Rows, camera: Camera) -> None:
     in_front = (camera.depth(cube) < camera.depth(gripper)) & ~between
     near_side = np.where(camera.at[1] > gripper[1], 1.0, -1.0)
     _draw_cube(canvas, np.flatnonzero(~in_front & ~between), rows, camera)
-    _draw_finger(canvas, rows, camera, -near_side)
+    no_top = rows[FACE_LIGHT] * _column(0.0, 1.0, 1.0)  # it is under the palm
+    _draw_finger(canvas, rows, camera, -near_side, no_top)
     _draw_cube(canvas, np.flatnonzero(between), rows, camera)
-    _draw_finger(canvas, rows, camera, near_side)
+    _draw_finger(canvas, rows, camera, near_side, no_top)
     _draw_arm(canvas, rows, camera)
-    low, high = gripper + _PALM_LOW, gripper + _PALM_HIGH
-    _draw_solid(canvas, canvas.everyone, rows, camera, low, high, rows[GRIPPER_RGB])
+    palm = gripper + _PALM_LOW, gripper + _PALM_HIGH
+    _draw_solid(canvas, canvas.everyone, camera, palm, rows[FACE_LIGHT], rows[GRIPPER_RGB])
     _draw_cube(canvas, np.flatnonzero(in_front), rows, camera)
     _draw_markers(canvas, rows, camera)
     u, v, depth = camera.project(gripper + _LAMP)
@@ -174,11 +172,11 @@ def _draw_base_view(canvas: Canvas, rows: Rows, camera: Camera) -> None:
 def _draw_wrist_view(canvas: Canvas, rows: Rows, camera: Camera) -> None:
     """What `wrist_camera` sees, table included."""
     count, height, width = canvas.frames.shape[:3]
-    _draw_table_below(canvas.frames, rows, camera)
+    draw_table_below(canvas.frames, rows, camera)
     _draw_shadows(canvas, rows, camera)
     _draw_cube(canvas, canvas.everyone, rows, camera)
-    _draw_finger(canvas, rows, camera, np.ones(count))
-    _draw_finger(canvas, rows, camera, -np.ones(count))
+    _draw_finger(canvas, rows, camera, np.ones(count), rows[FACE_LIGHT])
+    _draw_finger(canvas, rows, camera, -np.ones(count), rows[FACE_LIGHT])
     _draw_markers(canvas, rows, camera)
     lamp = _column(0.5 * width, 0.92 * height, 0.045 * min(height, width))
     canvas.lamp(canvas.everyone, lamp + np.zeros(count), _lamp_rgb(rows))
@@ -190,16 +188,16 @@ def _lamp_rgb(rows: Rows) -> Rows:
 
 def _draw_cube(canvas: Canvas, ids: IntArray, rows: Rows, camera: Camera) -> None:
     if len(ids):
-        cube = rows[CUBE]
-        _draw_solid(canvas, ids, rows, camera, cube - CUBE_HALF, cube + CUBE_HALF, rows[CUBE_RGB])
+        corners = rows[CUBE] - CUBE_HALF, rows[CUBE] + CUBE_HALF
+        _draw_solid(canvas, ids, camera, corners, rows[FACE_LIGHT], rows[CUBE_RGB])
 
 
-def _draw_finger(canvas: Canvas, rows: Rows, camera: Camera, side: Rows) -> None:
+def _draw_finger(canvas: Canvas, rows: Rows, camera: Camera, side: Rows, light: Rows) -> None:
     """One finger; `side` [n] is 1 for the left one (towards +y) and -1 for the right one."""
     middle = rows[GRIPPER].copy()
     middle[1] += side * (0.5 * MAX_GAP * rows[OPENING] + 0.5 * FINGER_THICKNESS)
-    low, high = middle + _FINGER_LOW, middle + _FINGER_HIGH
-    _draw_solid(canvas, canvas.everyone, rows, camera, low, high, 0.5 * rows[GRIPPER_RGB])
+    corners = middle + _FINGER_LOW, middle + _FINGER_HIGH
+    _draw_solid(canvas, canvas.everyone, camera, corners, light, 0.5 * rows[GRIPPER_RGB])
 
 
 def _draw_arm(canvas: Canvas, rows: Rows, camera: Camera) -> None:
@@ -213,21 +211,21 @@ def _draw_arm(canvas: Canvas, rows: Rows, camera: Camera) -> None:
 
 
 def _draw_solid(
-    canvas: Canvas, ids: IntArray, rows: Rows, camera: Camera, low: Rows, high: Rows, rgb: Rows
+    canvas: Canvas, ids: IntArray, camera: Camera, corners: tuple[Rows, Rows], light: Rows, rgb: Rows
 ) -> None:
-    """A box between the corners `low` and `high`, [3, n], in the images `ids`, int [m]."""
-    light = rows[FACE_LIGHT]
+    """A box between two corners [3, n], in the images `ids`, int [m]; `light` and `rgb` are [3, n]."""
+    low, high = corners
     if len(ids) < len(canvas.frames):
         camera, low, high = camera.take(ids), low[:, ids], high[:, ids]
         rgb, light = rgb[:, ids], light[:, ids]
     at = camera.at
     beyond = at > 0.5 * (low + high)
     near, far = np.where(beyond, high, low), np.where(beyond, low, high)
-    corners = np.empty((3, 7, len(ids)))
-    corners[0], corners[1] = near[0], near[1]
-    corners[0, [2, 3, 6]], corners[1, [1, 2, 5]] = far[0], far[1]
-    corners[2, :4], corners[2, 4:] = high[2], low[2]
-    u, v, _ = camera.project(corners)
+    points = np.empty((3, 7, len(ids)))
+    points[0], points[1] = near[0], near[1]
+    points[0, [2, 3, 6]], points[1, [1, 2, 5]] = far[0], far[1]
+    points[2, :4], points[2, 4:] = high[2], low[2]
+    u, v, _ = camera.project(points)
     seen = (at > high) | (at < low)
     canvas.box(ids, u, v, light * seen[[2, 0, 1]], rgb)
 
@@ -293,60 +291,3 @@ def _as_solid(camera: Camera, cube: Rows, point: Rows) -> Solid:
     values[6:], slope[6:] = np.where(outside, -1e4, values[6:]), np.where(outside, 0.0, slope[6:])
     slopes = slope * np.tile(camera.right, (3, 1)), slope * np.tile(-camera.up, (3, 1))
     return Solid(slopes=slopes, values=values)
-
-
-def _draw_tables(rows: Rows, size: tuple[int, int]) -> UInt8Array:
-    """The empty table as `base_camera` sees it, uint8 [n, H, W, 3]."""
-    camera = base_camera(rows, size)
-    across = (np.arange(size[1]) + 0.5 - camera.centre[0])[:, None] / camera.focal  # [W, n]
-    along = (camera.centre[1] - np.arange(size[0]) - 0.5)[:, None] / camera.focal  # [H, n]
-    ray = [
-        (axis_f + across * axis_r).T[:, None, :] + (along * axis_u).T[:, :, None]
-        for axis_f, axis_r, axis_u in zip(camera.forward, camera.right, camera.up, strict=True)
-    ]
-    reach = -camera.at[2][:, None, None] / np.minimum(ray[2], -0.05)
-    x = (camera.at[0][:, None, None] + reach * ray[0]).astype(np.float32)
-    y = (camera.at[1][:, None, None] + reach * ray[1]).astype(np.float32)
-    pixel = (camera.at[2] / (camera.focal * -(camera.forward[2] ** 1)))[:, None, None].astype(np.float32)
-    return _paint_table(rows, x, y, pixel)
-
-
-def _paint_table(rows: Rows, x: FloatArray, y: FloatArray, pixel: FloatArray) -> UInt8Array:
-    """Colours of the table at the points (x, y) [n, H, W]; `pixel` [n, 1, 1] is the size of a pixel there."""
-    mat = np.clip((_MAT_HALF - np.maximum(np.abs(x), np.abs(y))) / pixel + 0.5, 0.0, 1.0)
-    line = np.minimum(np.abs(x - _GRID * np.round(x / _GRID)), np.abs(y - _GRID * np.round(y / _GRID)))
-    line = mat * np.clip(1.1 - line / np.maximum(0.6 * pixel, 0.0008), 0.0, 1.0)
-    floor = np.clip((x - _TABLE_END) / pixel + 0.5, 0.0, 1.0)
-    glow = rows[GLOW_CENTRE].astype(np.float32)[:, :, None, None]
-    light = 1.06 - 2.0 * ((x - glow[0]) ** 2 + (y - glow[1]) ** 2)
-    light *= 1.0 - 0.62 * floor
-    frames = np.empty((*x.shape, 3), np.uint8)
-    for channel in range(3):
-        table = rows[TABLE_RGB][channel].astype(np.float32)[:, None, None]
-        cloth = rows[MAT_RGB][channel].astype(np.float32)[:, None, None]
-        colour = (table + mat * (cloth - table) + 20.0 * line) * light
-        frames[..., channel] = np.clip(colour + 0.5, 0.0, 255.0)
-    return frames
-
-
-def _draw_table_below(frames: UInt8Array, rows: Rows, camera: Camera) -> None:
-    """The table as `wrist_camera` sees it; rows and columns of the image are lines of equal x and y."""
-    height, width = frames.shape[1:3]
-    pixel = (camera.at[2] / camera.focal)[:, None]
-    x = camera.at[0][:, None] + pixel * (camera.centre[1] - np.arange(height) - 0.5)  # [n, H]
-    y = camera.at[1][:, None] - pixel * (np.arange(width) + 0.5 - camera.centre[0])  # [n, W]
-    inside, lines = [], []
-    for place in (x, y):
-        inside.append(np.clip((_MAT_HALF - np.abs(place)) / pixel + 0.5, 0.0, 1.0).astype(np.float32))
-        away = np.abs(place - _GRID * np.round(place / _GRID))
-        lines.append(np.clip(1.1 - away / np.maximum(0.6 * pixel, 0.0012), 0.0, 1.0).astype(np.float32))
-    mat = inside[0][:, :, None] * inside[1][:, None, :]
-    line = mat * np.maximum(lines[0][:, :, None], lines[1][:, None, :])
-    line *= np.float32(20.0)
-    for channel in range(3):
-        table = rows[TABLE_RGB][channel].astype(np.float32)[:, None, None]
-        cloth = rows[MAT_RGB][channel].astype(np.float32)[:, None, None]
-        colour = mat * (cloth - table)
-        colour += line
-        colour += table + np.float32(0.5)
-        frames[..., channel] = np.minimum(colour, np.float32(255.0), out=colour)

@@ -233,9 +233,10 @@ def _draw_looks(rows: Rows, draw: Rows, amount: float) -> None:
     )
     rows[TABLE_RGB] = 255.0 * table * tint
     rows[MAT_RGB] = 255.0 * mat * tint
-    rows[GRIPPER_RGB] = 255.0 * gripper * tint
-    rows[CUBE_RGB] = 255.0 * tint * _hue_to_rgb(-0.065 + 0.085 * swing[13], 0.82, 0.9 + 0.1 * swing[14])
-    rows[FACE_LIGHT] = plain([[1.0], [0.78], [0.6]]) * (1.0 + 0.12 * swing[15:18])
+    rows[GRIPPER_RGB] = np.minimum(255.0 * gripper * tint, 255.0)
+    cube = _hue_to_rgb(-0.065 + 0.085 * swing[13], 0.82, 0.9 + 0.1 * swing[14])
+    rows[CUBE_RGB] = np.minimum(255.0 * cube * tint, 255.0)
+    rows[FACE_LIGHT] = plain([[1.0], [0.78], [0.6]]) * (1.0 - 0.2 * amount * draw[15:18])
     rows[CAMERA_SHIFT] = 0.025 * swing[18:21]
     rows[AIM_SHIFT] = 0.008 * swing[21:24]
     rows[ZOOM] = 1.0 + 0.03 * swing[24]

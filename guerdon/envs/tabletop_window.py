@@ -82,8 +82,7 @@ class Window:
             self.rgb[channel] = self._pixels[..., channel]
 
     def close(self) -> None:
-        """Put the window back into the images; its values must lie in [0, 255]."""
-        self.rgb += HALF
+        """Put the window back into the images; its values, in [0, 255], lose their fractions."""
         for channel in range(3):
             self._pixels[..., channel] = self.rgb[channel]
         self._views[self._place] = self._bytes
@@ -117,19 +116,15 @@ class Window:
         np.matmul(flat.T, self._grid, out=out.reshape(flat.shape[1], -1))
         return out
 
-    def between(self, left: Params, right: Params, top: Params, bottom: Params) -> FloatArray:
-        """1 within these bounds, each [m], and half a pixel around them, 0 farther out; float32 [m, P]."""
+    def room(self, left: Params, right: Params, top: Params, bottom: Params) -> FloatArray:
+        """How far inside these bounds, each [m], every pixel is, plus 1; float32 [m, P]."""
         slopes = np.zeros((4, 2, len(left)))
         slopes[0, 0], slopes[1, 1], slopes[2, 0], slopes[3, 1] = 1.0, 1.0, -1.0, -1.0
         points = np.array([left, left, right, right]), np.array([top, top, bottom, bottom])
-        sides = self.planes((slopes[:, 0], slopes[:, 1]), points, 1.0, "bounds")
-        return ramp(
-            np.minimum(
-                np.minimum(sides[0], sides[1], out=sides[0]),
-                np.minimum(sides[2], sides[3], out=sides[2]),
-                out=sides[0],
-            )
-        )
+        sides = self.planes((slopes[:, 0], slopes[:, 1]), points, 1.0, "room")
+        pairs = np.minimum(sides[:2], sides[2:], out=sides[:2])
+        result: FloatArray = np.minimum(pairs[0], pairs[1], out=pairs[0])
+        return result
 
     def distance(self, u: Params, v: Params, name: str) -> FloatArray:
         """Distance of every pixel from the point (u, v), in pixels, float32 [m, P]."""
@@ -151,13 +146,12 @@ class Window:
     def cover(self, alpha: FloatArray, lit: FloatArray, rgb: Params) -> None:
         """Put a surface over the window that hides the share `alpha` [m, P] of each pixel.
 
-        Its colour there is `lit` [m, P] times `rgb` [3, m]; `lit` takes `alpha` into account already.
+        Its colour is `rgb` [3, m]; `lit` [m, P] is how bright it is there, in [0, 1], times `alpha`.
         """
         part = self.scratch.floats("part", *self.rgb.shape)
-        np.subtract(ONE, alpha, out=part[0])
-        self.rgb *= part[0]
+        np.minimum(lit, alpha, out=lit)
+        self.rgb *= np.subtract(ONE, alpha, out=part[0])
         self.rgb += np.multiply(lit, rgb.astype(np.float32)[:, :, None], out=part)
-        np.minimum(self.rgb, np.float32(255.0), out=self.rgb)
 
 
 def _quantise(values: Params) -> None:
