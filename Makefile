@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.guerdon-setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench docs clean
+.PHONY: help setup demo browser test lint bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -23,7 +23,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## run what there is of the workflow on the embedded environment
 	$(BIN)/guerdon demo
 
-test: $(STAMP)  ## run the tests
+browser:  ## the browser that the tests open pages with
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
+	  sudo="$$(test "$$(id -u)" = 0 || echo sudo)"; \
+	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends chromium; }
+
+test: $(STAMP) browser  ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not bench'
 
 lint: $(STAMP)  ## ruff and mypy
@@ -34,8 +39,8 @@ lint: $(STAMP)  ## ruff and mypy
 bench: $(STAMP)  ## side-by-side measurements
 	$(BIN)/python -m benchmarks
 
-docs: $(STAMP)  ## regenerate the pictures and printed results in README and docs
-	$(BIN)/python docs/make_assets.py
+docs: $(STAMP) browser  ## regenerate the pictures and printed results in README and docs
+	$(BIN)/python -m docs.make_assets
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache *.egg-info

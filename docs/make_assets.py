@@ -14,9 +14,12 @@ from PIL import Image
 
 import guerdon.envs  # noqa: F401 - registers the environment
 from guerdon.collect.run import collect
-from guerdon.config import CollectConfig, EnvConfig
+from guerdon.config import CollectConfig, EnvConfig, load_config
 from guerdon.datasets.preview import write_preview
 from guerdon.envs import ScriptedExpert
+from guerdon.run.judge import card as judge_card
+from guerdon.run.train_reward import train_reward
+from tests.browser import screenshot
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -55,6 +58,26 @@ def preview(path: Path) -> None:
         write_preview(f"{folder}/data", path)
 
 
+def card(path: Path) -> None:
+    """The top of a real reward card: a small model on Tabletop, judged on fresh episodes (some minutes)."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        env = EnvConfig(num_envs=32)
+        for data, count, seed in (("train", 100, 0), ("fresh", 60, 1)):
+            settings = CollectConfig(
+                save_dir=str(folder / data),
+                policy="scripted",
+                policy_noise=0.5,
+                target_success=count,
+                target_failure=count,
+            )
+            collect(env, settings, seed=seed)
+        config = load_config("train_reward", [f"fit.data.path={folder}/train", f"runner.output_dir={folder}"])
+        _, result = train_reward(config)
+        judge_card(folder / "fresh", result.checkpoint, folder / "card.html", precision="fp32")
+        screenshot(folder / "card.html", path, width=1000, height=1250)
+
+
 def printed(*commands: str) -> str:
     """What the last of these commands prints, run one after another in an empty directory."""
     with tempfile.TemporaryDirectory() as folder:
@@ -79,4 +102,5 @@ if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     cameras(IMAGES / "cameras.png")
     preview(IMAGES / "preview.png")
+    card(IMAGES / "card.png")
     print("\n".join(f"docs/images/{item.name}" for item in sorted(IMAGES.iterdir())))

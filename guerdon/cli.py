@@ -78,6 +78,16 @@ def _parser() -> argparse.ArgumentParser:
     collect.add_argument("--resume", action="store_true", help="count what is there towards the targets")
     collect.set_defaults(handler=_collect)
 
+    fit = verbs.add_parser("train-reward", parents=[common], help="fit, prove and save a reward model")
+    _add_config(fit, default="train_reward")
+    fit.set_defaults(handler=_train_reward)
+
+    train = verbs.add_parser("train", parents=[common], help="train as the config says")
+    _add_config(train, default="train_reward")
+    train.set_defaults(handler=_train)
+
+    _add_reward(verbs.add_parser("reward", help="use and judge a fitted reward model"), common)
+
     data = verbs.add_parser("data", help="look at data sets, convert and audit them")
     actions = data.add_subparsers(title="actions", required=True, metavar="ACTION")
     inspect = actions.add_parser("inspect", parents=[common], help="what is there")
@@ -104,6 +114,21 @@ def _parser() -> argparse.ArgumentParser:
     check = verbs.add_parser("check", parents=[common], help="is everything installed and working?")
     check.set_defaults(handler=_check)
     return parser
+
+
+def _add_reward(reward: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    uses = reward.add_subparsers(title="actions", required=True, metavar="ACTION")
+    score = uses.add_parser("score", parents=[common], help="success probabilities of a data set")
+    score.add_argument("path", type=Path, help="a data set in any format")
+    score.add_argument("--out", type=Path, metavar="FILE", help="write one row per frame (.parquet, .json)")
+    score.set_defaults(handler=_score)
+    card = uses.add_parser("card", parents=[common], help="one page that shows whether it can be trusted")
+    card.add_argument("--data", dest="path", type=Path, required=True, help="held-out episodes")
+    card.add_argument("--out", type=Path, required=True, metavar="HTML")
+    card.set_defaults(handler=_card)
+    for use in (score, card):
+        use.add_argument("--checkpoint", type=Path, required=True, metavar="C")
+        use.add_argument("--precision", choices=["fp32", "bf16", "int8"], default="fp32")
 
 
 def _add_config(parser: argparse.ArgumentParser, default: str) -> None:
@@ -245,6 +270,52 @@ def _audit(arguments: argparse.Namespace) -> int:
         lines += [f"{'':<20}{example}" for example in finding.examples]
     _print(arguments, report.to_dict(), lines)
     return 0 if report.ok else 1
+
+
+def _train_reward(arguments: argparse.Namespace) -> int:
+    from guerdon.config import load_config
+    from guerdon.run.train_reward import fit_lines, fit_summary, train_reward
+
+    config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    folder, result = train_reward(config)
+    _print(arguments, {**fit_summary(result), "folder": str(folder)}, fit_lines(result, folder))
+    return 0
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from guerdon.config import load_config
+
+    config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    if not config.fit.only:
+        raise ConfigError(
+            "training a policy is not part of this version yet; set fit.only=True to fit a reward model, or "
+            "use guerdon collect and guerdon train-reward"
+        )
+    return _train_reward(arguments)
+
+
+def _score(arguments: argparse.Namespace) -> int:
+    from guerdon.run.judge import score
+
+    result = score(arguments.path, arguments.checkpoint, arguments.out, precision=arguments.precision)
+    metrics = result["metrics"]
+    lines = [
+        f"{result['frames']} frames, {result['fires']} above the threshold of {result['threshold']:.4f}",
+        f"AUC {metrics['auc']:.4f}, true positives {metrics['true_positive_rate']:.1%}, "
+        f"false positives {metrics['false_positive_rate']:.2%}",
+        f"{result['frames_per_second']:,.0f} frames/s",
+    ]
+    lines += [f"-> {display_path(arguments.out)}"] if arguments.out is not None else []
+    _print(arguments, result, lines)
+    return 0
+
+
+def _card(arguments: argparse.Namespace) -> int:
+    from guerdon.run.judge import card
+
+    result = card(arguments.path, arguments.checkpoint, arguments.out, precision=arguments.precision)
+    _print(arguments, result, [result["headline"], f"-> {display_path(arguments.out)}"])
+    return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from guerdon.config.schema import (
 )
 from guerdon.config.schema_fit import (
     AugmentConfig,
+    CalibrationConfig,
     EarlyStopConfig,
     FitConfig,
     FitDataConfig,
@@ -27,6 +28,7 @@ from guerdon.errors import ConfigError
 
 __all__ = [
     "AugmentConfig",
+    "CalibrationConfig",
     "ClusterConfig",
     "CollectConfig",
     "ConfigError",

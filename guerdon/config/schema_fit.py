@@ -65,6 +65,16 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CalibrationConfig:
+    """`fit.calibration`: what the threshold of the fitted model promises."""
+
+    target_false_positive_rate: Fraction = 0.01
+    """Share of failure frames that may be taken for success."""
+    confidence: Fraction = 0.95
+    """Of the interval around it, resampled by episode."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FitDataConfig:
     """`fit.data`: the labelled frames. Either `path`, or `positive_dir` and `negative_dir`."""
 
@@ -120,4 +130,5 @@ class FitConfig:
     lr_sched: LRScheduleConfig = field(default_factory=LRScheduleConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     data: FitDataConfig = field(default_factory=FitDataConfig)

@@ -16,6 +16,10 @@ class RewardModelConfig:
     """`ResNetRewardModel` or `BinaryRewardClassifier`."""
     arch: Literal["resnet10", "resnet18", "resnet34", "resnet50"] = "resnet18"
     """The encoder."""
+    width: PositiveInt = 64
+    """Channels of the encoder's first stage; 16 makes a small, fast model."""
+    num_members: PositiveInt = 1
+    """Classifier heads over one encoder; several also tell how much they disagree."""
     checkpoint_path: str | None = None
     """A checkpoint file or folder to load; null for a new model."""
     image_keys: tuple[str, ...] = ("base_camera",)

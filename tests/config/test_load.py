@@ -311,12 +311,12 @@ def test_references_that_lead_nowhere(write: Writer, value: str, message: str) -
 
 def test_a_missing_config_lists_what_there_is(write: Writer) -> None:
     assert error_of("colect") == (
-        "no config 'colect' in guerdon/conf: did you mean 'collect'? available: collect, demo"
+        "no config 'colect' in guerdon/conf: did you mean 'collect'? available: collect, demo, train_reward"
         if Path.cwd() == REPOSITORY
-        else f"no config 'colect' in {PACKAGE_CONF}: did you mean 'collect'? available: collect, demo"
+        else f"no config 'colect' in {PACKAGE_CONF}: did you mean 'collect'? available: collect, demo, train_reward"
     )
     message = error_of("minne", config_path=write("seed: 1\n"))
-    assert "did you mean 'mine'? available: collect, demo, mine" in message
+    assert "did you mean 'mine'? available: collect, demo, mine, train_reward" in message
 
 
 def test_an_unknown_option_of_a_group_lists_the_options() -> None:

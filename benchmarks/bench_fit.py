@@ -1,0 +1,188 @@
+"""Fitting: encoding once against every epoch, memory on a store larger than 8 GiB, quality on Tabletop."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.bench_store import rss_anon
+from benchmarks.report import Result, report
+from guerdon.collect.run import collect
+from guerdon.config import (
+    CollectConfig,
+    EnvConfig,
+    FitConfig,
+    FitDataConfig,
+    RewardModelConfig,
+    load_config,
+)
+from guerdon.datasets import RewardDataset
+from guerdon.fit import fit_reward_model
+from guerdon.fit.calibrate import Calibration
+from guerdon.fit.fit import score_rows
+from guerdon.fit.metrics import confusion
+from guerdon.fit.trainer import Trainer
+from guerdon.models import build_model, load_checkpoint
+from guerdon.store import EpisodeStore, StoreWriter
+from guerdon.store.shard import EpisodeRecord, ShardSchema, index_table, write_index
+from guerdon.types import Episode
+
+EPISODES, EPOCHS, PLAIN_EPOCHS = 200, 100, 2
+SPARSE_BYTES = 9 << 30
+RANDOMISED = EnvConfig(num_envs=64, init_params={"domain_randomization": 1.0})
+
+
+def gather(path: Path, success: int, failure: int, seed: int) -> Path:
+    """Episodes of the noisy expert on Tabletop with domain randomisation."""
+    settings = CollectConfig(
+        save_dir=str(path),
+        policy="scripted",
+        policy_noise=0.5,
+        target_success=success,
+        target_failure=failure,
+    )
+    collect(RANDOMISED, settings, seed=seed)
+    return path
+
+
+def logged(folder: Path, name: str) -> dict[int, float]:
+    """A metric by step."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line[name] for line in lines if name in line}
+
+
+def encode_once(folder: Path) -> list[Result]:
+    """100 epochs of head training on 10,000 frames with a frozen ResNet10; plain epochs are extrapolated."""
+    data = gather(folder / "frozen", EPISODES // 2, EPISODES // 2, seed=1)
+    torch.manual_seed(0)
+    weights = folder / "encoder.pt"
+    model = RewardModelConfig(model_type="binary_classifier", arch="resnet10", image_size=(3, 64, 64))
+    torch.save(build_model(model).resnet.state_dict(), weights)
+    model = replace(model, pretrained_encoder_path=str(weights))
+    fit = FitConfig(
+        epochs=EPOCHS,
+        global_batch_size=128,
+        log_interval=1,
+        save_interval=10**9,
+        data=FitDataConfig(path=str(data)),
+    )
+    cached = fit_reward_model(model, fit, folder=folder / "cached", tensorboard=False)
+    Trainer._may_cache = lambda self: False  # type: ignore[method-assign]
+    started = time.perf_counter()
+    fit_reward_model(model, replace(fit, epochs=PLAIN_EPOCHS), folder=folder / "plain", tensorboard=False)
+    plain = (time.perf_counter() - started) / PLAIN_EPOCHS * EPOCHS
+    left, right = logged(folder / "cached", "val/loss"), logged(folder / "plain", "val/loss")
+    difference = max(abs(left[step] - right[step]) for step in right)
+    return [
+        Result(
+            what=f"{EPOCHS} epochs: encoding every epoch / once",
+            value=plain / cached.seconds,
+            target=20,
+            unit="x",
+        ),
+        Result(what="difference of the validation losses", value=difference, target=0.001, at_least=False),
+    ]
+
+
+def sparse_data(path: Path) -> Path:
+    """More than 8 GiB of 128x128 frames that are holes in a sparse file, with a real index and splits."""
+    records = []
+    for success in (True, False):
+        for split in ("train", "val"):
+            labels = np.zeros(50, np.float32)
+            labels[25:] = success
+            frames = {"base_camera": np.zeros((50, 128, 128, 3), np.uint8)}
+            records.append(Episode(frames=frames, labels=labels, success=success, split=split))
+    with StoreWriter(path) as writer:
+        writer.add_many(records)
+    shard = path / "shards" / "s000000"
+    count = SPARSE_BYTES // (4 * records[0].frames["base_camera"].nbytes) + 1
+    kinds = [EpisodeRecord.of(item) for item in records]
+    with (shard / "index.parquet").open("wb") as file:
+        write_index(index_table(kinds * count, ShardSchema.of(records[0])), file)
+    os.truncate(shard / "frames-00.u8", 4 * count * records[0].frames["base_camera"].nbytes)
+    return path
+
+
+def memory(folder: Path) -> list[Result]:
+    """Anonymous memory above that of the model alone, with the encoder unfrozen."""
+    data = sparse_data(folder / "sparse")
+    model = RewardModelConfig(arch="resnet10", width=8, image_size=(3, 128, 128))
+    fit = FitConfig(
+        epochs=1,
+        global_batch_size=256,
+        data=FitDataConfig(path=str(data), num_samples_per_episode=1),
+        save_interval=10**9,
+    )
+    build_model(model)
+    before, peak = rss_anon(), 0
+    original = Trainer._train_step
+
+    def watched(self: Trainer, rows: np.ndarray) -> float:
+        nonlocal peak
+        loss = original(self, rows)
+        peak = max(peak, rss_anon() - before)
+        if self.progress.step == 8:
+            self._val_rows = self._val_rows[:: len(self._val_rows) // 2000]
+        return loss
+
+    Trainer._train_step = watched  # type: ignore[method-assign]
+    try:
+        fit_reward_model(model, fit, folder=folder / "memory", tensorboard=False)
+    except Exception as error:  # the holes are all alike, so calibration may object; memory is what counts
+        print(f"   (after training: {type(error).__name__})")
+    Trainer._train_step = original  # type: ignore[method-assign]
+    what = "RssAnon above the model while fitting on 9 GiB"
+    return [Result(what=what, value=peak / 2**30, target=2.0, at_least=False, unit="GiB")]
+
+
+def quality(folder: Path) -> list[Result]:
+    """Fit on 200 training episodes, then judge fresh ones that nobody has seen."""
+    data = gather(folder / "train", 125, 125, seed=0)  # 20% are held out, 200 are trained on
+    config = load_config("train_reward", [f"fit.data.path={data}"])
+    result = fit_reward_model(config.reward.model, config.fit, folder=folder / "quality", tensorboard=False)
+    fresh = EpisodeStore(gather(folder / "fresh", 100, 100, seed=99))
+    best, contract, _ = load_checkpoint(result.checkpoint)
+    assert contract.calibration is not None
+    prob = Calibration.from_dict(contract.calibration["map"]).apply(
+        score_rows(best, RewardDataset(fresh), np.arange(fresh.num_frames))
+    )
+    failures = ~fresh.success[fresh.episode]
+    counts = confusion(prob, fresh.labels, result.threshold.threshold)
+    rate = confusion(prob[failures], fresh.labels[failures], result.threshold.threshold).false_positive_rate
+    low, high = result.threshold.failure_episode_interval
+    print(f"   fit took {result.seconds:.0f} s; stated interval of wrong fires {low:.4f} to {high:.4f}")
+    what = "wrong fires on 100 fresh failure episodes, within the stated interval"
+    return [
+        Result(what="held-out AUC", value=result.metrics["auc"], target=0.995),
+        Result(what=what, value=rate, target=high, at_least=False),
+        Result(what="true-positive rate on fresh episodes", value=counts.true_positive_rate, target=0.95),
+    ]
+
+
+def run(parts: tuple[str, ...] = ("encode_once", "memory", "quality")) -> list[Result]:
+    """Measure what is asked for, each in a folder of its own."""
+    results = []
+    for part in parts:
+        folder = Path(tempfile.mkdtemp())
+        try:
+            results += {"encode_once": encode_once, "memory": memory, "quality": quality}[part](folder)
+        finally:
+            shutil.rmtree(folder)
+    return results
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    chosen = tuple(sys.argv[1:]) or ("memory", "quality", "encode_once")
+    settings: dict[str, object] = {"threads": 1, "episodes": EPISODES, "frames": "64x64", "parts": chosen}
+    sys.exit(report("fit", settings, run(chosen)))

@@ -1,0 +1,8 @@
+"""Clean a robot's recording: `process_realworld_data.py data.pkl` writes `collected_data/` beside it."""
+
+import sys
+
+from guerdon.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["data", "process", *sys.argv[1:]]))

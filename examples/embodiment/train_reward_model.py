@@ -1,0 +1,8 @@
+"""Fit a reward model on its own: `train_reward_model.py --config-path DIR --config-name NAME [overrides]`."""
+
+import sys
+
+from guerdon.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["train-reward", *sys.argv[1:]]))

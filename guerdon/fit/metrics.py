@@ -1,0 +1,343 @@
+"""How good success probabilities are: per frame, per episode, and over thresholds.
+
+A frame is positive if its label is at least 0.5, negative otherwise. A fire is `prob_success > threshold`,
+strictly, as everywhere in Guerdon. Where a number needs both classes (or a class at all) and the data do
+not have them, it is NaN; nothing raises. All arithmetic is float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from guerdon.errors import DataError
+from guerdon.types import BoolArray, FloatArray, IntArray
+
+Float64Array: TypeAlias = NDArray[np.float64]
+PROB_FLOOR = 1e-7
+"""Probabilities are clipped to [PROB_FLOOR, 1 - PROB_FLOOR] before a logarithm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Success probabilities of F frames out of E episodes, with what is true of them; any order."""
+
+    prob_success: FloatArray
+    """float32 [F] in [0, 1]."""
+    labels: FloatArray
+    """float32 [F] in [0, 1]; 1 where the frame shows success."""
+    episode: IntArray
+    """int64 [F] in 0..E-1."""
+    step: IntArray
+    """int64 [F]; the step within the episode, each at most once."""
+    success: BoolArray
+    """bool [E]; whether the episode counts as a success."""
+
+    def __post_init__(self) -> None:
+        dtypes = {
+            "prob_success": np.float32,
+            "labels": np.float32,
+            "episode": np.int64,
+            "step": np.int64,
+            "success": np.bool_,
+        }
+        for name, dtype in dtypes.items():
+            value = getattr(self, name)
+            if not isinstance(value, np.ndarray) or value.dtype != np.dtype(dtype) or value.ndim != 1:
+                raise DataError(f"Scores.{name} must be a numpy array {np.dtype(dtype)} [*]")
+            if name != "success" and len(value) != len(self.labels):
+                raise DataError(f"Scores.{name} has {len(value)} frames, labels has {len(self.labels)}")
+        if len(self.labels) == 0:
+            raise DataError("Scores holds no frame")
+        for name in ("prob_success", "labels"):
+            value = getattr(self, name)
+            if not bool(np.all((value >= 0.0) & (value <= 1.0))):  # also catches NaN
+                raise DataError(f"Scores.{name} must lie in [0, 1]")
+        if int(self.episode.min()) < 0 or int(self.episode.max()) >= len(self.success):
+            raise DataError(f"Scores.episode must lie in 0..{len(self.success) - 1}")
+        order = self.order
+        same = (np.diff(self.episode[order]) == 0) & (np.diff(self.step[order]) == 0)
+        if bool(same.any()):
+            row = order[int(np.argmax(same))]
+            raise DataError(f"Scores has step {self.step[row]} of episode {self.episode[row]} twice")
+
+    @cached_property
+    def order(self) -> IntArray:
+        """int64 [F]: the frames by episode, then by step."""
+        return np.lexsort((self.step, self.episode)).astype(np.int64)
+
+    @property
+    def positive(self) -> BoolArray:
+        """Which frames show success -> bool [F]."""
+        return is_success(self.labels)
+
+    @property
+    def num_episodes(self) -> int:
+        """E."""
+        return len(self.success)
+
+    def per_episode(self, frames: NDArray[Any]) -> IntArray:
+        """How many of the chosen frames (bool [F]) lie in each episode -> int64 [E]."""
+        return np.bincount(self.episode[frames], minlength=self.num_episodes).astype(np.int64)
+
+
+class Confusion(NamedTuple):
+    """Counts of frames, and the rates that follow (NaN where there is nothing to divide by)."""
+
+    true_positive: int
+    false_positive: int
+    true_negative: int
+    false_negative: int
+
+    @property
+    def true_positive_rate(self) -> float:
+        """Share of success frames that fire."""
+        return _ratio(self.true_positive, self.true_positive + self.false_negative)
+
+    @property
+    def false_positive_rate(self) -> float:
+        """Share of failure frames that fire."""
+        return _ratio(self.false_positive, self.false_positive + self.true_negative)
+
+    @property
+    def precision(self) -> float:
+        """Share of fires that are right."""
+        return _ratio(self.true_positive, self.true_positive + self.false_positive)
+
+
+class Curve(NamedTuple):
+    """A curve over thresholds; point i fires where `prob > thresholds[i]`."""
+
+    x: Float64Array
+    """float64 [K]: false-positive rate (ROC) or recall (PR), ascending."""
+    y: Float64Array
+    """float64 [K]: true-positive rate (ROC) or precision (PR)."""
+    thresholds: Float64Array
+    """float64 [K], descending."""
+
+
+class Reliability(NamedTuple):
+    """Said against seen, over the bins that hold frames."""
+
+    prob: Float64Array
+    """float64 [B]: mean probability."""
+    share: Float64Array
+    """float64 [B]: mean label."""
+    num_frames: IntArray
+    """int64 [B]."""
+
+
+class FalseFires(NamedTuple):
+    """Fires on negative frames of each episode."""
+
+    runs: IntArray
+    """int64 [E]: unbroken runs of such fires."""
+    frames: IntArray
+    """int64 [E]: frames that fire so."""
+
+
+def is_success(labels: ArrayLike) -> BoolArray:
+    """The one rule that makes a label a class: at least 0.5 -> bool [F]."""
+    return np.asarray(labels) >= 0.5
+
+
+def auc(prob: ArrayLike, labels: ArrayLike) -> float:
+    """Probability that a success frame scores above a failure frame; ties count half. NaN with one class."""
+    values, positive = np.asarray(prob, np.float64), is_success(labels)
+    num_positive, num_negative = int(positive.sum()), int((~positive).sum())
+    if not num_positive or not num_negative:
+        return float("nan")
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    midranks = np.cumsum(counts) - (counts - 1) / 2  # ranks from 1; equal values share their mean rank
+    rank_sum = float(midranks[inverse][positive].sum())
+    return (rank_sum - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)
+
+
+def roc_curve(prob: ArrayLike, labels: ArrayLike) -> Curve:
+    """True- over false-positive rate, from nothing fires (0, 0) to everything fires (1, 1)."""
+    thresholds, fired, hits = _sweep(prob, labels)
+    num_negative = fired[-1] - hits[-1]
+    return Curve(_ratios(fired - hits, num_negative), _ratios(hits, hits[-1]), thresholds)
+
+
+def pr_curve(prob: ArrayLike, labels: ArrayLike) -> Curve:
+    """Precision over recall; begins at recall 0 with precision 1 by convention."""
+    thresholds, fired, hits = _sweep(prob, labels)
+    precision = np.concatenate([[1.0], hits[1:] / fired[1:]])
+    return Curve(_ratios(hits, hits[-1]), precision, thresholds)
+
+
+def average_precision(prob: ArrayLike, labels: ArrayLike) -> float:
+    """Area under the precision-recall steps: sum of precision times gain in recall. NaN without successes."""
+    curve = pr_curve(prob, labels)
+    return float(np.sum(np.diff(curve.x) * curve.y[1:]))
+
+
+def log_loss(prob: ArrayLike, labels: ArrayLike) -> float:
+    """Mean cross entropy in nats; soft labels count as they are."""
+    return float(log_loss_per_frame(prob, labels).mean())
+
+
+def log_loss_per_frame(prob: ArrayLike, labels: ArrayLike) -> Float64Array:
+    """Cross entropy of each frame in nats -> float64 [F]."""
+    values = np.clip(np.asarray(prob, np.float64), PROB_FLOOR, 1 - PROB_FLOOR)
+    truth = np.asarray(labels, np.float64)
+    result: Float64Array = -(truth * np.log(values) + (1 - truth) * np.log1p(-values))
+    return result
+
+
+def accuracy(prob: ArrayLike, labels: ArrayLike, threshold: float = 0.5) -> float:
+    """Share of frames on the right side of the threshold."""
+    return float(np.mean((np.asarray(prob) > threshold) == is_success(labels)))
+
+
+def confusion(prob: ArrayLike, labels: ArrayLike, threshold: float) -> Confusion:
+    """Count fires and silences against the labels."""
+    fires, positive = np.asarray(prob) > threshold, is_success(labels)
+    return Confusion(
+        true_positive=int(np.sum(fires & positive)),
+        false_positive=int(np.sum(fires & ~positive)),
+        true_negative=int(np.sum(~fires & ~positive)),
+        false_negative=int(np.sum(~fires & positive)),
+    )
+
+
+def reliability(prob: ArrayLike, labels: ArrayLike, bins: int = 15) -> Reliability:
+    """Mean probability and mean label in `bins` bins of equal width over [0, 1]; empty bins are left out."""
+    values, truth = np.asarray(prob, np.float64), np.asarray(labels, np.float64)
+    index = np.minimum((values * bins).astype(np.int64), bins - 1)
+    count = np.bincount(index, minlength=bins)
+    used = count > 0
+    mean_prob = np.bincount(index, values, bins)[used] / count[used]
+    mean_label = np.bincount(index, truth, bins)[used] / count[used]
+    return Reliability(mean_prob, mean_label, count[used].astype(np.int64))
+
+
+def ece(prob: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
+    """Expected calibration error: mean distance of said and seen over the bins of `reliability`."""
+    said = reliability(prob, labels, bins)
+    return float(np.average(np.abs(said.prob - said.share), weights=said.num_frames))
+
+
+def detection_delay(scores: Scores, threshold: float) -> Float64Array:
+    """Steps from the first positive frame to the first fire at or after it, per success episode.
+
+    Returns:
+        float64 [number of success episodes], in the order of the episodes; NaN where it never fires, or
+        where no frame is positive.
+    """
+    first = _first_positive_step(scores)
+    late = (scores.prob_success > threshold) & (scores.step >= first[scores.episode])
+    fire = _first_step(scores, late)
+    delay = np.where(np.isfinite(fire), fire, np.nan) - np.where(np.isfinite(first), first, np.nan)
+    result: Float64Array = delay[scores.success]
+    return result
+
+
+def early_fires(scores: Scores, threshold: float) -> IntArray:
+    """Frames that fire before the first positive one, per success episode -> int64 [success episodes].
+
+    In a success episode without a positive frame every fire is early.
+    """
+    early = (scores.prob_success > threshold) & (scores.step < _first_positive_step(scores)[scores.episode])
+    return scores.per_episode(early)[scores.success]
+
+
+def false_fires_per_episode(scores: Scores, threshold: float) -> FalseFires:
+    """Fires on negative frames, counted as runs (a fire that stays on is one) and as frames."""
+    fires = (scores.prob_success > threshold) & ~scores.positive
+    ordered, episode = fires[scores.order], scores.episode[scores.order]
+    continues = np.zeros(len(ordered), np.bool_)
+    continues[1:] = ordered[:-1] & (episode[1:] == episode[:-1])
+    runs = np.bincount(episode[ordered & ~continues], minlength=scores.num_episodes)
+    return FalseFires(runs.astype(np.int64), scores.per_episode(fires))
+
+
+def phases(scores: Scores) -> dict[str, BoolArray]:
+    """Parts of an episode, each as a mask bool [F]: thirds by step, and before and from the first success."""
+    last = np.full(scores.num_episodes, 0, np.int64)
+    np.maximum.at(last, scores.episode, scores.step)
+    third = np.minimum(3 * scores.step // (last[scores.episode] + 1), 2)
+    first = _first_positive_step(scores)[scores.episode]
+    reached = np.isfinite(first)
+    return {
+        "first third": third == 0,
+        "middle third": third == 1,
+        "last third": third == 2,
+        "before the first success": reached & (scores.step < first),
+        "from the first success on": reached & (scores.step >= first),
+        "episodes without success": ~reached,
+    }
+
+
+def summarize(scores: Scores, threshold: float) -> dict[str, float]:
+    """All numbers of a validation under names that stay: they are stored in checkpoints and logs.
+
+    Rates are shares of frames, delays are steps, `false_fires_per_episode` counts runs and is a mean over
+    all episodes; `missed_episode_rate` is the share of success episodes that never fire once they succeed.
+    """
+    prob, labels = scores.prob_success, scores.labels
+    counts = confusion(prob, labels, threshold)
+    delay, fires = detection_delay(scores, threshold), false_fires_per_episode(scores, threshold)
+    seen = delay[np.isfinite(delay)]
+    failures = ~scores.success
+    return {
+        "threshold": float(threshold),
+        "auc": auc(prob, labels),
+        "average_precision": average_precision(prob, labels),
+        "log_loss": log_loss(prob, labels),
+        "accuracy": accuracy(prob, labels, threshold),
+        "ece": ece(prob, labels),
+        "true_positive_rate": counts.true_positive_rate,
+        "false_positive_rate": counts.false_positive_rate,
+        "precision": counts.precision,
+        "detection_delay_median": float(np.median(seen)) if len(seen) else float("nan"),
+        "detection_delay_p90": float(np.quantile(seen, 0.9)) if len(seen) else float("nan"),
+        "missed_episode_rate": _mean(np.isnan(delay)),
+        "early_fire_episode_rate": _mean(early_fires(scores, threshold) > 0),
+        "false_fires_per_episode": _mean(fires.runs),
+        "false_fire_frames_per_episode": _mean(fires.frames),
+        "failure_episode_fire_rate": _mean(fires.frames[failures] > 0),
+        "num_frames": float(len(labels)),
+        "num_positive_frames": float(np.sum(scores.positive)),
+        "num_episodes": float(scores.num_episodes),
+        "num_success_episodes": float(np.sum(scores.success)),
+    }
+
+
+def _first_step(scores: Scores, frames: BoolArray) -> Float64Array:
+    """The lowest step among the chosen frames of each episode -> float64 [E]; inf where there is none."""
+    first = np.full(scores.num_episodes, np.inf)
+    np.minimum.at(first, scores.episode[frames], scores.step[frames].astype(np.float64))
+    return first
+
+
+def _first_positive_step(scores: Scores) -> Float64Array:
+    return _first_step(scores, scores.positive)
+
+
+def _sweep(prob: ArrayLike, labels: ArrayLike) -> tuple[Float64Array, IntArray, IntArray]:
+    """Lower the threshold over all distinct values: thresholds, fires and true fires, each [K + 1]."""
+    values, positive = np.asarray(prob, np.float64), is_success(labels)
+    order = np.argsort(-values, kind="stable")
+    values, hits = values[order], np.cumsum(positive[order])
+    ends = np.flatnonzero(np.append(np.diff(values) != 0, True))  # equal values fire together
+    below = np.append(values[ends[1:]], -np.inf)  # firing above the next value fires exactly these
+    thresholds = np.concatenate([values[:1], below])
+    return thresholds, np.append(0, ends + 1), np.append(0, hits[ends])
+
+
+def _ratios(values: IntArray, total: int) -> Float64Array:
+    return values / total if total else np.full(len(values), np.nan)
+
+
+def _ratio(value: int, total: int) -> float:
+    return value / total if total else float("nan")
+
+
+def _mean(values: NDArray[Any]) -> float:
+    return float(values.mean()) if len(values) else float("nan")

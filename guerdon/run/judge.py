@@ -1,0 +1,136 @@
+"""Put a fitted reward model to the test: score a data set, write the reward card, make the int8 version."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from guerdon.config import RewardConfig, RewardModelConfig
+from guerdon.datasets import RewardDataset, audit
+from guerdon.datasets.frames import open_store
+from guerdon.errors import DataError
+from guerdon.fit.calibrate import Calibration
+from guerdon.fit.metrics import Scores, summarize
+from guerdon.fit.threshold import Threshold, choose_threshold
+from guerdon.serve import ImageRewardWorker
+from guerdon.store.atomic import write_atomic
+from guerdon.types import FloatArray, UInt8Array, display_path
+from guerdon.watch.card import CardInputs, write_card
+
+
+class ScoredData:
+    """A data set with the verdicts of a checkpoint on all its frames."""
+
+    def __init__(self, data: Path, checkpoint: Path, *, precision: str, copy: Path) -> None:
+        """Judge every frame at `data`; foreign formats are copied to the folder `copy` first."""
+        model = replace(RewardModelConfig(), checkpoint_path=str(checkpoint), precision=precision)  # type: ignore[arg-type]
+        self.worker = ImageRewardWorker(RewardConfig(model=model))
+        self.worker.init_worker()
+        self.contract = self.worker.manager.contract
+        self.threshold = self.worker.manager.threshold
+        self.store, self.faults = open_store(str(data), None, None, copy)
+        dataset = RewardDataset(self.store, cameras=self.worker.manager.image_keys)
+        parts, self.seconds = [], 0.0
+        for start in range(0, len(dataset), 256):
+            frames = dataset.batch(np.arange(start, min(start + 256, len(dataset)))).frames
+            if start == 0:
+                self.contract.check_frames(frames)
+            began = time.perf_counter()
+            parts.append(self.worker.judge(frames).prob_success)
+            self.seconds += time.perf_counter() - began
+        if not parts:
+            raise DataError(f"{display_path(data)} has no frames to score")
+        self.prob_success: FloatArray = np.concatenate(parts)
+
+    def scores(self) -> Scores:
+        """For the metrics."""
+        return Scores(
+            prob_success=self.prob_success,
+            labels=self.store.labels,
+            episode=self.store.episode,
+            step=self.store.step,
+            success=self.store.success,
+        )
+
+    def table(self) -> pa.Table:
+        """One row per frame."""
+        return pa.table(
+            {
+                "episode": self.store.episode,
+                "step": self.store.step,
+                "label": self.store.labels,
+                "prob_success": self.prob_success,
+                "fires": self.prob_success > self.threshold,
+                "source": pa.array(self.store.episode_column("source")).take(pa.array(self.store.episode)),
+            }
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The outcome in plain numbers."""
+        return {
+            "frames": len(self.prob_success),
+            "threshold": self.threshold,
+            "fires": int((self.prob_success > self.threshold).sum()),
+            "frames_per_second": round(len(self.prob_success) / self.seconds, 1),
+            "metrics": summarize(self.scores(), self.threshold),
+        }
+
+
+def score(data: Path, checkpoint: Path, out: Path | None, *, precision: str) -> dict[str, Any]:
+    """Score a data set; with `out`, the probabilities go to a parquet (or `.json`) file."""
+    with tempfile.TemporaryDirectory() as copy:
+        scored = ScoredData(data, checkpoint, precision=precision, copy=Path(copy))
+        table = scored.table()
+        if out is not None and out.suffix == ".json":
+            text = json.dumps(table.to_pylist()).encode()
+            write_atomic(out, lambda file: file.write(text))
+        elif out is not None:
+            write_atomic(out, lambda file: pq.write_table(table, file))
+        return {**scored.summary(), "out": None if out is None else str(out)}
+
+
+def card(data: Path, checkpoint: Path, out: Path, *, precision: str) -> dict[str, Any]:
+    """Write the reward card of a checkpoint on a data set.
+
+    A checkpoint of another program has no calibrated threshold; the card then chooses one on `data`.
+    """
+    with tempfile.TemporaryDirectory() as copy:
+        scored = ScoredData(data, checkpoint, precision=precision, copy=Path(copy))
+        summary = scored.summary()
+        verdict = write_card(
+            out, _card_inputs(scored, data, checkpoint, precision, summary["frames_per_second"])
+        )
+    return {**summary, "card": str(out), "verdict": verdict.level, "headline": verdict.headline}
+
+
+def _card_inputs(scored: ScoredData, data: Path, checkpoint: Path, precision: str, rate: float) -> CardInputs:
+    store, camera, scores = scored.store, scored.worker.manager.image_keys[0], scored.scores()
+    stored = scored.contract.calibration or {}
+
+    def frame(episode: int, step: int) -> UInt8Array:
+        picture: UInt8Array = store.frames(camera, [int(store.starts[episode]) + step])[0]
+        return np.repeat(picture, 3, axis=-1) if picture.shape[-1] == 1 else picture
+
+    known = "threshold" in stored
+    threshold = Threshold.from_dict(stored["threshold"]) if known else choose_threshold(scores, seed=0)
+    return CardInputs(
+        title=f"Reward card: {display_path(checkpoint)}",
+        checkpoint=display_path(checkpoint),
+        scores=scores,
+        threshold=threshold,
+        calibration=Calibration.from_dict(stored["map"]) if "map" in stored else Calibration(),
+        metrics=summarize(scores, threshold.threshold),
+        frame=frame,
+        contract=scored.contract.to_dict(),
+        audit=audit(data),
+        data_hash=store.content_hash,
+        speed={f"frames per second ({precision})": rate, "milliseconds per batch of 256": 256e3 / rate},
+    )

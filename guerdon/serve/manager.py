@@ -1,0 +1,129 @@
+"""`RewardManager`: a checkpoint turned into rewards."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from guerdon.collect.observations import images_from
+from guerdon.config import RewardConfig
+from guerdon.datasets.pictures import save_picture
+from guerdon.errors import ConfigError, DataError
+from guerdon.fit.calibrate import Calibration
+from guerdon.models import load_checkpoint
+from guerdon.models.accelerate import Scorer, make_scorer
+from guerdon.serve.relabel import map_rewards
+from guerdon.store.atomic import make_directory
+from guerdon.types import FloatArray, UInt8Array, display_path
+
+log = logging.getLogger("guerdon")
+
+DEBUG_VARIABLE = "DEBUG_IMAGE_SAVE_DIR"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the model says of N frames."""
+
+    prob_success: FloatArray
+    """float32 [N], calibrated."""
+    disagreement: FloatArray
+    """float32 [N]; deviation between ensemble members, 0 for a single one."""
+
+
+class RewardManager:
+    """Loads a reward model and computes learned rewards from images.
+
+    Scoring changes nothing: the same frames give the same rewards, in whatever order and batch.
+    """
+
+    def __init__(self, cfg: RewardConfig, *, device: str = "cpu", given: Collection[str] = ()) -> None:
+        """Load `cfg.model.checkpoint_path`.
+
+        Args:
+            cfg: the `reward` section.
+            device: where to compute.
+            given: names of `reward.model` settings that were set by hand; each must fit the checkpoint.
+        """
+        if cfg.model.checkpoint_path is None:
+            raise ConfigError("reward.model.checkpoint_path is not set: which reward model should be used?")
+        self.cfg = cfg
+        path = Path(cfg.model.checkpoint_path)
+        self.model, self.contract, _ = load_checkpoint(path, cfg.model, given)
+        broken = [name for name, value in self.model.state_dict().items() if not bool(value.isfinite().all())]
+        if broken:  # a fused ReLU would turn NaN into 0 and hide it
+            raise DataError(f"{display_path(path)}: the weights {broken[0]} are not finite")
+        self.image_keys = self.model.config.image_keys
+        stored = (self.contract.calibration or {}).get("map")
+        self._calibration = Calibration() if stored is None else Calibration.from_dict(stored)
+        self.threshold = self._threshold(path)
+        self.version = f"{self.contract.data_hash or 'unknown'}/{display_path(path)}"
+        self._device = device
+        self._scorer: Scorer = make_scorer(self.model, cfg.model.precision, device=device)
+        self._checked = False
+        folder = cfg.model.debug_save_dir or os.environ.get(DEBUG_VARIABLE)
+        self._debug = None if folder is None else DebugPictures(Path(folder))
+
+    def _threshold(self, path: Path) -> float:
+        if self.cfg.reward_threshold != "calibrated":
+            return float(self.cfg.reward_threshold)
+        if self.contract.threshold is None:
+            log.warning("%s has no calibrated threshold; 0.5 is used", display_path(path))
+            return 0.5
+        return self.contract.threshold
+
+    def to_device(self, device: str) -> RewardManager:
+        """Move the model; returns self."""
+        self._device = device
+        self._scorer = make_scorer(self.model, self.cfg.model.precision, device=device)
+        return self
+
+    def images(self, observations: Any) -> dict[str, UInt8Array]:
+        """The model's cameras in a batched observation -> uint8 [N, H, W, C] each."""
+        found = images_from(observations, self.image_keys)
+        if not self._checked:
+            self.contract.check_frames(found)
+            self._checked = True
+        return found
+
+    def judge(self, frames: Mapping[str, UInt8Array]) -> Verdict:
+        """Calibrated probabilities of frames, camera -> uint8 [N, H, W, C]."""
+        logits, disagreement = self._scorer(frames)
+        if not bool(np.isfinite(logits).all()):
+            bad = int(np.flatnonzero(~np.isfinite(logits))[0])
+            raise DataError(f"the reward model's verdict on frame {bad} of {len(logits)} is not finite")
+        prob = self._calibration.apply(logits).astype(np.float32)
+        if self._debug is not None:
+            self._debug.save(frames[self.image_keys[0]], prob, self.threshold)
+        return Verdict(prob_success=prob, disagreement=disagreement.astype(np.float32))
+
+    def compute_rewards(self, observations: Any) -> FloatArray:
+        """Learned rewards of a batched observation -> float32 [N]."""
+        return map_rewards(self.judge(self.images(observations)).prob_success, self.cfg, self.threshold)
+
+
+class DebugPictures:
+    """Saves judged frames as `resnet_success|resnet_fail/{id:06d}_prob{p:.4f}.png`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folders = {True: folder / "resnet_success", False: folder / "resnet_fail"}
+        existing = [make_directory(place) for place in self._folders.values()]
+        self._next = sum(1 for place in existing for _ in place.glob("*.png"))
+
+    def save(self, frames: UInt8Array, prob_success: FloatArray, threshold: float) -> None:
+        """One picture per frame."""
+        for frame, prob in zip(frames, prob_success.tolist(), strict=True):
+            save_picture(self._folders[prob > threshold] / f"{self._next:06d}_prob{prob:.4f}.png", frame)
+            self._next += 1
+
+
+def available_device() -> str:
+    """`cuda` where there is a GPU, `cpu` otherwise."""
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,1 @@
+"""Watching reward models: the reward card, drift and reward hacking, reports."""

@@ -1,0 +1,288 @@
+"""Fitting: outcomes, exact resume, golden losses, encode once, and clear errors."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from guerdon.config import (
+    AugmentConfig,
+    EarlyStopConfig,
+    FitConfig,
+    FitDataConfig,
+    OptimConfig,
+    RewardModelConfig,
+)
+from guerdon.datasets import RewardDataset
+from guerdon.errors import DataError
+from guerdon.fit import fit_reward_model
+from guerdon.fit.fit import score_rows
+from guerdon.fit.metrics import auc
+from guerdon.models import build_model, load_checkpoint, save_checkpoint
+from guerdon.store import EpisodeStore, StoreWriter, convert
+from tests.fit.synthetic import episode, write_store
+
+MODEL = RewardModelConfig(
+    model_type="binary_classifier", arch="resnet10", width=4, image_size=(3, 32, 32), hidden_dim=16
+)
+FIT = FitConfig(
+    epochs=4,
+    global_batch_size=32,
+    log_interval=1,
+    save_interval=5,
+    optim=OptimConfig(lr=3e-3),
+)
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("fit") / "data")
+
+
+def on(data, **changes):
+    return replace(FIT, data=FitDataConfig(path=str(data)), **changes)
+
+
+def losses(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
+
+
+@pytest.fixture(scope="module")
+def fitted(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    return folder, fit_reward_model(MODEL, on(data, epochs=6), folder=folder, seed=0)
+
+
+def test_it_learns_and_knows_its_errors(fitted, data, tmp_path):
+    folder, result = fitted
+    assert result.metrics["auc"] > 0.99
+    assert 0 < result.threshold.threshold < 1
+    fresh = EpisodeStore(write_store(tmp_path / "fresh", count=10))
+    model, contract, _ = load_checkpoint(result.checkpoint)
+    logits = score_rows(model, RewardDataset(fresh), np.arange(fresh.num_frames))
+    assert auc(logits, fresh.labels) > 0.99
+    assert contract.threshold == result.threshold.threshold
+    assert contract.data_hash == EpisodeStore(data).content_hash
+    assert len(contract.feature_mean) == 32
+    assert contract.frame_sizes == {"base_camera": (32, 32, 3)}
+    assert not (folder / "features.f32").exists()
+
+
+def test_checkpoints_have_the_documents_layout(fitted):
+    folder, result = fitted
+    best = torch.load(folder / "checkpoints" / "reward_model_best.pt", weights_only=True)
+    assert {"epoch", "model_state_dict", "optimizer_state_dict", "train_loss", "train_acc"} <= best.keys()
+    steps = sorted(int(item.name[5:]) for item in (folder / "checkpoints").glob("step_*"))
+    assert steps == list(range(5, result.num_steps + 1, 5))
+    assert (folder / "checkpoints" / "step_5" / "checkpoint.pt").exists()
+    assert (result.checkpoint / "model.safetensors").exists()
+
+
+def test_the_log_has_losses_and_validations(fitted):
+    folder, result = fitted
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(losses(folder)) == result.num_steps
+    assert sum("val/auc" in line for line in lines) == 6
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 1
+
+
+def test_an_interrupted_run_resumes_to_the_same_losses(data, tmp_path):
+    settings = on(data, augment=AugmentConfig(shift_pixels=2, color=0.2))
+    model = replace(MODEL, dropout=0.3)
+    whole = fit_reward_model(model, settings, folder=tmp_path / "whole", seed=3)
+    first = fit_reward_model(model, replace(settings, epochs=2), folder=tmp_path / "half", seed=3)
+    assert first.num_steps < whole.num_steps
+    shutil.copytree(tmp_path / "half", tmp_path / "resumed")
+    resumed = fit_reward_model(
+        model, settings, folder=tmp_path / "resumed", seed=3, resume_dir=tmp_path / "resumed"
+    )
+    assert losses(tmp_path / "resumed") == losses(tmp_path / "whole")  # to the digit
+    for name, value in load_checkpoint(whole.checkpoint)[0].state_dict().items():
+        assert torch.equal(value, load_checkpoint(resumed.checkpoint)[0].state_dict()[name]), name
+
+
+def test_resuming_on_other_data_or_with_another_seed_is_refused(data, fitted, tmp_path):
+    folder, _ = fitted
+    with pytest.raises(DataError, match="seed 0, this run 1"):
+        fit_reward_model(MODEL, on(data), folder=tmp_path / "a", seed=1, resume_dir=folder)
+    other = write_store(tmp_path / "other", count=20)
+    with pytest.raises(DataError, match="other data"):
+        fit_reward_model(MODEL, on(other), folder=tmp_path / "b", seed=0, resume_dir=folder)
+    with pytest.raises(DataError, match="no checkpoint to resume from"):
+        fit_reward_model(MODEL, on(data), folder=tmp_path / "c", resume_dir=tmp_path)
+
+
+def test_golden_losses(fitted):
+    """A refactor keeps the first losses; a change that means to move them renews the file and says why."""
+    folder, _ = fitted
+    first = [losses(folder)[step] for step in range(1, 9)]
+    golden = json.loads((GOLDEN / "fit_losses.json").read_text())
+    np.testing.assert_allclose(first, golden, rtol=2e-3)
+
+
+def pretrained(tmp_path, seed=7):
+    """Weights of a random encoder as a torchvision file: a stand-in for pretrained ones."""
+    torch.manual_seed(seed)
+    path = tmp_path / "encoder.pt"
+    torch.save(build_model(MODEL).resnet.state_dict(), path)
+    return str(path)
+
+
+def test_a_frozen_encoder_is_run_once_and_gives_the_same_model(data, tmp_path, monkeypatch):
+    model = replace(MODEL, pretrained_encoder_path=pretrained(tmp_path), num_members=2)
+    calls = []
+    from guerdon.models import BinaryRewardClassifier
+
+    original = BinaryRewardClassifier.encode
+    monkeypatch.setattr(
+        BinaryRewardClassifier, "encode", lambda self, x: calls.append(len(x)) or original(self, x)
+    )
+    cached = fit_reward_model(model, on(data), folder=tmp_path / "cached", seed=0)
+    store = EpisodeStore(data)
+    once = store.num_frames
+    assert sum(calls) < 2.5 * once  # once for the cache, once more to calibrate and for statistics
+    monkeypatch.setattr("guerdon.fit.trainer.FeatureCache", None)
+    monkeypatch.setattr("guerdon.fit.trainer.Trainer._may_cache", lambda self: False)
+    calls.clear()
+    plain = fit_reward_model(model, on(data), folder=tmp_path / "plain", seed=0)
+    assert sum(calls) > 4 * once
+    left, right = losses(tmp_path / "cached"), losses(tmp_path / "plain")
+    np.testing.assert_allclose(list(left.values()), list(right.values()), rtol=1e-4)
+    assert cached.metrics["auc"] == pytest.approx(plain.metrics["auc"], abs=1e-3)
+
+
+def test_augmented_views_are_cached(data, tmp_path):
+    model = replace(MODEL, pretrained_encoder_path=pretrained(tmp_path))
+    settings = on(data, augment=AugmentConfig(shift_pixels=1, num_views=2))
+    result = fit_reward_model(model, settings, folder=tmp_path / "run", seed=0)
+    plain = fit_reward_model(model, on(data), folder=tmp_path / "plain", seed=0)
+    assert losses(tmp_path / "run") != losses(tmp_path / "plain")
+    assert result.num_steps == plain.num_steps
+
+
+def test_gradient_accumulation_gives_the_same_step(data, tmp_path):
+    model = replace(
+        MODEL, pretrained_encoder_path=pretrained(tmp_path)
+    )  # BatchNorm fixed: batches do not mix
+    for name, micro in (("whole", None), ("parts", 8)):
+        fit_reward_model(model, on(data, epochs=2, micro_batch_size=micro), folder=tmp_path / name, seed=0)
+    left, right = losses(tmp_path / "whole"), losses(tmp_path / "parts")
+    np.testing.assert_allclose(list(left.values()), list(right.values()), rtol=1e-4)
+
+
+def test_early_stop(data, tmp_path):
+    settings = on(data, epochs=50, early_stop=EarlyStopConfig(patience=2, min_delta=0.05))
+    result = fit_reward_model(MODEL, settings, folder=tmp_path / "run", seed=0)
+    assert result.num_steps < 50 * 4
+    assert result.best_step < result.num_steps
+
+
+def test_several_cameras(tmp_path):
+    cameras = ("base_camera", "wrist_camera")
+    data = write_store(tmp_path / "two", cameras=cameras)
+    model = replace(MODEL, image_keys=cameras)
+    result = fit_reward_model(model, on(data, epochs=5), folder=tmp_path / "run", seed=0)
+    assert result.metrics["auc"] > 0.98
+    assert set(result.contract.pixel_mean) == set(cameras)
+
+
+def test_foreign_formats_are_copied_once(data, tmp_path):
+    convert(data, tmp_path / "npy", "npy-trajectory")
+    directories = FitDataConfig(
+        positive_dir=str(tmp_path / "npy" / "positive"), negative_dir=str(tmp_path / "npy" / "negative")
+    )
+    settings = replace(FIT, epochs=1, data=directories)
+    fit_reward_model(MODEL, settings, folder=tmp_path / "run", seed=0)
+    copies = list((tmp_path / "run" / "cache").glob("*/manifest.json"))
+    assert len(copies) == 1
+    before = copies[0].stat().st_mtime_ns
+    fit_reward_model(MODEL, settings, folder=tmp_path / "run", seed=0)
+    assert [item.stat().st_mtime_ns for item in (tmp_path / "run" / "cache").glob("*/manifest.json")] == [
+        before
+    ]
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_files(data, tmp_path):
+    settings = on(data, optim=OptimConfig(lr=1e30, clip_grad=0.0), save_interval=1000)
+    with pytest.raises(DataError, match=r"not finite at step \d+ .*positive/0000\d\d.npy") as stop:
+        fit_reward_model(MODEL, settings, folder=tmp_path / "run", seed=0)
+    assert "checkpoint" in str(stop.value)
+
+
+def test_the_last_good_checkpoint_survives_a_bad_loss(data, tmp_path, monkeypatch):
+    from guerdon.fit.trainer import Trainer
+
+    original = Trainer.logits
+
+    def poisoned(self, rows, *, train=False):
+        logits = original(self, rows, train=train)
+        return logits * float("nan") if train and self.progress.step == 7 else logits
+
+    monkeypatch.setattr(Trainer, "logits", poisoned)
+    with pytest.raises(DataError, match=r"step 7 .*step_5/checkpoint.pt"):
+        fit_reward_model(MODEL, on(data), folder=tmp_path / "run", seed=0)
+    model, _, extra = load_checkpoint(tmp_path / "run" / "checkpoints" / "step_5" / "checkpoint.pt")
+    assert extra["progress"]["step"] == 5
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("episodes", "message"),
+    [
+        ([episode(seed, False) for seed in range(12)], "no success frame"),
+        ([episode(0, True), episode(1, False)], "at least 2 are needed|no failure|no success"),
+    ],
+)
+def test_too_little_data_is_named(tmp_path, episodes, message):
+    with StoreWriter(tmp_path / "data") as writer:
+        writer.add_many(episodes)
+    with pytest.raises(DataError, match=message):
+        fit_reward_model(MODEL, on(tmp_path / "data"), folder=tmp_path / "run", seed=0)
+
+
+def test_a_missing_camera_is_named(data, tmp_path):
+    with pytest.raises(DataError, match=r"no camera 'front'.*base_camera"):
+        fit_reward_model(replace(MODEL, image_keys=("front",)), on(data), folder=tmp_path / "run", seed=0)
+
+
+def test_missing_data_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"fit\.data\.path"):
+        fit_reward_model(MODEL, FIT, folder=tmp_path / "run", seed=0)
+    with pytest.raises(DataError, match="nowhere"):
+        fit_reward_model(MODEL, on("nowhere"), folder=tmp_path / "run", seed=0)
+
+
+def test_a_failing_write_of_a_checkpoint_is_a_clear_error(data, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Exception, match="not a directory"):
+        fit_reward_model(
+            MODEL, on(data, save_dir=str(tmp_path / "file" / "x")), folder=tmp_path / "run", seed=0
+        )
+
+
+def test_pictures_of_the_training_frames(data, tmp_path):
+    settings = replace(
+        on(data, epochs=1),
+        data=FitDataConfig(path=str(data), debug_save_dir=str(tmp_path / "debug")),
+    )
+    fit_reward_model(MODEL, settings, folder=tmp_path / "run", seed=0)
+    success = list((tmp_path / "debug" / "success").glob("*.png"))
+    assert len(success) >= 20
+    assert len(list((tmp_path / "debug" / "fail").glob("*.png"))) > len(success)
+
+
+def test_a_saved_model_scores_the_same(fitted, data, tmp_path):
+    _, result = fitted
+    model, contract, _ = load_checkpoint(result.checkpoint)
+    save_checkpoint(tmp_path / "again", model, contract)
+    store = EpisodeStore(data)
+    dataset, rows = RewardDataset(store), np.arange(50)
+    np.testing.assert_array_equal(
+        score_rows(model, dataset, rows), score_rows(load_checkpoint(tmp_path / "again")[0], dataset, rows)
+    )

@@ -1,0 +1,209 @@
+"""Serving: rewards from checkpoints, in mini-batches, with thresholds, types and debug pictures."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from guerdon.cli import main
+from guerdon.config import FitConfig, FitDataConfig, OptimConfig, RewardConfig, RewardModelConfig
+from guerdon.errors import ConfigError, DataError
+from guerdon.fit import fit_reward_model
+from guerdon.models import load_checkpoint, save_checkpoint
+from guerdon.serve import EmbodiedRewardWorker, ImageRewardWorker, RewardManager
+from guerdon.store import EpisodeStore, convert
+from tests.fit.synthetic import write_store
+
+MODEL = RewardModelConfig(
+    model_type="binary_classifier", arch="resnet10", width=4, image_size=(3, 32, 32), hidden_dim=16
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("serve") / "data", count=40)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(data, tmp_path_factory):
+    fit = FitConfig(
+        epochs=4, global_batch_size=32, optim=OptimConfig(lr=3e-3), data=FitDataConfig(path=str(data))
+    )
+    folder = tmp_path_factory.mktemp("checkpoint")
+    return fit_reward_model(MODEL, fit, folder=folder, tensorboard=False).checkpoint
+
+
+def reward(checkpoint, **changes):
+    return RewardConfig(model=replace(RewardModelConfig(), checkpoint_path=str(checkpoint)), **changes)
+
+
+@pytest.fixture(scope="module")
+def frames(data):
+    store = EpisodeStore(data)
+    return store.frames("base_camera", np.arange(store.num_frames)), store.labels
+
+
+def test_binary_rewards_follow_the_calibrated_threshold(checkpoint, frames):
+    images, labels = frames
+    manager = RewardManager(reward(checkpoint))
+    assert manager.threshold == load_checkpoint(checkpoint)[1].threshold
+    rewards = manager.compute_rewards({"main_images": images})
+    assert rewards.dtype == np.float32
+    assert set(rewards.tolist()) == {0.0, 1.0}
+    assert (rewards == (labels >= 0.5)).mean() > 0.95
+
+
+def test_success_and_fail_rewards_and_thresholds(checkpoint, frames):
+    images, _ = frames
+    prob = RewardManager(reward(checkpoint, reward_type="continuous")).compute_rewards(images)
+    assert 0 <= prob.min() < 0.1 < 0.9 < prob.max() <= 1
+    cfg = reward(checkpoint, success_reward=10.0, fail_reward=-0.5, reward_threshold=0.3)
+    mapped = RewardManager(cfg).compute_rewards(images)
+    np.testing.assert_array_equal(mapped, np.where(prob > 0.3, np.float32(10), np.float32(-0.5)))
+    never = RewardManager(reward(checkpoint, reward_threshold=1.0)).compute_rewards(images)
+    assert not never.any()  # strictly above
+
+
+def test_every_dialect_of_an_observation_gives_the_same_rewards(checkpoint, frames):
+    images, _ = frames
+    manager = RewardManager(reward(checkpoint, reward_type="continuous"))
+    expected = manager.compute_rewards(images[:16])
+    chw = np.moveaxis(images[:16], -1, 1)
+    for observation in (
+        {"base_camera": torch.from_numpy(images[:16])},
+        {"images": {"base_camera": chw}},
+        {"main_images": chw.astype(np.float32) / 255},
+    ):
+        np.testing.assert_allclose(manager.compute_rewards(observation), expected, atol=1e-6)
+
+
+def test_scoring_is_pure_and_batches_do_not_matter(checkpoint, frames):
+    images, _ = frames
+    worker = ImageRewardWorker(reward(checkpoint, reward_type="continuous"))
+    worker.init_worker()
+    whole = worker.compute_batch_rewards({"main_images": images})
+    assert len(images) > 256  # more than one mini-batch
+    parts = np.concatenate(
+        [worker.compute_batch_rewards(images[i : i + 100]) for i in range(0, len(images), 100)]
+    )
+    np.testing.assert_allclose(whole, parts, atol=1e-5)
+    np.testing.assert_array_equal(whole, worker.compute_rewards({"main_images": images}))
+
+
+def test_mini_batches_have_256_images(checkpoint, frames, monkeypatch):
+    images, _ = frames
+    worker = EmbodiedRewardWorker(reward(checkpoint))
+    worker.init_worker()
+    sizes = []
+    original = RewardManager.judge
+    monkeypatch.setattr(
+        RewardManager, "judge", lambda self, f: sizes.append(len(f["base_camera"])) or original(self, f)
+    )
+    worker.compute_batch_rewards({"main_images": images})
+    assert sizes == [256, len(images) - 256]
+
+
+def test_a_worker_without_a_model_says_so(checkpoint):
+    with pytest.raises(ConfigError, match="init_worker"):
+        ImageRewardWorker(reward(checkpoint)).compute_batch_rewards(np.zeros((1, 32, 32, 3), np.uint8))
+    with pytest.raises(ConfigError, match="checkpoint_path is not set"):
+        RewardManager(RewardConfig())
+    with pytest.raises(DataError, match="nowhere"):
+        RewardManager(reward("nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ({"other": np.zeros((2, 32, 32, 3), np.uint8)}, "no image of camera 'base_camera'"),
+        ({"base_camera": np.zeros((2, 48, 48, 3), np.uint8)}, "48.*32|32.*48"),
+    ],
+)
+def test_frames_of_another_kind_are_refused_on_the_first_batch(checkpoint, frames, message):
+    with pytest.raises(DataError, match=message):
+        RewardManager(reward(checkpoint)).compute_rewards(frames)
+
+
+def test_a_verdict_that_is_not_finite_is_an_error(checkpoint, frames):
+    manager = RewardManager(reward(checkpoint))
+    with torch.no_grad():
+        list(manager.model.parameters())[-1].fill_(float("nan"))
+    manager.to_device("cpu")
+    with pytest.raises(DataError, match="verdict on frame 0 of 4 is not finite"):
+        manager.compute_rewards(frames[0][:4])
+
+
+def test_weights_that_are_not_finite_are_refused(checkpoint, tmp_path):
+    model, contract, _ = load_checkpoint(checkpoint)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    save_checkpoint(tmp_path / "broken", model, contract)
+    with pytest.raises(DataError, match="not finite"):
+        RewardManager(reward(tmp_path / "broken"))
+
+
+def test_a_saved_worker_scores_the_same(checkpoint, frames, tmp_path):
+    worker = ImageRewardWorker(reward(checkpoint, reward_type="continuous"))
+    worker.init_worker()
+    place = worker.save_checkpoint(tmp_path, step=7)
+    assert place.name == "step_7"
+    again = RewardManager(reward(place, reward_type="continuous"))
+    np.testing.assert_array_equal(
+        again.compute_rewards(frames[0][:64]), worker.compute_rewards(frames[0][:64])
+    )
+
+
+@pytest.mark.parametrize("by", ["setting", "variable"])
+def test_debug_pictures_have_the_documents_names(checkpoint, frames, tmp_path, monkeypatch, by):
+    cfg = reward(checkpoint)
+    if by == "setting":
+        cfg = replace(cfg, model=replace(cfg.model, debug_save_dir=str(tmp_path)))
+    else:
+        monkeypatch.setenv("DEBUG_IMAGE_SAVE_DIR", str(tmp_path))
+    images, labels = frames
+    manager = RewardManager(cfg)
+    chosen = np.concatenate([images[labels > 0.5][:5], images[labels < 0.5][:5]])
+    verdict = manager.judge({"base_camera": chosen})
+    names = [
+        f"resnet_{'success' if prob > manager.threshold else 'fail'}/{number:06d}_prob{prob:.4f}.png"
+        for number, prob in enumerate(verdict.prob_success.tolist())
+    ]
+    assert sorted(str(item.relative_to(tmp_path)) for item in tmp_path.rglob("*.png")) == sorted(names)
+    manager.judge({"base_camera": chosen[:1]})
+    assert len(list(tmp_path.rglob("000010_*.png"))) == 1  # numbers go on
+
+
+def test_reward_score(checkpoint, data, tmp_path, capsys):
+    out = tmp_path / "scores.parquet"
+    code = main(["reward", "score", str(data), "--checkpoint", str(checkpoint), "--out", str(out), "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert (code, result["frames"]) == (0, EpisodeStore(data).num_frames)
+    assert result["metrics"]["auc"] > 0.98
+    table = pq.read_table(out).to_pydict()
+    assert sum(table["fires"]) == result["fires"]
+    assert set(table) == {"episode", "step", "label", "prob_success", "fires", "source"}
+
+
+def test_reward_score_of_a_foreign_format_as_json(checkpoint, data, tmp_path, capsys):
+    convert(data, tmp_path / "npy", "npy-trajectory")
+    out = tmp_path / "scores.json"
+    code = main(
+        ["reward", "score", str(tmp_path / "npy"), "--checkpoint", str(checkpoint), "--out", str(out)]
+    )
+    assert (code, "frames/s" in capsys.readouterr().out) == (0, True)
+    assert json.loads(out.read_text())[0].keys() >= {"prob_success", "label"}
+
+
+def test_reward_card(checkpoint, data, tmp_path, capsys):
+    out = tmp_path / "card.html"
+    arguments = ["reward", "card", "--checkpoint", str(checkpoint), "--data", str(data), "--out", str(out)]
+    assert main([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    page = out.read_text()
+    assert result["headline"].split(".")[0] in page
+    assert page.count("<svg") >= 4
+    assert page.count("data:image/png;base64,") >= 4
+    assert load_checkpoint(checkpoint)[1].data_hash in page
