@@ -69,8 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
 
     demo = verbs.add_parser("demo", parents=[common], help="the workflow on the embedded environment")
-    demo.add_argument("--seed", type=int, default=0)
-    demo.add_argument("--output-dir", default="runs", help="where runs are kept (default: runs)")
+    demo.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as Hydra takes them")
     demo.set_defaults(handler=_demo)
 
     collect = verbs.add_parser("collect", parents=[common], help="run a policy, save labelled episodes")
@@ -145,7 +144,7 @@ def _print(arguments: argparse.Namespace, result: dict[str, Any], lines: Sequenc
 def _demo(arguments: argparse.Namespace) -> int:
     from guerdon.run.demo import run_demo
 
-    summary, lines = run_demo(output_dir=Path(arguments.output_dir), seed=arguments.seed)
+    summary, lines = run_demo(arguments.overrides)
     _print(arguments, summary, lines)
     return 0
 

@@ -310,11 +310,9 @@ def test_references_that_lead_nowhere(write: Writer, value: str, message: str) -
 
 
 def test_a_missing_config_lists_what_there_is(write: Writer) -> None:
-    assert error_of("colect") == (
-        "no config 'colect' in guerdon/conf: did you mean 'collect'? available: collect, demo, train_reward"
-        if Path.cwd() == REPOSITORY
-        else f"no config 'colect' in {PACKAGE_CONF}: did you mean 'collect'? available: collect, demo, train_reward"
-    )
+    place = "guerdon/conf" if Path.cwd() == REPOSITORY else PACKAGE_CONF
+    names = "available: collect, demo, train_reward"
+    assert error_of("colect") == f"no config 'colect' in {place}: did you mean 'collect'? {names}"
     message = error_of("minne", config_path=write("seed: 1\n"))
     assert "did you mean 'mine'? available: collect, demo, mine, train_reward" in message
 
