@@ -18,8 +18,9 @@ MIN_POSITIVE_SHARE = 0.02
 """Below this share of positive frames a warning says that the classes are far out of balance."""
 FROZEN_FRAMES = 10
 """From this many identical frames in a row on, while the robot moves, a camera counts as frozen."""
-JUMP = 6.0
-"""The last frame counts as a jump if it differs this many times more than the steps before it do."""
+JUMP, STILL = 2.0, 0.5
+"""The last frame counts as a jump if it differs this many times more than the largest step before it; changes
+below `STILL` grey levels are no movement."""
 EXAMPLES = 5
 
 Level = Literal["error", "warning", "info"]
@@ -153,13 +154,11 @@ def _check_labels(notes: _Notes, episode: Episode, name: str) -> None:
     if episode.num_frames < 6:
         return
     change = np.abs(np.diff(grey_cells(frames), axis=0)).mean(axis=(1, 2))
-    usual = float(np.median(change[:-1])) + 0.25
-    home = float(np.abs(grey_cells(frames[-1:]) - grey_cells(frames[:1])).mean())
-    if change[-1] > JUMP * usual and home < change[-1]:
+    if change[-1] > JUMP * max(float(change[1:-1].max()), STILL):
         notes.object(
             "error",
             "alignment",
-            f"the last frame of {camera!r} jumps back towards the first: it seems to show the next episode "
+            f"the last frame of {camera!r} jumps away from all before it: it seems to show the next episode "
             "(a frame taken after auto-reset), so its label belongs to another picture",
             name,
         )
