@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-ALL = ("bench_tabletop", "bench_collect", "bench_store", "bench_fit")
+ALL = ("bench_tabletop", "bench_collect", "bench_store", "bench_scoring", "bench_fit")
 
 
 def main() -> int:

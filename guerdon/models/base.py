@@ -94,6 +94,10 @@ class RewardModel(nn.Module, ABC):
         Returns:
             float32 [N, K, C, H, W] on the model's device, cameras in the order of `config.image_keys`.
         """
+        return self._normalised(self.images(frames).to(next(self.parameters()).device))
+
+    def images(self, frames: Mapping[str, Any] | Any) -> Tensor:
+        """The first half of `preprocess`: frames resized and stacked, uint8 [N, K, H, W, C] on the CPU."""
         keys = self.config.image_keys
         if not isinstance(frames, Mapping):
             if len(keys) > 1:
@@ -106,8 +110,17 @@ class RewardModel(nn.Module, ABC):
         if len({len(images) for images in cameras}) > 1:
             counts = {key: len(images) for key, images in zip(keys, cameras, strict=True)}
             raise DataError(f"the cameras have different numbers of frames: {counts}")
-        pixels = cameras[0].unsqueeze(1) if len(cameras) == 1 else torch.stack(cameras, dim=1)
-        return self._normalised(pixels.to(next(self.parameters()).device))
+        return cameras[0].unsqueeze(1) if len(cameras) == 1 else torch.stack(cameras, dim=1)
+
+    def scale_shift(self) -> tuple[Tensor, Tensor]:
+        """The second half of `preprocess`: `pixel * scale + shift` for pixels up to 255; float32 [C] each."""
+        channels = self.config.image_size[0]
+        scale, shift = torch.full((channels,), 1 / 255), torch.zeros(channels)
+        if self.config.normalize:
+            mean = torch.tensor(IMAGENET_MEAN if channels == 3 else GREY_MEAN)
+            std = torch.tensor(IMAGENET_STD if channels == 3 else GREY_STD)
+            scale, shift = scale / std, -mean / std
+        return scale, shift
 
     def _resized(self, images: Any, camera: str) -> Tensor:
         """One camera's images as uint8 [N, H, W, C] of the model's size."""
@@ -132,11 +145,7 @@ class RewardModel(nn.Module, ABC):
     def _normalised(self, pixels: Tensor) -> Tensor:
         """uint8 [N, K, H, W, C] -> float32 [N, K, C, H, W], channels last in memory; one multiply-add."""
         width, channels = pixels.shape[-2:]
-        scale, shift = torch.full((channels,), 1 / 255), torch.zeros(channels)
-        if self.config.normalize:
-            mean = torch.tensor(IMAGENET_MEAN if channels == 3 else GREY_MEAN)
-            std = torch.tensor(IMAGENET_STD if channels == 3 else GREY_STD)
-            scale, shift = scale / std, -mean / std
+        scale, shift = self.scale_shift()
         # Whole rows, so that the inner loop runs over W * C values instead of C.
         rows = pixels.reshape(-1, width * channels).to(torch.float32)
         torch.addcmul(shift.repeat(width).to(rows), rows, scale.repeat(width).to(rows), out=rows)
