@@ -125,8 +125,13 @@ def _add_reward(reward: argparse.ArgumentParser, common: argparse.ArgumentParser
     card.add_argument("--data", dest="path", type=Path, required=True, help="held-out episodes")
     card.add_argument("--out", type=Path, required=True, metavar="HTML")
     card.set_defaults(handler=_card)
-    for use in (score, card):
+    quantize = uses.add_parser("quantize", parents=[common], help="make and verify the int8 version")
+    quantize.add_argument("path", type=Path, help="a data set; the one it was fitted to is best")
+    quantize.add_argument("--threshold", type=float, metavar="P", help="decide at P, not as calibrated")
+    quantize.set_defaults(handler=_quantize)
+    for use in (score, card, quantize):
         use.add_argument("--checkpoint", type=Path, required=True, metavar="C")
+    for use in (score, card):
         use.add_argument("--precision", choices=["fp32", "bf16", "int8"], default="fp32")
 
 
@@ -314,6 +319,20 @@ def _card(arguments: argparse.Namespace) -> int:
 
     result = card(arguments.path, arguments.checkpoint, arguments.out, precision=arguments.precision)
     _print(arguments, result, [result["headline"], f"-> {display_path(arguments.out)}"])
+    return 0
+
+
+def _quantize(arguments: argparse.Namespace) -> int:
+    from guerdon.run.judge import quantize
+
+    result = quantize(arguments.path, arguments.checkpoint, arguments.threshold)
+    lines = [
+        f"int8 decides as fp32 does on {result['agreement']:.3%} of "
+        f"{result['num_check_frames']} held-out frames",
+        f"{result['judged_twice']:.1%} of them are near the threshold and judged again in fp32",
+        f"-> {display_path(result['file'])}",
+    ]
+    _print(arguments, result, lines)
     return 0
 
 

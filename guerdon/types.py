@@ -30,16 +30,18 @@ IntArray: TypeAlias = NDArray[np.int64]
 SPLITS: tuple[Split, ...] = ("", "train", "val", "test")
 
 
+def _size_wanted(wanted: int | None, have: int) -> int:
+    return have if wanted is None else wanted
+
+
 def _check(owner: str, name: str, value: Any, dtype: type[np.generic], shape: tuple[int | None, ...]) -> None:
     """Raise unless `value` is an array of `dtype` with `shape`; None in `shape` matches any size."""
     if not isinstance(value, np.ndarray):
         raise DataError(f"{owner}.{name} must be a numpy array, not {type(value).__name__}")
-    if value.dtype != np.dtype(dtype):
+    if value.dtype != dtype:
         raise DataError(f"{owner}.{name} must be {np.dtype(dtype)}, not {value.dtype}")
-    fits = len(value.shape) == len(shape) and all(
-        want is None or want == have for want, have in zip(shape, value.shape, strict=True)
-    )
-    if not fits:
+    have = value.shape
+    if len(have) != len(shape) or have != tuple(map(_size_wanted, shape, have)):
         wanted = "[" + ", ".join("*" if size is None else str(size) for size in shape) + "]"
         raise DataError(f"{owner}.{name} must have shape {wanted}, not {list(value.shape)}")
 
@@ -100,18 +102,17 @@ class Episode:
         if steps == 0:
             raise DataError("Episode has no frames")
         _check_frames("Episode", self.frames, steps)
-        if not bool(np.all((self.labels >= 0.0) & (self.labels <= 1.0))):  # also catches NaN
+        if not (self.labels.min() >= 0.0 and self.labels.max() <= 1.0):  # also catches NaN
             raise DataError("Episode.labels must lie in [0, 1]")
-        optional: dict[str, tuple[type[np.generic], tuple[int | None, ...]]] = {
-            "actions": (np.float32, (steps, None)),
-            "states": (np.float32, (steps, None)),
-            "initial_state": (np.float32, (None,)),
-            "env_rewards": (np.float32, (steps,)),
-            "terminated": (np.bool_, (steps,)),
-            "truncated": (np.bool_, (steps,)),
-            "is_grasped": (np.bool_, (steps,)),
-        }
-        for name, (dtype, shape) in optional.items():
+        for name, dtype, shape in (
+            ("actions", np.float32, (steps, None)),
+            ("states", np.float32, (steps, None)),
+            ("initial_state", np.float32, (None,)),
+            ("env_rewards", np.float32, (steps,)),
+            ("terminated", np.bool_, (steps,)),
+            ("truncated", np.bool_, (steps,)),
+            ("is_grasped", np.bool_, (steps,)),
+        ):
             value = getattr(self, name)
             if value is not None:
                 _check("Episode", name, value, dtype, shape)
@@ -138,7 +139,7 @@ class Episode:
 
 def is_positive(labels: NDArray[Any], success_once: bool = False) -> bool:
     """The documents' rule: an episode is positive if `success_once` or any frame label is >= 0.5."""
-    return bool(success_once) or bool(np.any(np.asarray(labels) >= 0.5))
+    return bool(success_once) or bool((np.asarray(labels) >= 0.5).any())
 
 
 @dataclass(frozen=True, kw_only=True)

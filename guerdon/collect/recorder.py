@@ -2,11 +2,13 @@
 
 Every environment fills a slot of a preallocated pool. When its episode ends the slot goes to the writer
 thread as it is, without a copy, and the environment takes a free one; when none is free, stepping waits for
-the disk (back-pressure, not growth).
+the disk (back-pressure, not growth). All that is not a frame shares one array of numbers, so that a step
+costs one copy for each camera and one for the rest.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -54,8 +56,9 @@ class EpisodeRecorder:
         self.source = source
         self._on_episode = on_episode
         self._capacity = capacity
-        self._pool: dict[str, NDArray[Any]] = {}
-        self._cameras: tuple[str, ...] = ()
+        self._frames: dict[str, UInt8Array] = {}
+        self._numbers: FloatArray = np.empty((0, 0, 0), np.float32)
+        self._columns: dict[str, tuple[slice, tuple[int, ...]]] = {}
         self._free: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._generation = 0
         self._slot: IntArray = np.full(num_envs, -1, np.int64)
@@ -67,15 +70,19 @@ class EpisodeRecorder:
         self, env_ids: IntArray, initial_states: FloatArray | None, seeds: IntArray | None = None
     ) -> None:
         """Start new episodes: note the state each starts in ([n, S]) and its seed ([n])."""
-        for position, env in enumerate(env_ids.tolist()):
-            if initial_states is not None:
-                self._initial[env] = np.array(initial_states[position], np.float32)
-            if seeds is not None:
-                self._seeds[env] = int(seeds[position])
+        envs = env_ids.tolist()
+        for env in envs:
+            self._initial.pop(env, None)
+            self._seeds.pop(env, None)
+        if initial_states is not None:
+            self._initial.update(zip(envs, np.array(initial_states, np.float32), strict=True))
+        if seeds is not None:
+            self._seeds.update(zip(envs, seeds.tolist(), strict=True))
 
-    def length(self, env: int) -> int:
-        """How many steps environment `env` has recorded of its running episode."""
-        return int(self._length[env])
+    @property
+    def lengths(self) -> IntArray:
+        """How many steps each environment has recorded of its running episode, int [num_envs]."""
+        return self._length
 
     def record(
         self,
@@ -92,34 +99,40 @@ class EpisodeRecorder:
             labels: [n], success of each frame.
             **fields: any of `STEP_FIELDS`, each [n] or [n, size]; the same ones at every step.
         """
-        values: dict[str, NDArray[Any]] = {f"frames/{name}": images for name, images in frames.items()}
-        values["labels"] = np.asarray(labels, np.float32)
-        for name, value in fields.items():
-            if value is not None:
-                values[name] = np.asarray(value, STEP_FIELDS[name])
-        if not self._pool:
-            self._allocate(values)
-        self._check_shapes(values, len(env_ids))
-        fresh = env_ids[self._slot[env_ids] < 0]
-        for env in fresh.tolist():
-            self._slot[env] = self._take_slot()
-        if int(self._length[env_ids].max(initial=0)) >= self._capacity:
-            self._grow()
-        slots, steps = self._slot[env_ids], self._length[env_ids]
-        for name, value in values.items():
-            self._pool[name][slots, steps] = value
-        self._length[env_ids] += 1
-
-    def _check_shapes(self, values: Mapping[str, NDArray[Any]], count: int) -> None:
-        if values.keys() != self._pool.keys():
+        values = {name: value for name, value in fields.items() if value is not None}
+        values["labels"] = labels
+        if not self._frames:
+            self._allocate(frames, values)
+        count = len(env_ids)
+        if frames.keys() != self._frames.keys() or values.keys() != self._columns.keys():
             raise DataError(
-                f"this step has {sorted(values)}, earlier ones had {sorted(self._pool)}: cameras and fields "
-                "must stay the same"
+                f"this step has {sorted((*frames, *values))}, earlier ones had "
+                f"{sorted((*self._frames, *self._columns))}: cameras and fields must stay the same"
             )
+        numbers = np.empty((count, self._numbers.shape[2]), np.float32)
         for name, value in values.items():
-            wanted = (count, *self._pool[name].shape[2:])
-            if value.shape != wanted:
-                raise DataError(f"{name} has shape {list(value.shape)}; expected {list(wanted)}")
+            columns, shape = self._columns[name]
+            _expect(name, value, (count, *shape))
+            numbers[:, columns] = value if shape else value[:, None]
+        for name, images in frames.items():
+            _expect(f"frames/{name}", images, (count, *self._frames[name].shape[2:]))
+        slots, steps = self._places(env_ids)
+        for name, images in frames.items():
+            self._frames[name][slots, steps] = images
+        self._numbers[slots, steps] = numbers
+        self._length[env_ids] = steps + 1
+
+    def _places(self, env_ids: IntArray) -> tuple[IntArray, IntArray]:
+        """Where the next step of each environment goes: its slot and the row in it, int [n] each."""
+        slots, steps = self._slot[env_ids], self._length[env_ids]
+        if slots.min(initial=0) < 0:
+            for env in env_ids[slots < 0].tolist():
+                self._slot[env] = self._take_slot()
+            slots = self._slot[env_ids]
+        if steps.max(initial=0) >= self._capacity:
+            self._grow()
+            slots = self._slot[env_ids]
+        return slots, steps
 
     def end(self, env: int, *, success_once: bool = False, complete: bool = True) -> None:
         """The episode of `env` is over: hand it on and start with an empty slot."""
@@ -127,12 +140,14 @@ class EpisodeRecorder:
         seed, initial = self._seeds.pop(env, None), self._initial.pop(env, None)
         if steps == 0:
             return
-        cut = {name: array[slot, :steps] for name, array in self._pool.items()}
-        frames = {name: cut.pop(f"frames/{name}") for name in self._cameras}
-        fields: dict[str, Any] = cut
+        numbers = self._numbers[slot, :steps]
+        fields: dict[str, Any] = {
+            name: numbers[:, columns if shape else columns.start].astype(STEP_FIELDS[name], copy=False)
+            for name, (columns, shape) in self._columns.items()
+        }
         episode = Episode(
-            frames=frames,
-            success=is_positive(cut["labels"], success_once),
+            frames={name: images[slot, :steps] for name, images in self._frames.items()},
+            success=is_positive(fields["labels"], success_once),
             initial_state=initial,
             seed=seed,
             source=self.source,
@@ -158,16 +173,21 @@ class EpisodeRecorder:
         self._initial.pop(env, None)
         self._seeds.pop(env, None)
 
-    def _allocate(self, values: Mapping[str, NDArray[Any]]) -> None:
-        self._cameras = tuple(name.removeprefix("frames/") for name in values if name.startswith("frames/"))
-        if not self._cameras:
+    def _allocate(self, frames: Mapping[str, UInt8Array], values: Mapping[str, NDArray[Any]]) -> None:
+        if not frames:
             raise DataError("a step without frames cannot be recorded: no camera was given")
-        slot_bytes = self._capacity * sum(value[0].nbytes for value in values.values())
+        width = 0
+        for name, value in values.items():
+            shape = value.shape[1:]
+            self._columns[name] = (slice(width, width + math.prod(shape)), shape)
+            width += math.prod(shape)
+        slot_bytes = self._capacity * (4 * width + sum(images[0].nbytes for images in frames.values()))
         spare = int(np.clip(POOL_BYTES // slot_bytes, 1, self.num_envs))
         count = self.num_envs + spare
-        self._pool = {
-            name: np.empty((count, self._capacity, *value.shape[1:]), value.dtype)
-            for name, value in values.items()
+        self._numbers = np.empty((count, self._capacity, width), np.float32)
+        self._frames = {
+            name: np.empty((count, self._capacity, *images.shape[1:]), np.uint8)
+            for name, images in frames.items()
         }
         for slot in range(count):
             self._free.put((self._generation, slot))
@@ -181,12 +201,22 @@ class EpisodeRecorder:
     def _grow(self) -> None:
         """Double the capacity; slots that the writer holds stay valid, since it holds the old arrays."""
         taken = np.flatnonzero(self._slot >= 0)
-        count = len(next(iter(self._pool.values())))
-        for name, old in self._pool.items():
-            self._pool[name] = np.empty((count, 2 * self._capacity, *old.shape[2:]), old.dtype)
-            self._pool[name][: len(taken), : self._capacity] = old[self._slot[taken]]
+        count = len(self._numbers)
+
+        def doubled(old: NDArray[Any]) -> NDArray[Any]:
+            new = np.empty((count, 2 * self._capacity, *old.shape[2:]), old.dtype)
+            new[: len(taken), : self._capacity] = old[self._slot[taken]]
+            return new
+
+        self._frames = {name: doubled(old) for name, old in self._frames.items()}
+        self._numbers = doubled(self._numbers)
         self._capacity *= 2
         self._generation += 1
         self._slot[taken] = np.arange(len(taken))
         for slot in range(len(taken), count):
             self._free.put((self._generation, slot))
+
+
+def _expect(name: str, value: NDArray[Any], shape: tuple[int, ...]) -> None:
+    if value.shape != shape:
+        raise DataError(f"{name} has shape {list(value.shape)}; expected {list(shape)}")

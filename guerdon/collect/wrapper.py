@@ -100,19 +100,19 @@ class _Recording:
         self._once[env_ids] |= success[env_ids] >= 0.5
         shown = env_ids if self._every_step else env_ids[done[env_ids]]
         if len(shown):
-            grasped = per_env(info, "is_grasped", len(done), done)
-            states = self._states(obs, reached=True)
-            self._recorder.record(
-                shown,
-                self._frames.frames(obs, done, shown),
-                success[shown],
-                actions=np.asarray(to_numpy(action), np.float32).reshape(len(done), -1)[shown],
-                states=None if states is None else states[shown],
-                env_rewards=env_reward[shown],
-                terminated=terminated[shown],
-                truncated=truncated[shown],
-                is_grasped=None if grasped is None else grasped[shown],
-            )
+            values: dict[str, NDArray[Any] | None] = {
+                "actions": np.asarray(to_numpy(action), np.float32).reshape(len(done), -1),
+                "states": self._states(obs, reached=True),
+                "env_rewards": env_reward,
+                "terminated": terminated,
+                "truncated": truncated,
+                "is_grasped": per_env(info, "is_grasped", len(done), done),
+            }
+            if len(shown) < len(done):
+                values = {name: None if value is None else value[shown] for name, value in values.items()}
+            self._recorder.record(shown, self._frames.frames(obs, done, shown), success[shown], **values)
+        if not done.any():
+            return
         told = per_env(info, "success_once", len(done), done)
         for env in env_ids[done[env_ids]].tolist():
             once = bool(self._once[env]) or (told is not None and bool(told[env]))
@@ -122,7 +122,7 @@ class _Recording:
         """New episodes begin in `env_ids` with `obs` [N, ...]; what was running is kept as unfinished."""
         if self.archive.is_full or len(env_ids) == 0:
             return
-        for env in env_ids.tolist():
+        for env in env_ids[self._recorder.lengths[env_ids] > 0].tolist():
             self._recorder.end(env, success_once=bool(self._once[env]), complete=False)
         self._once[env_ids] = False
         states = self._states(obs, reached=False)

@@ -203,6 +203,8 @@ class TabletopVectorEnv(VectorEnv[Observation, FloatArray, NDArray[Any]]):
 
     def final_state(self) -> FloatArray:
         """The states that the last action led to, float32 [N, S]; see `render_frames(final=True)`."""
+        if not self._restarted.any():
+            return self._scene.state()
         return self._scenes(np.arange(self.num_envs), final=True).state()
 
     # Episodes

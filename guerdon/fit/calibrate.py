@@ -23,6 +23,8 @@ TEMPERATURES = (0.05, 20.0)
 """The range in which a temperature is looked for."""
 TILT = 0.01
 """Slope (logit per logit) of isotonic calibration where it is flat: the order of frames is never lost."""
+MAX_LOGIT = 1000.0
+"""Beyond this no logit is looked for."""
 MAX_FOLDS = 5
 MIN_ISOTONIC_EPISODES = 20
 """With fewer episodes isotonic calibration is not considered: it has too many degrees of freedom."""
@@ -63,6 +65,14 @@ class Calibration:
         elif self.kind == "isotonic":
             x = np.interp(x, self.knots, self.values) + TILT * x
         return _sigmoid(x).astype(np.float32)
+
+    def logit_at(self, prob_success: float) -> float:
+        """The logit above which `apply` gives more than `prob_success`, within +-`MAX_LOGIT`."""
+        low, high = -MAX_LOGIT, MAX_LOGIT
+        while high - low > 1e-9:
+            middle = (low + high) / 2
+            low, high = (low, middle) if float(self.apply([middle])[0]) > prob_success else (middle, high)
+        return high
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, ready for JSON."""

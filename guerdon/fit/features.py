@@ -49,7 +49,8 @@ class FeatureCache:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._map: NDArray[Any] = np.memmap(path, np.float32, mode="w+", shape=self._shape)
-            os.posix_fallocate(os.open(path, os.O_RDWR), 0, self._map.nbytes)  # a full disk shows here
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, self._map.nbytes)  # a full disk shows here
         except OSError as error:
             raise storage_error(path, error) from error
         model.eval()

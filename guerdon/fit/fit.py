@@ -20,9 +20,10 @@ from guerdon.datasets.sampling import EpochSampler
 from guerdon.errors import DataError
 from guerdon.fit.calibrate import Calibration, calibrate
 from guerdon.fit.metrics import Scores, summarize
+from guerdon.fit.quantized import quantize_checkpoint
 from guerdon.fit.threshold import Threshold, choose_threshold
 from guerdon.fit.trainer import Trainer, latest_checkpoint
-from guerdon.models import Contract, RewardModel, build_model, load_checkpoint, save_checkpoint
+from guerdon.models import Contract, RewardModel, build_model, save_checkpoint
 from guerdon.store import EpisodeStore
 from guerdon.types import Fault, IntArray, display_path
 
@@ -91,7 +92,7 @@ def fit_reward_model(
         seed=seed,
     )
     val_rows = rows_of(store, splits["val"])
-    trainer = Trainer(
+    with Trainer(
         model,
         dataset,
         sampler,
@@ -103,25 +104,17 @@ def fit_reward_model(
         seed=seed,
         device=device,
         tensorboard=tensorboard,
-    )
-    if resume_dir is not None:
-        trainer.resume(find_checkpoint(resume_dir))
-    progress = trainer.run()
-    best, _, extra = load_checkpoint(checkpoints / "best.pt")
-    return _finish(
-        best,
-        contract,
-        dataset,
-        val_rows,
-        cfg,
-        checkpoints,
-        extra,
-        seed=seed,
-        device=device,
-        num_steps=progress.step,
-        faults=tuple(faults),
-        started=started,
-    )
+    ) as trainer:
+        if resume_dir is not None:
+            trainer.resume(find_checkpoint(resume_dir))
+        trainer.run()
+        result = _finish(trainer, store, val_rows, tuple(faults), started)
+    if model_cfg.precision == "int8":
+        try:
+            quantize_checkpoint(result.checkpoint, dataset, train_rows, val_rows, seed=seed)
+        except DataError as error:
+            log.warning("the model is saved, but without an int8 version: %s", error)
+    return result
 
 
 def open_data(model_cfg: RewardModelConfig, cfg: FitConfig, folder: Path) -> tuple[EpisodeStore, list[Fault]]:
@@ -172,42 +165,13 @@ def _contract(
     )
 
 
-def feature_statistics(
-    model: RewardModel, dataset: RewardDataset, rows: IntArray
-) -> tuple[list[float], list[float]]:
-    """Mean and deviation of the encoder's features (pooled over space) on some frames, to notice drift."""
-    model.eval()
-    parts = []
-    with torch.no_grad():
-        for start in range(0, len(rows), 256):
-            frames = {
-                n: torch.from_numpy(x) for n, x in dataset.batch(rows[start : start + 256]).frames.items()
-            }
-            features = model.encode(model.preprocess(frames))
-            parts.append(features.flatten(2).mean(dim=-1) if features.dim() > 2 else features)
-    everything = torch.cat(parts).double()
-    return everything.mean(dim=0).tolist(), everything.std(dim=0).tolist()
-
-
 def _finish(
-    model: RewardModel,
-    contract: Contract,
-    dataset: RewardDataset,
-    val_rows: IntArray,
-    cfg: FitConfig,
-    checkpoints: Path,
-    extra: dict[str, Any],
-    *,
-    seed: int,
-    device: torch.device,
-    num_steps: int,
-    faults: tuple[Fault, ...],
-    started: float,
+    trainer: Trainer, store: EpisodeStore, val_rows: IntArray, faults: tuple[Fault, ...], started: float
 ) -> FitResult:
     """Calibrate the best model on the held-out episodes and save it with all that is known of it."""
-    store = dataset.store
-    model = model.to(device)
-    logits = score_rows(model, dataset, val_rows)
+    cfg, seed, checkpoints = trainer.cfg, trainer.seed, trainer.checkpoints
+    extra = trainer.load_best()
+    logits = trainer.score(val_rows)
     labels, episode = store.labels[val_rows], store.episode[val_rows]
     calibration = calibrate(logits, labels, episode, seed=seed)
     numbers, local = np.unique(episode, return_inverse=True)
@@ -230,18 +194,17 @@ def _finish(
         log.warning("calibration: %s", threshold.caveat)
     metrics = summarize(scores, threshold.threshold)
     few = np.sort(np.random.default_rng(seed).permutation(val_rows)[:STATISTICS_FRAMES])
-    feature_mean, feature_std = feature_statistics(model, dataset, few)
+    feature_mean, feature_std = trainer.feature_statistics(few)
     contract = replace(
-        contract,
+        trainer.contract,
         threshold=threshold.threshold,
         calibration={"map": calibration.to_dict(), "threshold": threshold.to_dict()},
         metrics=metrics,
-        feature_mean=tuple(feature_mean),
-        feature_std=tuple(feature_std),
+        feature_mean=feature_mean,
+        feature_std=feature_std,
     )
-    save_checkpoint(checkpoints / "best_model", model, contract)
-    save_checkpoint(checkpoints / "reward_model_best.pt", model, contract, extra)
-    progress = extra["progress"]
+    save_checkpoint(checkpoints / "best_model", trainer.model, contract)
+    save_checkpoint(checkpoints / "reward_model_best.pt", trainer.model, contract, extra)
     return FitResult(
         checkpoint=checkpoints / "best_model",
         contract=contract,
@@ -250,8 +213,8 @@ def _finish(
         calibration=calibration,
         train_loss=float(extra["train_loss"]),
         train_accuracy=float(extra["train_acc"]),
-        num_steps=num_steps,
-        best_step=int(progress["best_step"]),
+        num_steps=trainer.progress.step,
+        best_step=int(extra["progress"]["best_step"]),
         faults=faults,
         seconds=time.perf_counter() - started,
     )

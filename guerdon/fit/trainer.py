@@ -12,12 +12,14 @@ import re
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import Self
 
 from guerdon.config import FitConfig
 from guerdon.datasets import RewardDataset
@@ -107,10 +109,19 @@ class Trainer:
         self._cache: FeatureCache | None = None
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         make = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[cfg.optim.optimizer]
-        self._optimizer = make(trainable, lr=cfg.optim.lr, weight_decay=cfg.optim.weight_decay)
+        self._optimizer = make(trainable, lr=cfg.optim.lr, weight_decay=cfg.optim.weight_decay, fused=True)
         self._labels: FloatArray = dataset.store.labels
         self._steps_per_epoch = math.ceil(len(sampler.epoch(0)) / cfg.global_batch_size)
         self.total_steps = cfg.epochs * self._steps_per_epoch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the feature cache."""
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
 
     # A run
 
@@ -126,14 +137,15 @@ class Trainer:
                 device=self._device,
             )
         resume_step = self.progress.step or None
-        try:
-            with MetricLog(self._folder, tensorboard=self._tensorboard, resume_step=resume_step) as logs:
-                self._loop(logs)
-        finally:
-            if self._cache is not None:
-                self._cache.close()
-                self._cache = None
+        with MetricLog(self._folder, tensorboard=self._tensorboard, resume_step=resume_step) as logs:
+            self._loop(logs)
         return self.progress
+
+    def load_best(self) -> dict[str, Any]:
+        """Take the weights of the best validation; returns what was saved beside them."""
+        best, _, extra = load_checkpoint(self.checkpoints / "best.pt")
+        self.model.load_state_dict(best.state_dict())
+        return extra
 
     def _may_cache(self) -> bool:
         """Whether every frame has the same features in every epoch."""
@@ -206,18 +218,22 @@ class Trainer:
 
     def logits(self, rows: IntArray, *, train: bool = False) -> Tensor:
         """Logits of all members for the frames `rows` (int [n]) -> [n, M]."""
+        return self.model.head(self._features(rows, train))
+
+    def _features(self, rows: IntArray, train: bool) -> Tensor:
+        """Features of the frames `rows`, from the cache where there is one -> [n, *feature_shape]."""
         if self._cache is not None:
             view = None
             if train and self._cache.num_views > 1:
                 view = np.random.default_rng([self.seed, self.progress.step]).integers(
                     1, self._cache.num_views, len(rows)
                 )
-            return self.model.head(self._cache.read(rows, view).to(self._device))
+            return self._cache.read(rows, view).to(self._device)
         frames = {name: torch.from_numpy(images) for name, images in self._dataset.batch(rows).frames.items()}
         if train:
             generator = torch.Generator().manual_seed(_mix(self.seed, self.progress.step, self._rank))
             frames = {name: augment(images, self.cfg.augment, generator) for name, images in frames.items()}
-        return self.model.head(self.model.encode(self.model.preprocess(frames).to(self._device)))
+        return self.model.encode(self.model.preprocess(frames).to(self._device))
 
     def score(self, rows: IntArray) -> NDArray[np.float64]:
         """Logits of the model's verdict on the frames `rows`, in evaluation mode -> float64 [n]."""
@@ -229,6 +245,17 @@ class Trainer:
                     mean_logit(self.logits(rows[start : start + SCORE_BATCH])).double().cpu().numpy()
                 )
         return np.concatenate(parts)
+
+    def feature_statistics(self, rows: IntArray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of the encoder's features, pooled over space, to notice drift by."""
+        self.model.eval()
+        parts = []
+        with torch.no_grad():
+            for start in range(0, len(rows), SCORE_BATCH):
+                features = self._features(rows[start : start + SCORE_BATCH], train=False)
+                parts.append(features.flatten(2).mean(dim=-1) if features.dim() > 2 else features)
+        everything = torch.cat(parts).double()
+        return tuple(everything.mean(dim=0).tolist()), tuple(everything.std(dim=0).tolist())
 
     # Validation
 

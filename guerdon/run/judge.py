@@ -15,11 +15,14 @@ import pyarrow.parquet as pq
 
 from guerdon.config import RewardConfig, RewardModelConfig
 from guerdon.datasets import RewardDataset, audit
-from guerdon.datasets.frames import open_store
-from guerdon.errors import DataError
+from guerdon.datasets.frames import open_store, rows_of, split_store
+from guerdon.errors import ConfigError, DataError
 from guerdon.fit.calibrate import Calibration
 from guerdon.fit.metrics import Scores, summarize
+from guerdon.fit.quantized import quantize_checkpoint
 from guerdon.fit.threshold import Threshold, choose_threshold
+from guerdon.models import load_checkpoint
+from guerdon.models.int8 import int8_path
 from guerdon.serve import ImageRewardWorker
 from guerdon.store.atomic import write_atomic
 from guerdon.types import FloatArray, UInt8Array, display_path
@@ -109,6 +112,25 @@ def card(data: Path, checkpoint: Path, out: Path, *, precision: str) -> dict[str
             out, _card_inputs(scored, data, checkpoint, precision, summary["frames_per_second"])
         )
     return {**summary, "card": str(out), "verdict": verdict.level, "headline": verdict.headline}
+
+
+def quantize(data: Path, checkpoint: Path, threshold: float | None) -> dict[str, Any]:
+    """Make the int8 version of a checkpoint: calibrated on one part of the episodes, verified on the rest."""
+    if threshold is not None and not 0.0 < threshold < 1.0:
+        raise ConfigError(f"the threshold must lie between 0 and 1, not {threshold}")
+    cameras = load_checkpoint(checkpoint)[0].config.image_keys
+    with tempfile.TemporaryDirectory() as copy:
+        store, _ = open_store(str(data), None, None, Path(copy))
+        splits = split_store(store, val_fraction=0.5, seed=0, camera=cameras[0])
+        made = quantize_checkpoint(
+            checkpoint,
+            RewardDataset(store, cameras=cameras),
+            rows_of(store, splits["train"]),
+            rows_of(store, splits["val"]),
+            threshold=threshold,
+        )
+    numbers = {name: getattr(made, name) for name in ("agreement", "judged_twice", "num_check_frames")}
+    return {**numbers, "margin": made.margin, "file": str(int8_path(checkpoint))}
 
 
 def _card_inputs(scored: ScoredData, data: Path, checkpoint: Path, precision: str, rate: float) -> CardInputs:

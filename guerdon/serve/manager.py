@@ -19,6 +19,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.fit.calibrate import Calibration
 from guerdon.models import load_checkpoint
 from guerdon.models.accelerate import Scorer, make_scorer
+from guerdon.models.int8 import int8_path, int8_scorer, load_int8
 from guerdon.serve.relabel import map_rewards
 from guerdon.store.atomic import make_directory
 from guerdon.types import FloatArray, UInt8Array, display_path
@@ -66,7 +67,7 @@ class RewardManager:
         self.threshold = self._threshold(path)
         self.version = f"{self.contract.data_hash or 'unknown'}/{display_path(path)}"
         self._device = device
-        self._scorer: Scorer = make_scorer(self.model, cfg.model.precision, device=device)
+        self._scorer = self._make_scorer(path)
         self._checked = False
         folder = cfg.model.debug_save_dir or os.environ.get(DEBUG_VARIABLE)
         self._debug = None if folder is None else DebugPictures(Path(folder))
@@ -79,10 +80,20 @@ class RewardManager:
             return 0.5
         return self.contract.threshold
 
+    def _make_scorer(self, path: Path) -> Scorer:
+        precision = self.cfg.model.precision
+        if precision != "int8":
+            return make_scorer(self.model, precision, device=self._device)
+        if torch.device(self._device).type != "cpu":
+            raise ConfigError(f"int8 scoring runs on the CPU alone, not on {self._device}: use bf16 or fp32")
+        decides = self.cfg.reward_type == "binary"
+        threshold_logit = self._calibration.logit_at(self.threshold) if decides else None
+        return int8_scorer(self.model, load_int8(int8_path(path), self.model, threshold_logit))
+
     def to_device(self, device: str) -> RewardManager:
         """Move the model; returns self."""
         self._device = device
-        self._scorer = make_scorer(self.model, self.cfg.model.precision, device=device)
+        self._scorer = self._make_scorer(Path(str(self.cfg.model.checkpoint_path)))
         return self
 
     def images(self, observations: Any) -> dict[str, UInt8Array]:

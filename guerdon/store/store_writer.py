@@ -12,7 +12,9 @@ import fcntl
 import json
 import logging
 import os
+from collections import deque
 from collections.abc import Iterator
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ from guerdon.types import Episode, display_path
 log = logging.getLogger("guerdon")
 
 STORE_LOCK = "store.lock"
+MAX_BUFFERS = 512
+"""How many buffers one system call takes; systems allow 1,024."""
 
 
 class StoreWriter(EpisodeWriter):
@@ -73,17 +77,36 @@ class StoreWriter(EpisodeWriter):
         """Append several episodes with one sync for all of them; returns `shard/number` of each."""
         places: list[str] = []
         try:
-            for episode in episodes:
-                shard = self._shard_for(episode)
-                places.append(shard.write(episode))
+            for schema, alike in groupby(episodes, layout.ShardSchema.of):
+                for batch in self._portions(list(alike)):
+                    places += self._add_batch(schema, batch)
         finally:
             if self._shard is not None:
                 self._shard.commit()
             self.num_added += len(places)
         return places
 
-    def _shard_for(self, episode: Episode) -> _OpenShard:
-        schema = layout.ShardSchema.of(episode)
+    def _portions(self, episodes: list[Episode]) -> Iterator[list[Episode]]:
+        """Cut a list so that no part of it has more frames than a shard should hold."""
+        start = size = 0
+        for end, episode in enumerate(episodes):
+            size += sum(images.nbytes for images in episode.frames.values())
+            if size > self._max_shard_bytes and end > start:
+                yield episodes[start:end]
+                start, size = end, 0
+        yield episodes[start:]
+
+    def _add_batch(self, schema: layout.ShardSchema, episodes: list[Episode]) -> list[str]:
+        """Write episodes of one schema; where not all fit on the disk, as many of them as do."""
+        try:
+            return self._shard_for(schema).write(episodes)
+        except StorageError:
+            if len(episodes) == 1:
+                raise
+            log.warning("writing %d episodes at once failed; trying them one by one", len(episodes))
+            return [place for episode in episodes for place in self._add_batch(schema, [episode])]
+
+    def _shard_for(self, schema: layout.ShardSchema) -> _OpenShard:
         if self._shard is not None and (
             self._shard.schema != schema or self._shard.frame_bytes >= self._max_shard_bytes
         ):
@@ -155,29 +178,34 @@ class _OpenShard:
         except OSError as error:
             raise storage_error(path, error) from error
 
-    def write(self, episode: Episode) -> str:
-        """Write the bytes of one episode behind the last one; `commit` makes it count."""
-        first_row = self._num_frames
+    def write(self, episodes: list[Episode]) -> list[str]:
+        """Write the bytes of episodes behind the last one, all or none; `commit` makes them count.
+
+        Each file takes all episodes in one system call: every call lets go of the interpreter lock and takes
+        it again, and it is these takings that slow down the stepping thread, not the bytes.
+        """
         try:
-            for camera, images in episode.frames.items():
-                self._put(self.schema.camera_file(camera), images, first_row)
+            for camera in self.schema.cameras:
+                self._put(self.schema.camera_file(camera), [item.frames[camera] for item in episodes])
             for name in self.schema.vectors:
-                row = self._num_episodes if name == "initial_state" else first_row
-                values: NDArray[Any] = getattr(episode, name)
-                self._put(self.schema.vector_file(name), np.atleast_2d(values), row)
+                self._put(self.schema.vector_file(name), [getattr(item, name) for item in episodes])
         except OSError as error:
             self._give_back()
             raise storage_error(self.path, error, kept=self._num_episodes) from error
-        self._pending.append(layout.EpisodeRecord.of(episode))
-        self._num_frames += episode.num_frames
-        self._num_episodes += 1
-        self.frame_bytes += sum(images.nbytes for images in episode.frames.values())
-        return f"{self.path.name}/{self._num_episodes - 1:06d}"
+        first = self._num_episodes
+        self._pending += [layout.EpisodeRecord.of(episode) for episode in episodes]
+        self._num_frames += sum(episode.num_frames for episode in episodes)
+        self._num_episodes += len(episodes)
+        self.frame_bytes += sum(images.nbytes for item in episodes for images in item.frames.values())
+        return [f"{self.path.name}/{number:06d}" for number in range(first, self._num_episodes)]
 
-    def _put(self, file: str, rows: NDArray[Any], first_row: int) -> None:
-        data = np.ascontiguousarray(rows)
-        row_bytes = data.nbytes // len(data)
-        _pwrite_all(self._files[file], data.data.cast("B"), first_row * row_bytes)
+    def _put(self, file: str, arrays: list[NDArray[Any]]) -> None:
+        """Append to one file; arrays [T, ...] have a row for each frame, arrays [S] one for each episode."""
+        rows = [np.ascontiguousarray(array) for array in arrays]
+        per_frame = rows[0].ndim > 1
+        row_bytes = rows[0].nbytes // len(rows[0]) if per_frame else rows[0].nbytes
+        first_row = self._num_frames if per_frame else self._num_episodes
+        _pwrite_all(self._files[file], [item.data.cast("B") for item in rows], first_row * row_bytes)
 
     def _give_back(self) -> None:
         """Free what a failed write took, so that a full disk has room for the journal line of the others."""
@@ -196,7 +224,7 @@ class _OpenShard:
             for name, file in self._files.items():
                 if name != layout.JOURNAL:
                     os.fdatasync(file)
-            _pwrite_all(self._files[layout.JOURNAL], memoryview(lines), self._journal_end)
+            _pwrite_all(self._files[layout.JOURNAL], [memoryview(lines)], self._journal_end)
             os.fdatasync(self._files[layout.JOURNAL])
         except OSError as error:
             self._num_episodes -= len(pending)
@@ -270,10 +298,16 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
 
-def _pwrite_all(file: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written
+def _pwrite_all(file: int, buffers: list[memoryview], offset: int) -> None:
+    """Write all `buffers` one behind the other from `offset` on, however little the system takes at once."""
+    rest = deque(buffer for buffer in buffers if buffer)
+    while rest:
+        written = os.pwritev(file, list(islice(rest, MAX_BUFFERS)), offset)
+        offset += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.popleft())
+        if written:
+            rest[0] = rest[0][written:]
 
 
 @contextlib.contextmanager

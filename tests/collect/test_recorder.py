@@ -181,4 +181,4 @@ def test_dropping_frees_the_slot():
     for _ in range(20):  # more often than there are slots
         recorder.record(np.array([0]), step_frames([0], 0), np.zeros(1))
         recorder.drop(0)
-    assert recorder.length(0) == 0
+    assert recorder.lengths[0] == 0

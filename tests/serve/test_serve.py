@@ -207,3 +207,33 @@ def test_reward_card(checkpoint, data, tmp_path, capsys):
     assert page.count("<svg") >= 4
     assert page.count("data:image/png;base64,") >= 4
     assert load_checkpoint(checkpoint)[1].data_hash in page
+
+
+def test_int8_decides_as_fp32_and_belongs_to_its_checkpoint(checkpoint, data, frames, tmp_path, capsys):
+    images, _ = frames
+    place = tmp_path / "model"
+    save_checkpoint(place, *load_checkpoint(checkpoint)[:2])
+    int8 = RewardModelConfig(checkpoint_path=str(place), precision="int8")
+    with pytest.raises(ConfigError, match=r"int8\.npz does not exist.*guerdon reward quantize"):
+        RewardManager(RewardConfig(model=int8))
+    assert main(["reward", "quantize", str(data), "--checkpoint", str(place), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["agreement"] >= 0.999 and made["num_check_frames"] > 100 and made["file"].endswith("int8.npz")
+    fast = RewardManager(RewardConfig(model=int8)).compute_rewards(images)
+    exact = RewardManager(reward(place)).compute_rewards(images)
+    assert (fast == exact).mean() >= 0.999 and 0 < exact.mean() < 1
+    with pytest.raises(ConfigError, match="verified for a threshold"):
+        RewardManager(RewardConfig(model=int8, reward_threshold=0.9999))
+    with pytest.raises(ConfigError, match="CPU alone, not on cuda:0"):
+        RewardManager(RewardConfig(model=int8), device="cuda:0")
+    assert main(["reward", "score", str(data), "--checkpoint", str(place), "--precision", "int8"]) == 0
+    assert main(["reward", "quantize", str(data), "--checkpoint", str(place), "--threshold", "2"]) == 2
+
+
+def test_a_fit_for_int8_brings_its_int8_version(data, tmp_path):
+    fit = FitConfig(
+        epochs=4, global_batch_size=32, optim=OptimConfig(lr=3e-3), data=FitDataConfig(path=str(data))
+    )
+    made = fit_reward_model(replace(MODEL, precision="int8"), fit, folder=tmp_path, tensorboard=False)
+    cfg = RewardConfig(model=RewardModelConfig(checkpoint_path=str(made.checkpoint), precision="int8"))
+    assert RewardManager(cfg).threshold == made.contract.threshold
