@@ -17,7 +17,7 @@ from benchmarks.report import Result, report
 from guerdon.collect import DataCollectorWrapper
 from guerdon.envs import ScriptedExpert
 
-NUM_ENVS, STEPS, ROUNDS = 64, 200, 9
+NUM_ENVS, STEPS, ROUNDS = 64, 200, 21
 
 
 def make() -> gym.vector.VectorEnv:

@@ -32,7 +32,7 @@ from guerdon.fit.metrics import confusion
 from guerdon.fit.trainer import Trainer
 from guerdon.models import build_model, load_checkpoint
 from guerdon.store import EpisodeStore, StoreWriter
-from guerdon.store.shard import EpisodeRecord, ShardSchema, index_table, write_index
+from guerdon.store.shard import EpisodeRecord, ShardSchema, episode_digest, index_table, write_index
 from guerdon.types import Episode
 
 EPISODES, EPOCHS, PLAIN_EPOCHS = 200, 100, 3
@@ -110,7 +110,7 @@ def sparse_data(path: Path) -> Path:
         writer.add_many(records)
     shard = path / "shards" / "s000000"
     count = SPARSE_BYTES // (4 * records[0].frames["base_camera"].nbytes) + 1
-    kinds = [EpisodeRecord.of(item) for item in records]
+    kinds = [EpisodeRecord.of(item, episode_digest(item)) for item in records]
     with (shard / "index.parquet").open("wb") as file:
         write_index(index_table(kinds * count, ShardSchema.of(records[0])), file)
     os.truncate(shard / "frames-00.u8", 4 * count * records[0].frames["base_camera"].nbytes)

@@ -127,12 +127,12 @@ def per_env(info: Mapping[str, Any], key: str, num_envs: int, done: BoolArray) -
     final = info.get("final_info")
     if value is None and not (isinstance(final, Mapping) and key in final):
         return None
-    result = np.zeros(num_envs) if value is None else np.array(to_numpy(value)).reshape(-1)
+    result = np.zeros(num_envs) if value is None else to_numpy(value).reshape(-1)
     if result.shape != (num_envs,):
         raise DataError(f"info[{key!r}] has shape {list(result.shape)}; expected [{num_envs}]")
     if isinstance(final, Mapping) and key in final:
         finals = np.asarray(to_numpy(final[key])).reshape(-1)
-        result[done] = finals[done]
+        result = np.where(done, finals, result)
     return result
 
 

@@ -23,15 +23,25 @@ from guerdon.config.schema_fit import (
     LRScheduleConfig,
     OptimConfig,
 )
+from guerdon.config.schema_learn import (
+    BCConfig,
+    DQNConfig,
+    LearnerConfig,
+    NetworkConfig,
+    PPOConfig,
+    SACConfig,
+)
 from guerdon.config.schema_reward import DataCollectionConfig, RewardConfig, RewardModelConfig
 from guerdon.errors import ConfigError
 
 __all__ = [
     "AugmentConfig",
+    "BCConfig",
     "CalibrationConfig",
     "ClusterConfig",
     "CollectConfig",
     "ConfigError",
+    "DQNConfig",
     "DataCollectionConfig",
     "EarlyStopConfig",
     "EnvConfig",
@@ -41,13 +51,17 @@ __all__ = [
     "GuerdonConfig",
     "HardwareConfig",
     "LRScheduleConfig",
+    "LearnerConfig",
     "LoggerConfig",
+    "NetworkConfig",
     "NodeGroupConfig",
     "OptimConfig",
+    "PPOConfig",
     "PlacementConfig",
     "RewardConfig",
     "RewardModelConfig",
     "RunnerConfig",
+    "SACConfig",
     "build",
     "flatten_keys",
     "load_config",

@@ -31,6 +31,8 @@ NonNegativeInt: TypeAlias = Annotated[int, Range(low=0)]
 """0, 1, 2, ..."""
 NonNegativeFloat: TypeAlias = Annotated[float, Range(low=0)]
 """0 or more."""
+PositiveFloat: TypeAlias = Annotated[float, Range(low=1e-12)]
+"""More than 0."""
 Fraction: TypeAlias = Annotated[float, Range(low=0, high=1)]
 """A share or a probability, from 0 to 1."""
 ImageSize: TypeAlias = tuple[PositiveInt, PositiveInt, PositiveInt]

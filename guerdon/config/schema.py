@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from guerdon.config.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from guerdon.config.schema_fit import FitConfig
+from guerdon.config.schema_learn import LearnerConfig
 from guerdon.config.schema_reward import RewardConfig
 
 
@@ -157,3 +158,4 @@ class GuerdonConfig:
     collect: CollectConfig = field(default_factory=CollectConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     fit: FitConfig = field(default_factory=FitConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)

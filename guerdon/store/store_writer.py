@@ -193,7 +193,7 @@ class _OpenShard:
             self._give_back()
             raise storage_error(self.path, error, kept=self._num_episodes) from error
         first = self._num_episodes
-        self._pending += [layout.EpisodeRecord.of(episode) for episode in episodes]
+        self._pending += map(layout.EpisodeRecord.of, episodes, layout.episode_digests(episodes))
         self._num_frames += sum(episode.num_frames for episode in episodes)
         self._num_episodes += len(episodes)
         self.frame_bytes += sum(images.nbytes for item in episodes for images in item.frames.values())

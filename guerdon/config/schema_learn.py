@@ -1,0 +1,173 @@
+"""The `learner` section: which algorithm trains the policy, and with what settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from guerdon.config.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """`learner.network`: policy and value networks."""
+
+    hidden: tuple[PositiveInt, ...] = (256, 256)
+    """Widths of the hidden layers."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Between the layers."""
+    layer_norm: bool = False
+    """Layer norm in the hidden layers; RLPD wants it in its critics."""
+    image_features: PositiveInt = 128
+    """Features that the convolutional encoder makes of the cameras."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """`learner.ppo`: proximal policy optimisation (Schulman et al., 2017)."""
+
+    num_steps: PositiveInt = 64
+    """Steps of each environment in a rollout."""
+    gamma: Fraction = 0.99
+    """Discount."""
+    gae_lambda: Fraction = 0.95
+    """Of generalised advantage estimation."""
+    lr: PositiveFloat = 3e-4
+    """Learning rate of Adam."""
+    anneal_lr: bool = False
+    """Let it fall to zero in a straight line over the run."""
+    update_epochs: PositiveInt = 4
+    """Passes over a rollout."""
+    minibatch_size: PositiveInt = 256
+    """Transitions in a gradient step."""
+    clip_range: PositiveFloat = 0.2
+    """How far the probability ratio may move."""
+    value_coef: NonNegativeFloat = 0.5
+    """Weight of the value loss."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus."""
+    max_grad_norm: PositiveFloat = 0.5
+    """Gradients are scaled down to this norm."""
+    target_kl: PositiveFloat | None = None
+    """Stop the passes over a rollout at this divergence; null never stops early."""
+    normalize_advantage: bool = True
+    """Per minibatch."""
+    normalize_obs: bool = False
+    """Scale states by running statistics, which are saved with the policy."""
+    initial_log_std: float = 0.0
+    """Of a Gaussian policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig:
+    """`learner.sac`: soft actor-critic (Haarnoja et al. 2018), with the options of RLPD (Ball et al. 2023)."""
+
+    gamma: Fraction = 0.99
+    """Discount."""
+    tau: Fraction = 0.005
+    """How fast target critics follow."""
+    actor_lr: PositiveFloat = 3e-4
+    """Learning rate of the policy."""
+    critic_lr: PositiveFloat = 3e-4
+    """Learning rate of the critics."""
+    alpha_lr: PositiveFloat = 3e-4
+    """Learning rate of the temperature."""
+    initial_alpha: PositiveFloat = 1.0
+    """The temperature to start with."""
+    learn_alpha: bool = True
+    """Adjust the temperature to the target entropy."""
+    target_entropy: float | None = None
+    """Null: minus the number of action dimensions."""
+    entropy_in_backup: bool = True
+    """Count the entropy in the critics' targets."""
+    batch_size: PositiveInt = 256
+    """Transitions in a gradient step."""
+    buffer_size: PositiveInt = 500_000
+    """Transitions that the replay buffer holds."""
+    learning_starts: NonNegativeInt = 1_000
+    """Environment steps before the first update; until then actions are random."""
+    updates_per_step: PositiveFloat = 1.0
+    """Updates for each environment step (update-to-data ratio)."""
+    num_critics: PositiveInt = 2
+    """Critics in the ensemble."""
+    num_min_critics: PositiveInt = 2
+    """A random subset of so many gives the target's minimum."""
+    actor_every: PositiveInt = 1
+    """The policy is updated at every so many updates of the critics."""
+    prior_data: str | None = None
+    """A data set of demonstrations that is sampled beside the buffer; its states and actions must fit."""
+    prior_ratio: Fraction = 0.5
+    """Share of each batch that comes from it."""
+    bc_coef: NonNegativeFloat = 0.0
+    """Weight of a pull of the policy towards the demonstrations' actions."""
+    image_shift: NonNegativeInt = 4
+    """Images are shifted at random by up to so many pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig:
+    """`learner.dqn`: deep Q-learning with double targets and n-step returns."""
+
+    gamma: Fraction = 0.99
+    """Discount."""
+    lr: PositiveFloat = 1e-3
+    """Learning rate of Adam."""
+    batch_size: PositiveInt = 128
+    """Transitions in a gradient step."""
+    buffer_size: PositiveInt = 100_000
+    """Transitions that the replay buffer holds."""
+    learning_starts: NonNegativeInt = 1_000
+    """Environment steps before the first update."""
+    updates_per_step: PositiveFloat = 0.25
+    """Updates for each environment step."""
+    target_interval: PositiveInt = 500
+    """Updates between copies to the target network."""
+    num_n_steps: PositiveInt = 1
+    """Rewards that are summed before bootstrapping."""
+    double: bool = True
+    """Choose the next action by the online network, value it by the target network."""
+    epsilon_start: Fraction = 1.0
+    """Share of random actions at first ..."""
+    epsilon_end: Fraction = 0.05
+    """... and at last."""
+    epsilon_fraction: Fraction = 0.2
+    """Share of the run over which it falls."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BCConfig:
+    """`learner.warm_start`: behaviour cloning of demonstrations before training."""
+
+    data: str | None = None
+    """A data set whose successful episodes are imitated; null starts from scratch."""
+    epochs: PositiveInt = 50
+    """Passes over the demonstrations."""
+    batch_size: PositiveInt = 256
+    """Transitions in a gradient step."""
+    lr: PositiveFloat = 1e-3
+    """Learning rate of Adam."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """`learner`: how the policy is trained."""
+
+    algorithm: Literal["ppo", "sac", "dqn"] = "ppo"
+    """SAC takes continuous actions, DQN discrete ones, PPO both."""
+    total_steps: PositiveInt = 200_000
+    """Environment steps of the whole run, all environments together."""
+    eval_interval: PositiveInt = 20_000
+    """Environment steps between evaluations."""
+    eval_episodes: PositiveInt = 50
+    """Episodes of an evaluation."""
+    save_interval: PositiveInt = 50_000
+    """Environment steps between checkpoints."""
+    device: str = "cpu"
+    """Where the networks are trained."""
+    num_threads: PositiveInt | None = None
+    """Threads of torch; null leaves it as it is."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    sac: SACConfig = field(default_factory=SACConfig)
+    dqn: DQNConfig = field(default_factory=DQNConfig)
+    warm_start: BCConfig = field(default_factory=BCConfig)

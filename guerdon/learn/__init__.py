@@ -1,0 +1,1 @@
+"""Plain learners: one readable file for each algorithm."""
