@@ -60,7 +60,7 @@ class PPOConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SACConfig:
-    """`learner.sac`: soft actor-critic (Haarnoja et al. 2018), with the options of RLPD (Ball et al. 2023)."""
+    """`learner.sac`: soft actor-critic (Haarnoja et al. 2018) with the options of RLPD (Ball et al. 2023)."""
 
     gamma: Fraction = 0.99
     """Discount."""
