@@ -32,6 +32,7 @@ from guerdon.config.schema_learn import (
     SACConfig,
 )
 from guerdon.config.schema_reward import DataCollectionConfig, RewardConfig, RewardModelConfig
+from guerdon.config.schema_watch import MonitorConfig
 from guerdon.errors import ConfigError
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "LRScheduleConfig",
     "LearnerConfig",
     "LoggerConfig",
+    "MonitorConfig",
     "NetworkConfig",
     "NodeGroupConfig",
     "OptimConfig",

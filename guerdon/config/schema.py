@@ -13,6 +13,7 @@ from guerdon.config.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from guerdon.config.schema_fit import FitConfig
 from guerdon.config.schema_learn import LearnerConfig
 from guerdon.config.schema_reward import RewardConfig
+from guerdon.config.schema_watch import MonitorConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,3 +160,4 @@ class GuerdonConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     fit: FitConfig = field(default_factory=FitConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)

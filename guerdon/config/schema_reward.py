@@ -92,6 +92,10 @@ class RewardConfig:
     """Weight of the learned reward in `weighted`."""
     env_reward_weight: float = 0.0
     """Weight of the env reward in `weighted`."""
+    normalize: bool = False
+    """Divide learned rewards by their running deviation, which is saved with the policy."""
+    relabel_at: Literal["insertion", "sampling"] = "insertion"
+    """Off-policy: judge a frame once when it is stored, or each time it is drawn (keeps the frames)."""
     standalone: bool = False
     """The model's success ends the episode (robots)."""
     model: RewardModelConfig = field(default_factory=RewardModelConfig)

@@ -1,0 +1,32 @@
+"""The `monitor` section: what is watched while a policy trains on a learned reward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from guerdon.config.limits import Fraction, PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorConfig:
+    """`monitor`: signs that the policy exploits the reward model instead of solving the task."""
+
+    action: Literal["warn", "stop", "off"] = "warn"
+    """What an alarm does: a line in the log, the end of the run, or nothing is watched."""
+    max_success_gap: Fraction = 0.3
+    """Share of episodes that the model calls a success and the environment does not."""
+    max_fire_ratio: PositiveFloat = 5.0
+    """Rate of wrong fires over the upper end of the interval that calibration promised."""
+    max_early_fires: Fraction = 0.3
+    """Share of fired episodes that fire earlier than any success frame in calibration."""
+    max_drift: PositiveFloat = 6.0
+    """Mean distance of the encoder's features from those of the training frames, in their deviations."""
+    max_disagreement: Fraction = 0.3
+    """Mean deviation between the members of an ensemble on frames that fire."""
+    patience: PositiveInt = 3
+    """Checks in a row above a limit that raise an alarm; as many below 0.8 of it clear the alarm."""
+    min_episodes: PositiveInt = 20
+    """Episodes that a rate is computed from, at least."""
+    num_frames: PositiveInt = 8
+    """Offending frames that an alarm saves."""
