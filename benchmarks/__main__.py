@@ -6,7 +6,15 @@ import os
 import subprocess
 import sys
 
-ALL = ("bench_tabletop", "bench_collect", "bench_store", "bench_scoring", "bench_fit")
+ALL = (
+    "bench_tabletop",
+    "bench_collect",
+    "bench_store",
+    "bench_scoring",
+    "bench_fit",
+    "bench_ppo",
+    "bench_offpolicy",
+)
 
 
 def main() -> int:

@@ -81,9 +81,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(fit, default="train_reward")
     fit.set_defaults(handler=_train_reward)
 
-    train = verbs.add_parser("train", parents=[common], help="train as the config says")
-    _add_config(train, default="train_reward")
+    train = verbs.add_parser("train", parents=[common], help="train a policy as the config says")
+    _add_config(train, default="train")
     train.set_defaults(handler=_train)
+
+    evaluate = verbs.add_parser("evaluate", parents=[common], help="success of a saved policy")
+    evaluate.add_argument(
+        "--checkpoint", type=Path, required=True, metavar="DIR", help="a run or a step of it"
+    )
+    evaluate.add_argument("--episodes", type=int, default=100, metavar="N", help="fresh episodes (100)")
+    evaluate.add_argument("--seed", type=int, default=12345, metavar="S", help="of the environments")
+    evaluate.set_defaults(handler=_evaluate)
 
     _add_reward(verbs.add_parser("reward", help="use and judge a fitted reward model"), common)
 
@@ -158,6 +166,7 @@ def _collect(arguments: argparse.Namespace) -> int:
     from guerdon.collect.collector import open_npy_archive
     from guerdon.collect.run import collect
     from guerdon.config import load_config
+    from guerdon.run.attempts import saved_policy
 
     config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
     section = replace(config.collect, resume=config.collect.resume or arguments.resume)
@@ -172,7 +181,8 @@ def _collect(arguments: argparse.Namespace) -> int:
             place.max_positive_trajectories,
             place.max_negative_trajectories,
         )
-    result = collect(config.env.train, section, seed=config.seed, archive=archive)
+    policy = saved_policy(section, config.seed)
+    result = collect(config.env.train, section, seed=config.seed, archive=archive, policy=policy)
     counts = f"success {result.num_success}/{_limit(result.target_success)}"
     counts += f" fail {result.num_failure}/{_limit(result.target_failure)}"
     rate = result.env_steps / max(result.seconds, 1e-9)
@@ -288,14 +298,27 @@ def _train_reward(arguments: argparse.Namespace) -> int:
 
 def _train(arguments: argparse.Namespace) -> int:
     from guerdon.config import load_config
+    from guerdon.run.train import train, train_lines
 
     config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
-    if not config.fit.only:
-        raise ConfigError(
-            "training a policy is not part of this version yet; set fit.only=True to fit a reward model, or "
-            "use guerdon collect and guerdon train-reward"
-        )
-    return _train_reward(arguments)
+    if config.fit.only:
+        return _train_reward(arguments)
+    folder, summary = train(config)
+    _print(arguments, {**summary, "folder": str(folder)}, train_lines(summary, folder))
+    return 0
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from guerdon.run.train import evaluate_checkpoint
+
+    if arguments.episodes < 1:
+        raise ConfigError(f"--episodes must be at least 1, not {arguments.episodes}")
+    result = evaluate_checkpoint(arguments.checkpoint, arguments.episodes, arguments.seed)
+    once = "unknown" if result["success_once"] is None else f"{result['success_once']:.1%}"
+    at_end = "unknown" if result["success_at_end"] is None else f"{result['success_at_end']:.1%}"
+    lines = [f"success      {once} of {result['episodes']} episodes, {at_end} at their end"]
+    _print(arguments, result, [*lines, f"env return   {result['env_return']:.2f}"])
+    return 0
 
 
 def _score(arguments: argparse.Namespace) -> int:

@@ -137,14 +137,19 @@ class RewardDataCollector:
             images = images[key_offset]
         return to_unit_chw(images)
 
+    def cut(self) -> None:
+        """The environments begin anew: what was running goes to `unfinished/`, and nothing leaks over."""
+        if self._recorder is not None and not self.archive.is_full:
+            self._recorder.end_all_unfinished()
+            self._once[:] = False
+
     def flush(self) -> None:
         """Wait until all finished trajectories are on disk."""
         self.archive.flush()
 
     def close(self) -> None:
         """Finish; running episodes go to `unfinished/` beside the two directories."""
-        if self._recorder is not None and not self.archive.is_full:
-            self._recorder.end_all_unfinished()
+        self.cut()
         self.archive.close()
 
 

@@ -67,7 +67,12 @@ def make_policy(cfg: CollectConfig, env: Any, seed: int) -> Policy:
 
 
 def collect(
-    env_cfg: EnvConfig, cfg: CollectConfig, *, seed: int = 0, archive: EpisodeArchive | None = None
+    env_cfg: EnvConfig,
+    cfg: CollectConfig,
+    *,
+    seed: int = 0,
+    archive: EpisodeArchive | None = None,
+    policy: Policy | None = None,
 ) -> CollectResult:
     """Collect labelled episodes until the targets are met.
 
@@ -79,6 +84,7 @@ def collect(
         cfg: the `collect` section.
         seed: seed of environments and policy.
         archive: where the episodes go instead of `cfg.save_dir`.
+        policy: who acts, instead of `cfg.policy`.
     """
     kind = get_format(cfg.format)
     there = (
@@ -86,7 +92,7 @@ def collect(
     )
     env_seed, policy_seed = (int(s) for s in np.random.SeedSequence([seed, there]).generate_state(2) >> 1)
     env = make_vector_env(env_cfg, autoreset_mode=AutoresetMode.SAME_STEP)
-    policy = make_policy(cfg, env, policy_seed)
+    policy = make_policy(cfg, env, policy_seed) if policy is None else policy
     if archive is None:
         archive = open_archive(cfg.save_dir, cfg.format, cfg.target_success, cfg.target_failure, cfg.resume)
     if there and not cfg.resume:
@@ -134,7 +140,8 @@ def _loop(env: VectorDataCollectorWrapper, policy: Policy, cfg: CollectConfig, s
             while not archive.is_full:
                 if episodes >= limit:
                     return steps, f"gave up after {episodes} episodes"
-                obs, _, terminated, truncated, _ = env.step(policy.act(_states(env, obs)))
+                seen = obs if getattr(policy, "takes_observations", False) else _states(env, obs)
+                obs, _, terminated, truncated, _ = env.step(policy.act(seen))
                 done = np.asarray(terminated) | np.asarray(truncated)
                 steps += env.num_envs
                 if done.any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from guerdon.config.limits import Fraction, ImageSize, NonNegativeInt, PositiveInt
 
@@ -98,5 +98,7 @@ class RewardConfig:
     """Off-policy: judge a frame once when it is stored, or each time it is drawn (keeps the frames)."""
     standalone: bool = False
     """The model's success ends the episode (robots)."""
+    text: dict[str, Any] = field(default_factory=dict)
+    """Rules for text tasks; checked by `guerdon.rewards.text`."""
     model: RewardModelConfig = field(default_factory=RewardModelConfig)
     data_collection: DataCollectionConfig = field(default_factory=DataCollectionConfig)

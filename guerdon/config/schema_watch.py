@@ -19,9 +19,9 @@ class MonitorConfig:
     max_fire_ratio: PositiveFloat = 5.0
     """Rate of wrong fires over the upper end of the interval that calibration promised."""
     max_early_fires: Fraction = 0.3
-    """Share of fired episodes that fire earlier than any success frame in calibration."""
-    max_drift: PositiveFloat = 6.0
-    """Mean distance of the encoder's features from those of the training frames, in their deviations."""
+    """Share of episodes that fire earlier than any success frame in calibration."""
+    max_drift: PositiveFloat = 2.5
+    """Distance of the encoder's features from those of the calibration frames, in their deviations."""
     max_disagreement: Fraction = 0.3
     """Mean deviation between the members of an ensemble on frames that fire."""
     patience: PositiveInt = 3

@@ -39,6 +39,7 @@ class ScriptedExpert:
     - it reaches the goal only after such stops, or wanders about within the tolerance;
     - the gripper pauses on its way, or never comes to rest at all;
     - the fingers close beside the cube;
+    - the gripper goes about the goal as if it carried something, and rests there with the cube left behind;
     - the cube is dropped, or the gripper just stops, at some step.
 
     Args:
@@ -107,6 +108,8 @@ class ScriptedExpert:
         self._loudness = noise * draw[8]
         grasp_bias: Rows = (2.0 * draw[10:12] - 1.0) * np.where(draw[9] < 0.12 * noise, 0.05, 0.0)
         self._grasp_bias = grasp_bias
+        self._empty_handed = draw[12] < 0.3 * noise
+        self._feigns = self._empty_handed & (draw[13] < 0.5)
 
     def _segment(self, step: Rows) -> tuple[Rows, BoolArray]:
         """How far off the goal to hold the cube, [3, N], and whether to pause, bool [N], at this step."""
@@ -117,7 +120,9 @@ class ScriptedExpert:
         direction /= np.sqrt(squares[0] + squares[1] + squares[2]) + 1e-6
         off = self._misses | (step < self._settle_step)
         # Nothing is held at the edge of the tolerance on purpose: nobody could tell which side it is on.
+        # An empty hand is no success anywhere, so it goes everywhere.
         distance = np.where(off, 0.033 + 0.035 * draw[3], 0.015 * min(2.0 * self.noise, 1.0) * draw[3])
+        distance = np.where(self._empty_handed, 0.08 * draw[3], distance)
         pausing = (draw[4] < 0.4 * self.noise) & (into < np.uint64(4))
         return direction * distance * (self.noise > 0.0), pausing
 
@@ -135,7 +140,9 @@ class ScriptedExpert:
         height = np.maximum(rows[GOAL][2] + goal_bias[2], CUBE_HALF)
         to_goal[2] = height + np.clip(sideways - 0.01, 0.0, 0.03) - rows[CUBE][2]
         grasped = rows[GRASPED] > 0.5
-        return np.where(grasped, to_goal, to_cube), grasped | closing
+        way = np.where(grasped, to_goal, to_cube)
+        way = np.where(self._empty_handed, rows[GOAL] + goal_bias - rows[GRIPPER], way)
+        return way, np.where(self._empty_handed, self._feigns, grasped | closing)
 
     def _next_shake(self, way: Rows) -> Rows:
         """Action noise [3, N] that lasts over steps, and dies down near the target unless restless."""

@@ -12,13 +12,16 @@ from guerdon.config import EnvConfig
 from guerdon.errors import ConfigError
 
 
-def make_vector_env(cfg: EnvConfig, *, autoreset_mode: AutoresetMode) -> VectorEnv[Any, Any, Any]:
+def make_vector_env(
+    cfg: EnvConfig, *, autoreset_mode: AutoresetMode, keep_final_frame: bool = True
+) -> VectorEnv[Any, Any, Any]:
     """`cfg.num_envs` environments of `cfg.id`; ours are batched natively, others stepped one after another.
 
     Args:
         cfg: a section such as `env.train`.
         autoreset_mode: `SAME_STEP` loses the final frame of environments that render through Gymnasium's
             `render()` alone; those get `NEXT_STEP` instead, in which every frame can be seen.
+        keep_final_frame: False keeps to `autoreset_mode` whatever becomes of that frame.
     """
     spec = gym.registry.get(cfg.id)
     if spec is None:
@@ -34,7 +37,7 @@ def make_vector_env(cfg: EnvConfig, *, autoreset_mode: AutoresetMode) -> VectorE
                 cfg.id, cfg.num_envs, vectorization_mode="vector_entry_point", autoreset_mode=autoreset_mode,
                 **arguments,
             )  # fmt: skip
-        vector = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        vector = {"autoreset_mode": AutoresetMode.NEXT_STEP if keep_final_frame else autoreset_mode}
         return gym.make_vec(
             cfg.id, cfg.num_envs, vectorization_mode="sync", vector_kwargs=vector, **arguments
         )

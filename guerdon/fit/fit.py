@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -192,7 +193,9 @@ def _finish(
     )
     if threshold.caveat:
         log.warning("calibration: %s", threshold.caveat)
-    metrics = summarize(scores, threshold.threshold)
+    positive = store.labels >= 0.5
+    first = float(store.step[positive].min()) if positive.any() else math.nan
+    metrics = {**summarize(scores, threshold.threshold), "first_success_step": first}
     few = np.sort(np.random.default_rng(seed).permutation(val_rows)[:STATISTICS_FRAMES])
     feature_mean, feature_std = trainer.feature_statistics(few)
     contract = replace(

@@ -31,7 +31,7 @@ from guerdon.fit.logs import MetricLog
 from guerdon.fit.metrics import accuracy, auc, log_loss
 from guerdon.fit.schedule import lr_at
 from guerdon.models import Contract, RewardModel, load_checkpoint, save_checkpoint
-from guerdon.models.base import mean_logit
+from guerdon.models.base import mean_logit, pool_features
 from guerdon.progress import progress_bar
 from guerdon.types import FloatArray, IntArray, display_path
 
@@ -253,7 +253,7 @@ class Trainer:
         with torch.no_grad():
             for start in range(0, len(rows), SCORE_BATCH):
                 features = self._features(rows[start : start + SCORE_BATCH], train=False)
-                parts.append(features.flatten(2).mean(dim=-1) if features.dim() > 2 else features)
+                parts.append(pool_features(features))
         everything = torch.cat(parts).double()
         return tuple(everything.mean(dim=0).tolist()), tuple(everything.std(dim=0).tolist())
 

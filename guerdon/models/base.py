@@ -172,6 +172,11 @@ class RewardModel(nn.Module, ABC):
         return torch.cat([classifier(features) for classifier in self.classifiers], dim=1)
 
 
+def pool_features(features: Tensor) -> Tensor:
+    """Features of `encode`, pooled over space: [N, *feature_shape] -> [N, F]. Drift is measured on these."""
+    return features.flatten(2).mean(dim=-1) if features.dim() > 2 else features
+
+
 def mean_logit(logits: Tensor) -> Tensor:
     """[N, M] -> [N]: the logit of the mean probability, exact also where probabilities round to 0 or 1."""
     if logits.shape[1] == 1:

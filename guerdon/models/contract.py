@@ -44,6 +44,12 @@ _CLASSIFIER_KEYS = ("num_spatial_blocks", "use_pretrain")  # without effect on t
 _MIN_CONTRAST = 6.0  # grey levels between red and blue, below which their order cannot be told
 
 
+def changed_settings(config: RewardModelConfig) -> set[str]:
+    """The settings of a model that differ from the schema's defaults: somebody set them."""
+    default = RewardModelConfig()
+    return {key for key in MODEL_KEYS if getattr(config, key) != getattr(default, key)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Contract:
     """What a trained model is and what it was trained on; None and empty where that is not known."""

@@ -1,48 +1,66 @@
-"""`guerdon demo`: the workflow on the embedded environment, as far as its stages exist."""
+"""`guerdon demo`: all three stages on the embedded environment, then the report."""
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from guerdon.collect.run import collect
-from guerdon.config import GuerdonConfig, load_config
+from guerdon.config import GuerdonConfig, LearnerConfig, load_config
 from guerdon.datasets.audit import audit
 from guerdon.datasets.preview import write_preview
 from guerdon.fit import FitResult, fit_reward_model
+from guerdon.models.int8 import int8_path
+from guerdon.run.attempts import collect_clone
+from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.judge import card
 from guerdon.store import inspect
 from guerdon.store.atomic import make_directory, write_atomic
 from guerdon.types import display_path
 
+log = logging.getLogger("guerdon")
+
 Rows = list[tuple[str, str]]
-FIT_BRIEFLY = "fit.epochs=6"
+FIT_BRIEFLY = ("fit.epochs=5", "fit.calibration.target_false_positive_rate=0.002")
+ATTEMPTS = 40
+"""Successes and failures of the policy's own that the reward model learns from."""
+BLIND = ("+env.train.init_params.reward=none",)
+"""The policy could not see the env's reward if it wanted to."""
 
 
 def run_demo(overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """Collect, audit, fit, and judge the model on fresh episodes; returns the summary and lines to print."""
+    """Collect, fit and judge a reward model, train a policy on it; returns the summary and lines to print."""
     started = time.perf_counter()
     config = load_config("demo", overrides)
-    fit_config = load_config("train_reward", [FIT_BRIEFLY, *overrides])
+    fit_config = load_config("train_reward", [*FIT_BRIEFLY, *overrides])
+    train_config = load_config("train", [*BLIND, *overrides])
     root = Path(config.runner.output_dir) / config.runner.experiment_name
     folder = make_directory(root / time.strftime("%Y%m%d-%H%M%S"))
-    stage1, rows = _collect(config, folder)
+    stage1, rows = _collect(config, train_config.learner, folder)
     stage2, more = _fit(fit_config, folder)
-    outcome = {"stage1": stage1, "stage2": stage2, "seconds": round(time.perf_counter() - started, 2)}
+    stage3, last = _train(train_config, folder)
+    seconds = round(time.perf_counter() - started, 2)
+    outcome = {"stage1": stage1, "stage2": stage2, "stage3": stage3, "seconds": seconds}
     text = json.dumps(outcome, indent=1).encode()
     write_atomic(folder / "summary.json", lambda file: file.write(text))
-    rows += [*more, ("summary", display_path(folder / "summary.json"))]
+    rows += [*more, *last, ("summary", f"{display_path(folder / 'summary.json')}, {seconds:.0f} s")]
     return {**outcome, "folder": str(folder)}, [f"{name:<18}{value}" for name, value in rows]
 
 
-def _collect(config: GuerdonConfig, folder: Path) -> tuple[dict[str, Any], Rows]:
-    """Stage 1: a noisy expert's episodes, to learn from and (fewer) to judge the model on."""
+def _collect(config: GuerdonConfig, learner: LearnerConfig, folder: Path) -> tuple[dict[str, Any], Rows]:
+    """Stage 1: episodes of a noisy expert and of a policy that imitates it, and fresh ones to judge by."""
     data, fresh = folder / "data", folder / "fresh"
-    result = collect(config.env.train, replace(config.collect, save_dir=str(data)), seed=config.seed)
+    section = replace(config.collect, save_dir=str(data))
+    result = collect(config.env.train, section, seed=config.seed)
+    attempts = replace(section, target_success=ATTEMPTS, target_failure=ATTEMPTS, max_episodes=4 * ATTEMPTS)
+    own = collect_clone(learner, replace(config.env.train, num_envs=64), attempts, data, seed=config.seed)
+    seconds = result.seconds + own.seconds
     few = replace(
         config.collect,
         save_dir=str(fresh),
@@ -59,10 +77,10 @@ def _collect(config: GuerdonConfig, folder: Path) -> tuple[dict[str, Any], Rows]
         "episodes_failure": summary.num_failure_episodes,
         "frames": summary.num_frames,
         "audit_ok": report.ok,
-        "seconds": round(result.seconds, 2),
+        "seconds": round(seconds, 2),
     }
     return stage1, [
-        ("stage 1: collect", f"{kinds}, {summary.num_frames} frames in {result.seconds:.0f} s"),
+        ("stage 1: collect", f"{kinds}, {summary.num_frames} frames in {seconds:.0f} s"),
         ("  audit", errors or "ok"),
         ("  data", display_path(data)),
         ("  picture", display_path(folder / "preview.png")),
@@ -72,7 +90,8 @@ def _collect(config: GuerdonConfig, folder: Path) -> tuple[dict[str, Any], Rows]
 def _fit(config: GuerdonConfig, folder: Path) -> tuple[dict[str, Any], Rows]:
     """Stage 2: fit a reward model and judge it on episodes that it has never seen."""
     fit = replace(config.fit, data=replace(config.fit.data, path=str(folder / "data")))
-    result: FitResult = fit_reward_model(config.reward.model, fit, folder=folder, seed=config.seed)
+    model = replace(config.reward.model, precision=_precision())
+    result: FitResult = fit_reward_model(model, fit, folder=folder / "reward", seed=config.seed)
     verdict = card(folder / "fresh", result.checkpoint, folder / "card.html", precision="fp32")
     metrics = verdict["metrics"]
     stage2 = {
@@ -93,4 +112,45 @@ def _fit(config: GuerdonConfig, folder: Path) -> tuple[dict[str, Any], Rows]:
         ("  and on", f"{metrics['false_positive_rate']:.2%} of failure frames"),
         ("  checkpoint", display_path(result.checkpoint)),
         ("  reward card", display_path(folder / "card.html")),
+    ]
+
+
+def _precision() -> Literal["fp32", "int8"]:
+    """int8 where its packages are installed; it is several times faster and decides the same."""
+    if find_spec("onnx") is not None and find_spec("onnxruntime") is not None:
+        return "int8"
+    log.info("scoring in fp32: int8 needs pip install 'guerdon[serve]'")
+    return "fp32"
+
+
+def _train(config: GuerdonConfig, folder: Path) -> tuple[dict[str, Any], Rows]:
+    """Stage 3: imitate the collected successes, then train on the learned reward alone."""
+    checkpoint = folder / "reward" / "checkpoints" / "best_model"
+    precision: Literal["fp32", "int8"] = "int8" if int8_path(checkpoint).is_file() else "fp32"
+    model = replace(config.reward.model, checkpoint_path=str(checkpoint), precision=precision)
+    warm_start = replace(config.learner.warm_start, data=str(folder / "data"))
+    config = replace(
+        config,
+        env=replace(config.env, eval=replace(config.env.train, num_envs=config.env.eval.num_envs)),
+        reward=replace(config.reward, use_reward_model=True, model=model),
+        learner=replace(config.learner, warm_start=warm_start),
+    )
+    summary = EmbodiedRunner(config, folder).run()
+    stage3 = {
+        "success_rate": summary["success_rate"],
+        "success_at_end": summary["success_at_end"],
+        "episodes": summary["episodes"],
+        "env_steps": summary["env_steps"],
+        "seconds": summary["seconds"],
+        "reward": summary["reward"],
+        "alarms": summary["alarms"],
+    }
+    success = f"{summary['success_rate']:.1%} of {summary['episodes']} fresh episodes"
+    steps = f"{summary['env_steps']} steps in {summary['seconds']:.0f} s"
+    return stage3, [
+        ("stage 3: train", f"PPO on the learned reward alone, {steps}"),
+        ("  success", f"{success}, by the environment's own judgement"),
+        ("  alarms", ", ".join(summary["alarms"]) or "none"),
+        ("  policy", display_path(summary["checkpoint"])),
+        ("  report", display_path(folder / "report.html")),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.fit.calibrate import Calibration
 from guerdon.models import load_checkpoint
 from guerdon.models.accelerate import Scorer, make_scorer
+from guerdon.models.base import pool_features
+from guerdon.models.contract import changed_settings
 from guerdon.models.int8 import int8_path, int8_scorer, load_int8
 from guerdon.serve.relabel import map_rewards
 from guerdon.store.atomic import make_directory
@@ -45,19 +47,19 @@ class RewardManager:
     Scoring changes nothing: the same frames give the same rewards, in whatever order and batch.
     """
 
-    def __init__(self, cfg: RewardConfig, *, device: str = "cpu", given: Collection[str] = ()) -> None:
+    def __init__(self, cfg: RewardConfig, *, device: str = "cpu") -> None:
         """Load `cfg.model.checkpoint_path`.
 
         Args:
-            cfg: the `reward` section.
+            cfg: the `reward` section. The checkpoint knows its model; a setting of `cfg.model` that differs
+                from both the checkpoint and the default was set by hand, and is refused.
             device: where to compute.
-            given: names of `reward.model` settings that were set by hand; each must fit the checkpoint.
         """
         if cfg.model.checkpoint_path is None:
             raise ConfigError("reward.model.checkpoint_path is not set: which reward model should be used?")
         self.cfg = cfg
         path = Path(cfg.model.checkpoint_path)
-        self.model, self.contract, _ = load_checkpoint(path, cfg.model, given)
+        self.model, self.contract, _ = load_checkpoint(path, cfg.model, changed_settings(cfg.model))
         broken = [name for name, value in self.model.state_dict().items() if not bool(value.isfinite().all())]
         if broken:  # a fused ReLU would turn NaN into 0 and hide it
             raise DataError(f"{display_path(path)}: the weights {broken[0]} are not finite")
@@ -114,6 +116,13 @@ class RewardManager:
         if self._debug is not None:
             self._debug.save(frames[self.image_keys[0]], prob, self.threshold)
         return Verdict(prob_success=prob, disagreement=disagreement.astype(np.float32))
+
+    @torch.no_grad()
+    def features(self, frames: Mapping[str, UInt8Array]) -> FloatArray:
+        """Pooled encoder features of frames -> float32 [N, F], comparable with the contract's statistics."""
+        pixels = self.model.preprocess(frames).to(next(self.model.parameters()).device)
+        pooled: FloatArray = pool_features(self.model.encode(pixels)).float().cpu().numpy()
+        return pooled
 
     def compute_rewards(self, observations: Any) -> FloatArray:
         """Learned rewards of a batched observation -> float32 [N]."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from guerdon.config import RewardConfig
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, DataError
 from guerdon.models import save_checkpoint
 from guerdon.serve.manager import RewardManager, Verdict, available_device
 from guerdon.serve.relabel import map_rewards
@@ -21,22 +21,20 @@ MINI_BATCH = 256
 class ImageRewardWorker:
     """Judges images with a fitted model. A plain class; engines decide in which process it lives."""
 
-    def __init__(self, cfg: RewardConfig, *, device: str | None = None, given: Collection[str] = ()) -> None:
+    def __init__(self, cfg: RewardConfig, *, device: str | None = None) -> None:
         """Remember the settings; `init_worker` loads the model.
 
         Args:
             cfg: the `reward` section.
             device: where to compute; None: a GPU if there is one.
-            given: names of `reward.model` settings that were set by hand.
         """
         self.cfg = cfg
         self._device = available_device() if device is None else device
-        self._given = tuple(given)
         self._manager: RewardManager | None = None
 
     def init_worker(self) -> None:
         """Load the checkpoint."""
-        self._manager = RewardManager(self.cfg, device=self._device, given=self._given)
+        self._manager = RewardManager(self.cfg, device=self._device)
 
     @property
     def manager(self) -> RewardManager:
@@ -78,3 +76,64 @@ class ImageRewardWorker:
 
 EmbodiedRewardWorker = ImageRewardWorker
 """The older name."""
+
+
+class RewardWorker:
+    """The reward worker for any task: images are judged by a fitted model, text by rules."""
+
+    def __init__(
+        self,
+        cfg: RewardConfig,
+        *,
+        task_type: Literal["embodied", "text"] = "embodied",
+        device: str | None = None,
+    ) -> None:
+        """Remember the settings; `init_worker` loads what is needed.
+
+        Args:
+            cfg: the `reward` section.
+            task_type: `runner.task_type`.
+            device: where to compute; None: a GPU if there is one.
+        """
+        if task_type == "text" and cfg.use_reward_model:
+            raise ConfigError(
+                "a learned reward model is not supported for text tasks: set reward.use_reward_model=False "
+                "and choose rules in reward.text"
+            )
+        self.cfg, self.task_type = cfg, task_type
+        self._images = ImageRewardWorker(cfg, device=device) if task_type == "embodied" else None
+        self._rules: Callable[[Sequence[str], Sequence[str]], FloatArray] | None = None
+
+    def init_worker(self) -> None:
+        """Load the checkpoint, or make the rules."""
+        if self._images is not None:
+            self._images.init_worker()
+        else:
+            from guerdon.rewards.text import create_text_reward
+
+            self._rules = create_text_reward(self.cfg.text)
+
+    @property
+    def embodied(self) -> ImageRewardWorker:
+        """The worker of an embodied task."""
+        if self._images is None:
+            raise ConfigError("a text task has no image reward worker")
+        return self._images
+
+    def compute_batch_rewards(self, observations: Any) -> FloatArray:
+        """Learned rewards of a batched observation -> float32 [N]."""
+        return self.embodied.compute_batch_rewards(observations)
+
+    def compute_rewards(self, inputs: Any, references: Sequence[str] | None = None) -> FloatArray:
+        """Rewards float32 [N]: of a batched observation, or of texts against their references."""
+        if self._images is not None:
+            return self._images.compute_batch_rewards(inputs)
+        if self._rules is None:
+            raise ConfigError("the reward worker has no rules yet: call init_worker() first")
+        if references is None:
+            raise DataError("text rewards need a reference for each response")
+        return self._rules(inputs, references)
+
+    def save_checkpoint(self, path: Path | str, step: int) -> Path:
+        """Save the image model; see `ImageRewardWorker`."""
+        return self.embodied.save_checkpoint(path, step)

@@ -237,3 +237,10 @@ def test_a_fit_for_int8_brings_its_int8_version(data, tmp_path):
     made = fit_reward_model(replace(MODEL, precision="int8"), fit, folder=tmp_path, tensorboard=False)
     cfg = RewardConfig(model=RewardModelConfig(checkpoint_path=str(made.checkpoint), precision="int8"))
     assert RewardManager(cfg).threshold == made.contract.threshold
+
+
+def test_a_setting_that_contradicts_the_checkpoint_is_refused(checkpoint):
+    model = RewardModelConfig(checkpoint_path=str(checkpoint), hidden_dim=99)
+    with pytest.raises(ConfigError, match="hidden_dim is 99 in the config and 16 in the checkpoint"):
+        RewardManager(RewardConfig(model=model))
+    RewardManager(RewardConfig(model=replace(model, hidden_dim=16)))

@@ -1,0 +1,72 @@
+"""Collect what a policy of ours does: its own attempts, with the environment's labels.
+
+A reward model that has only seen an expert's episodes is sure of itself where no expert goes, and that is
+where a policy ends up that is trained on it. Attempts of the policy, labelled, teach it better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from guerdon.collect.run import CollectResult, collect
+from guerdon.config import CollectConfig, EnvConfig, LearnerConfig
+from guerdon.envs.make import make_vector_env
+from guerdon.errors import ConfigError
+from guerdon.learn.cloning import clone, demonstrations
+from guerdon.learn.networks import ObsSpec
+from guerdon.learn.ppo import PPO
+from guerdon.run.policy_files import DESCRIPTION, AnyLearner, load_policy, make_learner
+from guerdon.types import BoolArray
+
+
+class LearnerPolicy:
+    """A learner as a policy to collect with; it explores as it does in training."""
+
+    takes_observations = True
+
+    def __init__(self, learner: AnyLearner, noise: float = 0.0, seed: int = 0) -> None:
+        """Act with `learner`; `noise` is added to continuous actions, as a share of their range."""
+        self._learner, self._noise = learner, noise
+        self._rng = np.random.default_rng(seed)
+
+    def act(self, observations: Any) -> NDArray[Any]:
+        """Actions for a batch of observations."""
+        actions = self._learner.act(observations, deterministic=False)
+        if not self._noise or actions.dtype != np.float32:
+            return actions
+        noisy = actions + self._noise * self._rng.standard_normal(actions.shape, np.float32)
+        return np.clip(noisy, -1.0, 1.0)
+
+    def reset(self, mask: BoolArray) -> None:
+        """Nothing to do: the policy has no memory."""
+
+
+def saved_policy(cfg: CollectConfig, seed: int) -> LearnerPolicy | None:
+    """The policy of a training run that `collect.policy_checkpoint` names; None if it is something else."""
+    if cfg.policy != "checkpoint" or cfg.policy_checkpoint is None:
+        return None
+    place = Path(cfg.policy_checkpoint)
+    if not place.is_dir() or ((place / DESCRIPTION).is_file() and (place / "policy.safetensors").is_file()):
+        return None  # the plain network that `collect` reads itself
+    return LearnerPolicy(load_policy(place).learner, cfg.policy_noise, seed)
+
+
+def collect_clone(
+    learner: LearnerConfig, env: EnvConfig, cfg: CollectConfig, demos: Path, *, seed: int
+) -> CollectResult:
+    """Clone the successes of a data set into a policy, and collect its attempts as `cfg` says."""
+    probe = make_vector_env(replace(env, num_envs=1), autoreset_mode=AutoresetMode.SAME_STEP)
+    observations: gym.Space[Any] = probe.single_observation_space
+    policy = make_learner(learner, observations, probe.single_action_space, seed)
+    probe.close()
+    if not isinstance(policy, PPO):
+        raise ConfigError("only a policy of PPO can be cloned")
+    clone(policy.actor, demonstrations(demos, ObsSpec.of(observations)), learner.warm_start, seed)
+    return collect(env, cfg, seed=seed, policy=LearnerPolicy(policy))

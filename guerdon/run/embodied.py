@@ -1,0 +1,291 @@
+"""`EmbodiedRunner`: train a policy on the learned reward, measure it by the environment's own success."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from guerdon.config import GuerdonConfig, to_plain
+from guerdon.errors import ConfigError, DataError, GuerdonError
+from guerdon.fit.logs import MetricLog
+from guerdon.learn.cloning import clone, demonstrations
+from guerdon.learn.networks import ObsSpec
+from guerdon.learn.ppo import PPO
+from guerdon.progress import progress_bar
+from guerdon.run.evaluate import Evaluation, FilmedEpisode, evaluate
+from guerdon.run.loop import Iteration, Loop
+from guerdon.run.offpolicy import OffPolicyLoop
+from guerdon.run.onpolicy import OnPolicyLoop
+from guerdon.run.policy_files import AnyLearner, load_policy, make_learner, save_policy
+from guerdon.run.workers import EnvWorker
+from guerdon.serve import RewardWorker
+from guerdon.serve.worker import ImageRewardWorker
+from guerdon.store.atomic import make_directory, write_atomic
+from guerdon.types import display_path
+from guerdon.watch.monitor import RewardMonitor
+from guerdon.watch.report import write_report
+from guerdon.watch.video import write_video
+
+log = logging.getLogger("guerdon")
+
+NUM_FILMS = 4
+
+
+class EmbodiedRunner:
+    """Calls the workers in order: rollout, reward model, update; evaluates, saves, watches and reports."""
+
+    def __init__(self, config: GuerdonConfig, folder: Path) -> None:
+        """Make environments, learner and reward worker; what does not fit together is refused here.
+
+        Args:
+            config: the whole tree; each part gets its own section.
+            folder: the run's folder.
+        """
+        self.config, self.folder = config, folder
+        if config.runner.task_type == "text":
+            raise ConfigError("runner.task_type is text, and text tasks have no environment to train in")
+        if config.reward.standalone:
+            raise ConfigError("reward.standalone ends episodes on a robot; use the wrappers for it")
+        if config.learner.num_threads is not None:
+            torch.set_num_threads(config.learner.num_threads)
+        self.reward_worker = self._reward_worker()
+        cameras = () if self.reward_worker is None else self.reward_worker.manager.image_keys
+        self.env_worker = EnvWorker(
+            config.env.train,
+            config.reward,
+            config.collect,
+            cameras=cameras,
+            num_steps=config.learner.ppo.num_steps if config.learner.algorithm == "ppo" else 1,
+        )
+        if self.reward_worker is not None:
+            self.reward_worker.manager.contract.check_frames(self.env_worker.first_frames)
+        env = self.env_worker.env
+        self.spaces = (env.single_observation_space, env.single_action_space)
+        self.learner: AnyLearner = make_learner(config.learner, *self.spaces, config.seed)
+        self.loop: Loop = self._make_loop()
+        self.monitor = self._make_monitor()
+        self.alarms: list[str] = []
+
+    def _reward_worker(self) -> ImageRewardWorker | None:
+        if not self.config.reward.use_reward_model:
+            return None
+        worker = RewardWorker(self.config.reward, task_type=self.config.runner.task_type)
+        worker.init_worker()
+        return worker.embodied
+
+    def _make_loop(self) -> Loop:
+        shared = (self.env_worker, self.reward_worker, self.config.reward)
+        if isinstance(self.learner, PPO):
+            return OnPolicyLoop(self.learner, *shared)
+        return OffPolicyLoop(self.learner, *shared, self.config.learner, self.spaces, self.config.seed)
+
+    def _make_monitor(self) -> RewardMonitor | None:
+        if self.reward_worker is None or self.config.monitor.action == "off":
+            return None
+        manager = self.reward_worker.manager
+        return RewardMonitor(
+            self.config.monitor,
+            manager.contract,
+            manager.threshold,
+            self.folder,
+            knows_success=self.loop.knows_success(),
+        )
+
+    # A run
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; returns what `summary.json` holds."""
+        started = time.perf_counter()
+        self._write_config()
+        resumed = self._begin()
+        cfg = self.config.learner
+        stopped: str | None = None
+        resume_step = self.loop.env_steps if resumed else None
+        boards = "tensorboard" in self.config.runner.logger.backends
+        try:
+            with (
+                MetricLog(self.folder, tensorboard=boards, resume_step=resume_step) as logs,
+                progress_bar("training", total=cfg.total_steps, unit="step") as bar,
+            ):
+                bar.update(self.loop.env_steps)
+                while self.loop.env_steps < cfg.total_steps and stopped is None:
+                    before = self.loop.env_steps
+                    iteration = self._advance(before / cfg.total_steps)
+                    step = self.loop.env_steps
+                    stopped = self._watch(step, iteration)
+                    metrics = {**iteration.metrics, **(self.monitor.metrics() if self.monitor else {})}
+                    if _due(before, step, cfg.eval_interval) and step < cfg.total_steps:
+                        metrics |= self._evaluate(cfg.eval_episodes)[0].metrics()
+                    logs.write(step, metrics)
+                    bar.update(step - before)
+                    bar.set_postfix_str(_postfix(metrics), refresh=False)
+                    if _due(before, step, cfg.save_interval) or step >= cfg.total_steps:
+                        self._save(step)
+                result, films = self._evaluate(cfg.eval_episodes, NUM_FILMS)
+                logs.write(self.loop.env_steps, result.metrics())
+        finally:
+            self.env_worker.close()
+        return self._finish(result, films, stopped, time.perf_counter() - started)
+
+    def _begin(self) -> bool:
+        """Warm start or resume; returns whether a run is resumed."""
+        place = self.config.runner.resume_dir
+        if place is not None:
+            saved = load_policy(Path(place))
+            if type(saved.learner) is not type(self.learner):
+                raise ConfigError(
+                    f"{display_path(place)} holds a policy of {type(saved.learner).__name__}, "
+                    f"the config asks for {type(self.learner).__name__}"
+                )
+            self.learner.load_state_dict(saved.learner.state_dict())
+            self.loop.load_state_dict(saved.state["loop"], Path(saved.state["folder"]))
+            if self.monitor is not None and saved.state["monitor"] is not None:
+                self.monitor.load_state_dict(saved.state["monitor"])
+            log.info("resumed from %s at step %d", display_path(place), saved.step)
+        elif self.config.learner.warm_start.data is not None:
+            section = self.config.learner.warm_start
+            if not isinstance(self.learner, PPO):
+                raise ConfigError(
+                    "learner.warm_start is for ppo; sac has learner.sac.prior_data and bc_coef instead"
+                )
+            shown = demonstrations(Path(str(section.data)), ObsSpec.of(self.spaces[0]))
+            outcome = clone(self.learner.actor, shown, section, self.config.seed)
+            log.info(
+                "warm start: %d demonstrated actions, loss %.3f to %.3f",
+                outcome["num_transitions"],
+                outcome["loss_first"],
+                outcome["loss_last"],
+            )
+        self.loop.reset(self._env_seed(self.loop.env_steps))
+        return place is not None
+
+    def _env_seed(self, step: int) -> int:
+        """Of the environments from `step` on.
+
+        They begin anew at every checkpoint, with a seed that follows from the step: a resumed run and one
+        that was never interrupted then see the same episodes.
+        """
+        return int(np.random.SeedSequence([self.config.seed, step]).generate_state(1)[0] >> 2)
+
+    def _advance(self, progress: float) -> Iteration:
+        """One iteration; if it fails, the last good state is saved first."""
+        try:
+            iteration = self.loop.advance(progress)
+        except GuerdonError as error:
+            if all(bool(torch.isfinite(value).all()) for value in _tensors(self.learner.state_dict())):
+                step, kept = self.loop.env_steps, display_path(self._save(self.loop.env_steps))
+                raise type(error)(f"{error} (step {step}; the last good state is {kept})") from error
+            raise
+        bad = [name for name, value in iteration.metrics.items() if not np.isfinite(value)]
+        if bad:
+            raise DataError(f"training broke down at step {self.loop.env_steps}: {bad[0]} is not finite")
+        return iteration
+
+    def _watch(self, step: int, iteration: Iteration) -> str | None:
+        """Look for signs of reward hacking; returns why to stop, if that is what the config wants."""
+        if self.monitor is None or iteration.watched is None:
+            return None
+        alarms = self.monitor.observe(step, iteration.watched)
+        self.alarms += [alarm.name for alarm in alarms]
+        for alarm in alarms:
+            values = (alarm.name, step, alarm.value, alarm.limit, alarm.remedy)
+            log.warning("ALARM %s at step %d: %.3g, limit %.3g. %s", *values)
+        if alarms and self.config.monitor.action == "stop":
+            return f"alarm: {alarms[0].name}"
+        return None
+
+    def _evaluate(self, episodes: int, num_films: int = 0) -> tuple[Evaluation, list[FilmedEpisode]]:
+        cameras = () if self.reward_worker is None else self.reward_worker.manager.image_keys
+        result, films = evaluate(
+            lambda obs: self.learner.act(obs, deterministic=True),
+            self.config.env.eval,
+            episodes=episodes,
+            seed=self.config.seed + 1_000_003,
+            cameras=cameras,
+            num_films=num_films if cameras else 0,
+        )
+        return result, films
+
+    def _save(self, step: int) -> Path:
+        """Save everything, then begin new episodes, as a resumed run does."""
+        folder = self.folder / "checkpoints" / f"step_{step}"
+        make_directory(folder)
+        state = {
+            "loop": self.loop.state_dict(folder),
+            "monitor": None if self.monitor is None else self.monitor.state_dict(),
+            "folder": str(folder),
+        }
+        save_policy(folder, self.learner, self.config.learner, self.config.env.eval, self.spaces, step, state)
+        self.loop.reset(self._env_seed(step))
+        return folder
+
+    # What is left behind
+
+    def _write_config(self) -> None:
+        text = OmegaConf.to_yaml(OmegaConf.create(to_plain(self.config))).encode()
+        write_atomic(self.folder / "config.yaml", lambda file: file.write(text))
+
+    def _finish(
+        self, result: Evaluation, films: list[FilmedEpisode], stopped: str | None, seconds: float
+    ) -> dict[str, Any]:
+        for number, film in enumerate(films):
+            self._write_film(number, film)
+        section = self.config.reward
+        summary = {
+            "algorithm": self.config.learner.algorithm,
+            "env": self.config.env.train.id,
+            "reward": f"learned ({section.combine_mode})" if section.use_reward_model else "env",
+            "success_rate": result.success_once,
+            **asdict(result),
+            "env_steps": self.loop.env_steps,
+            "stopped": stopped,
+            "alarms": self.alarms,
+            "checkpoint": str(self.folder / "checkpoints" / f"step_{self.loop.env_steps}"),
+            "seconds": round(seconds, 2),
+        }
+        text = json.dumps(summary, indent=1).encode()
+        write_atomic(self.folder / "summary.json", lambda file: file.write(text))
+        write_report(self.folder)
+        return summary
+
+    def _write_film(self, number: int, film: FilmedEpisode) -> None:
+        assert self.reward_worker is not None
+        verdict = self.reward_worker.judge(film.frames)
+        make_directory(self.folder / "videos")
+        write_video(
+            self.folder / "videos" / f"eval_{number}.gif",
+            film.frames[self.reward_worker.manager.image_keys[0]],
+            verdict.prob_success,
+            self.reward_worker.manager.threshold,
+            film.env_success,
+            fps=10,
+        )
+
+
+def _due(before: int, now: int, interval: int) -> bool:
+    """Whether a multiple of `interval` lies between two steps."""
+    return now // interval > before // interval
+
+
+def _postfix(metrics: dict[str, float]) -> str:
+    shown = {"success": "env/success_once", "fires": "reward/fire_rate", "steps/s": "time/steps_per_second"}
+    return " ".join(f"{key} {metrics[name]:.3g}" for key, name in shown.items() if name in metrics)
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    """All floating-point tensors in nested containers."""
+    if isinstance(state, torch.Tensor):
+        return [state] if state.is_floating_point() else []
+    if isinstance(state, dict):
+        return [item for value in state.values() for item in _tensors(value)]
+    if isinstance(state, list | tuple):
+        return [item for value in state for item in _tensors(value)]
+    return []

@@ -1,0 +1,49 @@
+"""Stage 3 as a command: train a policy, or measure a saved one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from guerdon.config import ConfigError, GuerdonConfig
+from guerdon.run.embodied import EmbodiedRunner
+from guerdon.run.evaluate import evaluate
+from guerdon.run.policy_files import load_policy
+from guerdon.run.train_reward import run_folder
+from guerdon.types import display_path
+
+
+def train(config: GuerdonConfig) -> tuple[Path, dict[str, Any]]:
+    """Train as the config says; leaves metrics, checkpoints, videos and `report.html` in the run's folder."""
+    if config.engine == "ray":
+        raise ConfigError("engine=ray is not part of this version yet; use engine=local")
+    folder = run_folder(config)
+    return folder, EmbodiedRunner(config, folder).run()
+
+
+def train_lines(summary: dict[str, Any], folder: Path) -> list[str]:
+    """The outcome of a run for people."""
+    once, at_end = summary["success_once"], summary["success_at_end"]
+    success = "unknown: the environment does not tell it" if once is None else f"{once:.1%} of"
+    rows = [
+        ("reward", summary["reward"]),
+        ("success", success if once is None else f"{success} {summary['episodes']} fresh episodes"),
+        ("at the end", "unknown" if at_end is None else f"{at_end:.1%}"),
+        ("steps", f"{summary['env_steps']} in {summary['seconds']:.0f} s"),
+        ("alarms", ", ".join(summary["alarms"]) or "none"),
+        ("stopped", summary["stopped"] or "at the end"),
+        ("checkpoint", display_path(summary["checkpoint"])),
+        ("report", display_path(folder / "report.html")),
+    ]
+    return [f"{name:<13}{value}" for name, value in rows]
+
+
+def evaluate_checkpoint(checkpoint: Path, episodes: int, seed: int) -> dict[str, Any]:
+    """Success of a saved policy on fresh episodes, measured by the environment."""
+    saved = load_policy(checkpoint)
+    env = replace(saved.env, num_envs=min(saved.env.num_envs, episodes))
+    result, _ = evaluate(
+        lambda obs: saved.learner.act(obs, deterministic=True), env, episodes=episodes, seed=seed
+    )
+    return {**asdict(result), "checkpoint": str(checkpoint), "step": saved.step}

@@ -1,0 +1,36 @@
+"""Environments whose reward is a learned one, for Gymnasium and for Stable-Baselines3.
+
+The Stable-Baselines3 classes are imported on first use, as it is an optional dependency.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from guerdon.wrappers.gymnasium import LearnedRewardVectorWrapper, LearnedRewardWrapper
+from guerdon.wrappers.judging import FrameJudge, RewardStep, StepJudge
+
+if TYPE_CHECKING:
+    from guerdon.wrappers.sb3 import GymVectorToSB3, KeepFinalFrame, LearnedRewardVecEnv
+
+__all__ = [
+    "FrameJudge",
+    "GymVectorToSB3",
+    "KeepFinalFrame",
+    "LearnedRewardVecEnv",
+    "LearnedRewardVectorWrapper",
+    "LearnedRewardWrapper",
+    "RewardStep",
+    "StepJudge",
+]
+
+_SB3_NAMES = ("GymVectorToSB3", "KeepFinalFrame", "LearnedRewardVecEnv")
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs Stable-Baselines3 when it is asked for."""
+    if name in _SB3_NAMES:
+        from guerdon.wrappers import sb3
+
+        return getattr(sb3, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,172 @@
+"""Gymnasium environments, single and vectorised, whose reward is a learned one.
+
+`info` keeps all parts: `env_reward`, `learned_reward` and `prob_success` (NaN where no frame was judged).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from numpy.typing import NDArray
+
+from guerdon.collect.observations import FrameSource, native_of, with_final
+from guerdon.config import RewardConfig
+from guerdon.errors import ConfigError
+from guerdon.images import to_numpy
+from guerdon.serve.worker import ImageRewardWorker
+from guerdon.types import BoolArray
+from guerdon.wrappers.judging import FrameJudge, StepJudge, rows_from
+
+_FINALS = ("final_obs", "_final_obs", "final_info", "_final_info")
+
+
+class LearnedRewardWrapper(gym.Wrapper[Any, Any, Any, Any]):
+    """One environment; its reward is that of the frame which the action led to.
+
+    With `standalone` the model's success terminates the episode; every frame is then judged.
+
+    Args:
+        env: its frames come from the observation, or from rendering on demand.
+        manager: a `RewardManager` or an `ImageRewardWorker`.
+        cfg: the `reward` section; None means the manager's own.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        manager: FrameJudge | ImageRewardWorker,
+        cfg: RewardConfig | None = None,
+    ) -> None:
+        given: Any = env
+        if isinstance(given, VectorEnv):
+            raise ConfigError("this is a vector environment: use LearnedRewardVectorWrapper")
+        super().__init__(env)
+        self._judge = StepJudge(manager, cfg, 1)
+        self._frames = FrameSource(env, self._judge.cameras)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step, judge the frame if it counts, and return the training reward."""
+        obs, env_reward, terminated, truncated, info = self.env.step(action)
+        done, stepped = np.array([bool(terminated or truncated)]), np.ones(1, np.bool_)
+        ids = self._judge.wanted(done, stepped)
+        frames = self._frames.frames(_batch_of_one(obs), done, ids) if len(ids) else {}
+        prob = self._judge.probabilities(frames, ids)
+        ended = self._judge.ends(prob)
+        rewards = self._judge.rewards(prob, [float(env_reward)], done | ended, stepped)
+        told = {name: float(values[0]) for name, values in rewards.infos().items()}
+        terminated = bool(terminated) or bool(ended[0])
+        return obs, float(rewards.training_reward[0]), terminated, bool(truncated), {**info, **told}
+
+
+class LearnedRewardVectorWrapper(VectorWrapper):
+    """N environments in any of Gymnasium's auto-reset modes, judged in one call per step.
+
+    With `SAME_STEP` the judged frame of an episode that ended is its final one. With `NEXT_STEP` the step
+    that only begins a new episode has no reward. `standalone` needs environments that can be reset one by
+    one: those of `SAME_STEP` are reset here at once, those of `DISABLED` by the caller.
+
+    Args:
+        envs: their frames come from the observation, or from rendering on demand.
+        manager: a `RewardManager` or an `ImageRewardWorker`.
+        cfg: the `reward` section; None means the manager's own.
+    """
+
+    def __init__(
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        manager: FrameJudge | ImageRewardWorker,
+        cfg: RewardConfig | None = None,
+    ) -> None:
+        if not isinstance(envs, VectorEnv):
+            raise ConfigError("this is no vector environment: use LearnedRewardWrapper")
+        super().__init__(envs)
+        self._judge = StepJudge(manager, cfg, envs.num_envs)
+        self._frames = FrameSource(envs, self._judge.cameras)
+        self._mode = AutoresetMode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self._ended: BoolArray = np.zeros(envs.num_envs, np.bool_)  # NEXT_STEP: to be reset by the next step
+        if self._judge.cfg.standalone:
+            check_single_resets(envs)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or those of `options["reset_mask"]`."""
+        mask = None if options is None else options.get("reset_mask")
+        self._ended[slice(None) if mask is None else np.asarray(mask, np.bool_)] = False
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """Step, judge the frames that count, and return training rewards, float32 [N]."""
+        obs, env_rewards, terminated, truncated, info = self.env.step(actions)
+        term, trunc = (to_numpy(flags).astype(np.bool_) for flags in (terminated, truncated))
+        done, stepped = term | trunc, ~self._ended
+        same_step = self._mode == AutoresetMode.SAME_STEP
+        ids = self._judge.wanted(done, stepped)
+        frames = {}
+        if len(ids):
+            reached = with_final(obs, info.get("final_obs"), done) if same_step else obs
+            frames = self._frames.frames(reached, done, ids)
+        prob = self._judge.probabilities(frames, ids)
+        ended = self._judge.ends(prob)
+        rewards = self._judge.rewards(prob, env_rewards, done | ended, stepped)
+        if same_step and (ended & ~done).any():
+            obs, info = self._begin_again(obs, info, done, ended & ~done)
+        if self._mode == AutoresetMode.NEXT_STEP:
+            self._ended = done
+        everyone = {f"_{name}": np.ones(self.num_envs, np.bool_) for name in rewards.infos()}
+        info = {**info, **rewards.infos(), **everyone}
+        return obs, rewards.training_reward, term | ended, trunc, info
+
+    def _begin_again(
+        self, obs: Any, info: dict[str, Any], done: BoolArray, ended: BoolArray
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the environments of `ended` and report their ends as `SAME_STEP` does."""
+        reached = with_final(obs, info.get("final_obs"), done)
+        plain = {key: value for key, value in info.items() if key not in _FINALS}
+        new_obs, new_info = self.env.reset(options={"reset_mask": ended.copy()})
+        over = done | ended
+        return rows_from(obs, new_obs, ended), {
+            **rows_from(plain, new_info, ended),
+            "final_obs": reached if native_of(self.env) is not None else _one_by_one(reached, over),
+            "_final_obs": over,
+            "final_info": rows_from(info.get("final_info", {}), plain, ended),
+            "_final_info": over.copy(),
+        }
+
+
+def check_single_resets(envs: VectorEnv[Any, Any, Any]) -> None:
+    """Raise unless single environments can be reset, as `standalone` needs it."""
+    if envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP) == AutoresetMode.NEXT_STEP:
+        raise ConfigError(
+            "standalone cannot end single episodes with auto-reset in the next step: make the vector "
+            "environment with autoreset_mode SAME_STEP or DISABLED"
+        )
+    if native_of(envs) is None and not isinstance(envs.unwrapped, SyncVectorEnv | AsyncVectorEnv):
+        raise ConfigError(
+            f"standalone must reset single environments, and {type(envs.unwrapped).__name__} is not known "
+            "to take options['reset_mask']"
+        )
+
+
+def _one_by_one(obs: Any, mask: BoolArray) -> NDArray[Any]:
+    """A batched observation as Gymnasium gives final ones: an object array [N], None where not in `mask`."""
+    result = np.full(len(mask), None, object)
+    for env in np.flatnonzero(mask).tolist():
+        result[env] = take_row(obs, env)
+    return result
+
+
+def take_row(obs: Any, env: int) -> Any:
+    """The observation of one environment out of a batched one."""
+    return {key: take_row(part, env) for key, part in obs.items()} if isinstance(obs, Mapping) else obs[env]
+
+
+def _batch_of_one(obs: Any) -> Any:
+    """A single environment's observation with a batch axis of one."""
+    if isinstance(obs, Mapping):
+        return {key: _batch_of_one(part) for key, part in obs.items()}
+    return to_numpy(obs)[None]

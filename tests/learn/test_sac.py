@@ -1,0 +1,323 @@
+"""SAC: written-out gradients against autograd, targets against the formula, and that it learns."""
+
+import copy
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.bench_offpolicy import Task, make, make_learner, make_replay, mean_return, train
+from guerdon.collect.observations import with_final
+from guerdon.config import NetworkConfig, SACConfig
+from guerdon.errors import ConfigError, DataError
+from guerdon.learn.networks import ObsSpec
+from guerdon.learn.replay import TrainBatch
+from guerdon.learn.sac import SAC, BatchedMLP, FlatAdam, shift_images
+
+SPEC = ObsSpec(state_size=5)
+SPACE = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+SMALL = NetworkConfig(hidden=(16, 16), activation="relu")
+
+
+def make_batch(count: int = 32, seed: int = 0, images: bool = False) -> TrainBatch:
+    generator = torch.Generator().manual_seed(seed)
+
+    def obs() -> dict[str, torch.Tensor]:
+        parts = {"state": torch.randn(count, 5, generator=generator)}
+        if images:
+            shape = (count, 16, 16, 3)
+            parts["front"] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        return parts
+
+    low, high = torch.from_numpy(SPACE.low), torch.from_numpy(SPACE.high)
+    return TrainBatch(
+        obs=obs(),
+        next_obs=obs(),
+        actions=low + (high - low) * torch.rand(count, 2, generator=generator),
+        training_rewards=torch.randn(count, generator=generator),
+        not_terminated=(torch.rand(count, generator=generator) > 0.3).float(),
+        discount=torch.full((count,), 0.9),
+    )
+
+
+def plain_forward(net: BatchedMLP, flat: torch.Tensor, inputs: torch.Tensor, cfg: NetworkConfig):
+    """The same network by autograd, one member after the other."""
+    *hidden, (weight, bias) = net._views(flat)
+    outputs = []
+    for member in range(len(weight)):
+        values = inputs
+        for w, b, *norm in hidden:
+            values = values @ w[member] + b[member]
+            if norm:
+                width = values.shape[-1:]
+                values = torch.nn.functional.layer_norm(values, width, norm[0][member, 0], norm[1][member, 0])
+            values = values.relu() if cfg.activation == "relu" else values.tanh()
+        outputs.append(values @ weight[member] + bias[member])
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("size_out", [1, 3])
+def test_the_passes_agree_with_autograd(layer_norm, activation, size_out):
+    cfg = NetworkConfig(hidden=(8, 6), activation=activation, layer_norm=layer_norm)
+    torch.manual_seed(0)
+    net = BatchedMLP(3, 4, size_out, cfg)
+    net.flat.add_(0.1 * torch.randn(net.flat.shape))
+    inputs, weights = torch.randn(7, 4, requires_grad=True), torch.randn(3, 7, size_out)
+    flat = net.flat.clone().requires_grad_(True)
+    expected = plain_forward(net, flat, inputs, cfg)
+    (expected * weights).sum().backward()
+    outputs, trace = net.forward(inputs.detach())
+    slopes = net.backward(trace, weights, inputs=True)
+    torch.testing.assert_close(outputs, expected.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(net.gradient, flat.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(slopes, inputs.grad, rtol=1e-4, atol=1e-5)
+    net.gradient.fill_(7.0)
+    again = net.backward(trace, weights, weights=False, inputs=True)
+    assert torch.equal(again, slopes) and (net.gradient == 7.0).all()
+
+
+def test_adam_is_the_one_of_torch():
+    torch.manual_seed(0)
+    flat, gradient = torch.randn(50), torch.empty(50)
+    parameter = torch.nn.Parameter(flat.clone())
+    mine, theirs = FlatAdam(flat, gradient, 1e-2), torch.optim.Adam([parameter], lr=1e-2)
+    for _ in range(20):
+        gradient.copy_(torch.randn(50))
+        parameter.grad = gradient.clone()
+        mine.step()
+        theirs.step()
+    torch.testing.assert_close(flat, parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_moments_do_not_become_denormal():
+    flat, gradient = torch.zeros(50), torch.ones(50)
+    adam = FlatAdam(flat, gradient, 1e-2)
+    adam.step()
+    gradient.zero_()
+    smallest = torch.finfo(torch.float32).tiny
+    for _ in range(1_500):
+        adam.step()
+        mean = adam.state_dict()["mean"]
+        assert ((mean == 0.0) | (mean >= smallest)).all()
+    assert (mean == 0.0).all()
+
+
+@pytest.mark.parametrize("num_min_critics", [2, 1])
+@pytest.mark.parametrize("bc_coef", [0.0, 3.0])
+def test_the_gradient_of_the_policy_agrees_with_autograd(num_min_critics, bc_coef):
+    cfg = SACConfig(num_min_critics=num_min_critics, bc_coef=bc_coef, initial_alpha=0.3)
+    sac, batch = SAC(SPEC, SPACE, cfg, SMALL, seed=0), make_batch()
+    sac.actor.flat.add_(0.3 * torch.randn(sac.actor.flat.shape, generator=torch.Generator().manual_seed(1)))
+    unit = (batch.actions - sac._middle) / sac._half
+    noise_state = sac._noise.get_state()
+    flat, state = sac.actor.flat.clone().requires_grad_(True), batch.obs["state"]
+    metrics = sac._update_actor(state, unit, 10)
+
+    noise = torch.randn((32, 2), generator=torch.Generator().set_state(noise_state))
+    mean, log_std = plain_forward(sac.actor, flat, state, SMALL)[0].chunk(2, -1)
+    normal = torch.distributions.Normal(mean, log_std.exp())
+    policy = torch.distributions.TransformedDistribution(
+        normal, [torch.distributions.TanhTransform(cache_size=1)]
+    )
+    actions = torch.tanh(mean + noise * log_std.exp())
+    log_density = policy.log_prob(actions).sum(-1)
+    values = plain_forward(sac.critics, sac.critics.flat, torch.cat([state, actions], 1), SMALL)[..., 0]
+    value = values.amin(0) if num_min_critics == 2 else values.mean(0)
+    loss = (0.3 * log_density - value).mean()
+    assert metrics["actor_loss"] == pytest.approx(loss.item(), abs=1e-4)
+    loss = loss + bc_coef * (torch.tanh(mean[:10]) - unit[:10]).square().mean()
+    loss.backward()
+    torch.testing.assert_close(sac.actor.gradient, flat.grad, rtol=1e-3, atol=1e-5)
+    assert metrics["entropy"] == pytest.approx(-log_density.mean().item(), abs=1e-4)
+
+
+def test_the_gradient_of_the_critics_agrees_with_autograd():
+    sac, batch = SAC(SPEC, SPACE, SACConfig(num_critics=3), SMALL, seed=0), make_batch()
+    flat = sac.critics.flat.clone().requires_grad_(True)
+    unit, goal = (batch.actions - sac._middle) / sac._half, torch.randn(32)
+    metrics = sac._update_critics(batch.obs["state"], unit, goal)
+    values = plain_forward(sac.critics, flat, torch.cat([batch.obs["state"], unit], 1), SMALL)[..., 0]
+    loss = 0.5 * (values - goal).square().mean(1).sum()
+    loss.backward()
+    torch.testing.assert_close(sac.critics.gradient, flat.grad, rtol=1e-4, atol=1e-5)
+    assert metrics["critic_loss"] == pytest.approx(loss.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("entropy_in_backup", [True, False])
+def test_targets_follow_the_formula(entropy_in_backup):
+    cfg = SACConfig(entropy_in_backup=entropy_in_backup, initial_alpha=0.5)
+    sac, batch = SAC(SPEC, SPACE, cfg, SMALL, seed=0), make_batch()
+    start = sac._noise.get_state()
+    targets = sac.targets(batch)
+    sac._noise.set_state(start)
+    actions, log_density, _ = sac._draw(*sac._policy(batch.next_obs["state"]))
+    values = sac.target_critics(torch.cat([batch.next_obs["state"], actions], 1))[..., 0]
+    future = values.amin(0) - (0.5 * log_density if entropy_in_backup else 0.0)
+    expected = batch.training_rewards + batch.not_terminated * batch.discount * future
+    torch.testing.assert_close(targets, expected)
+    ended = batch.not_terminated == 0
+    assert ended.any() and torch.equal(targets[ended], batch.training_rewards[ended])
+
+
+def test_the_minimum_is_over_a_subset_that_changes():
+    sac = SAC(
+        SPEC, SPACE, SACConfig(num_critics=6, num_min_critics=1, entropy_in_backup=False), SMALL, seed=0
+    )
+    sac.actor.flat.zero_()
+    last_bias = sac.target_critics._layers[-1][1]
+    sac.target_critics.flat.zero_()
+    last_bias[:, 0, 0] = torch.arange(6.0)
+    batch = make_batch()
+    rows = batch.not_terminated > 0
+    chosen = {round(((sac.targets(batch) - batch.training_rewards) / 0.9)[rows][0].item()) for _ in range(60)}
+    assert chosen == set(range(6))
+
+
+def test_actions_lie_in_the_space_and_depend_on_own_generators_only():
+    sac = SAC(SPEC, SPACE, SACConfig(), SMALL, seed=3)
+    obs = np.random.default_rng(0).normal(size=(500, 5)).astype(np.float32) * 100
+    before = torch.random.get_rng_state()
+    drawn, steady, uniform = sac.act(obs), sac.act(obs, deterministic=True), sac.random_actions(500)
+    sac.update(make_batch())
+    assert torch.equal(torch.random.get_rng_state(), before)
+    for actions in (drawn, steady, uniform):
+        assert actions.shape == (500, 2) and actions.dtype == np.float32
+        assert (actions >= SPACE.low).all() and (actions <= SPACE.high).all()
+    assert uniform[:, 1].min() < 0.5 and uniform[:, 1].max() > 9.5
+    assert np.array_equal(steady, SAC(SPEC, SPACE, SACConfig(), SMALL, seed=3).act(obs, deterministic=True))
+    assert not np.array_equal(drawn, steady)
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_exact_continuation(images):
+    spec = ObsSpec(state_size=5, images=(("front", (16, 16, 3)),)) if images else SPEC
+    network = NetworkConfig(hidden=(16,), layer_norm=True, image_features=8)
+    cfg = SACConfig(num_critics=4, actor_every=2, bc_coef=0.1)
+    first, second = (SAC(spec, SPACE, cfg, network, seed=seed) for seed in (0, 1))
+    for step in range(3):
+        first.update(make_batch(seed=step, images=images), prior_rows=8)
+    second.load_state_dict(first.state_dict())
+    frozen = first.state_dict()
+    obs = {name: part.numpy() for name, part in make_batch(images=images).obs.items()}
+    for step in range(3, 7):
+        batch = make_batch(seed=step, images=images)
+        assert first.update(batch, prior_rows=8) == second.update(batch, prior_rows=8)
+        assert np.array_equal(first.act(obs), second.act(obs))
+    assert torch.equal(first.critics.flat, second.critics.flat)
+    assert not torch.equal(frozen["critics"], first.critics.flat)
+
+
+def test_the_encoder_follows_the_critics_alone():
+    spec = ObsSpec(state_size=5, images=(("front", (16, 16, 3)),))
+    network = NetworkConfig(hidden=(16,), image_features=8)
+    sac, batch = SAC(spec, SPACE, SACConfig(), network, seed=0), make_batch(images=True)
+    before = copy.deepcopy(sac.encoder.state_dict())
+    features = sac.encoder(batch.obs)
+    sac._update_actor(features.detach(), batch.actions, 0)
+    assert all(torch.equal(part, before[name]) for name, part in sac.encoder.state_dict().items())
+    goal = torch.zeros(32)
+    losses = [sac._update_critics(sac.encoder(batch.obs), batch.actions / 10, goal)["critic_loss"]]
+    assert all(not torch.equal(part, before[name]) for name, part in sac.encoder.state_dict().items())
+    for _ in range(60):
+        losses.append(sac._update_critics(sac.encoder(batch.obs), batch.actions / 10, goal)["critic_loss"])
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_images_are_shifted_like_padded_ones():
+    images = torch.randint(
+        0, 256, (6, 9, 7, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    moves = torch.tensor([[0, 0], [2, 1], [-3, 2], [3, -3], [0, -2], [-1, 0]])[:, :, None]
+    padded = torch.nn.functional.pad(images.permute(0, 3, 1, 2).float(), (3, 3, 3, 3), mode="replicate")
+    for image, move, wide in zip(shift_images(images, moves), moves[:, :, 0].tolist(), padded, strict=True):
+        down, right = move
+        expected = wide[:, 3 - down : 12 - down, 3 - right : 10 - right].permute(1, 2, 0)
+        assert torch.equal(image.float(), expected)
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ConfigError, match="needs bounds"):
+        SAC(SPEC, gym.spaces.Box(-np.inf, np.inf, (2,)), SACConfig(), SMALL, seed=0)
+    with pytest.raises(ConfigError, match="actions that are vectors"):
+        SAC(SPEC, gym.spaces.Discrete(3), SACConfig(), SMALL, seed=0)
+    with pytest.raises(ConfigError, match="num_min_critics is 3"):
+        SAC(SPEC, SPACE, SACConfig(num_min_critics=3), SMALL, seed=0)
+    sac = SAC(SPEC, SPACE, SACConfig(), SMALL, seed=0)
+    with pytest.raises(DataError, match="40 demonstrations in a batch of 32"):
+        sac.update(make_batch(), prior_rows=40)
+    with pytest.raises(DataError, match="of another size"):
+        sac.load_state_dict(SAC(SPEC, SPACE, SACConfig(num_critics=3), SMALL, seed=0).state_dict())
+
+
+FAST = SACConfig(actor_lr=1e-3, critic_lr=1e-3, alpha_lr=1e-3, learning_starts=500)
+PENDULUM = Task(
+    env="Pendulum-v1", steps=4_500, cfg=FAST, network=NetworkConfig(hidden=(64, 64), activation="relu")
+)
+
+
+@pytest.mark.slow
+def test_it_learns_to_swing_up():
+    env = make("Pendulum-v1")
+    sac = make_learner(PENDULUM, env, seed=0)
+    train(PENDULUM, sac, env, seed=0)
+    assert mean_return(PENDULUM, lambda obs: sac.act(obs, deterministic=True)) > -250.0  # at random: -1200
+
+
+def swing_up(obs: np.ndarray) -> np.ndarray:
+    """A teacher: bring the energy to that of the upright pendulum, then hold it there; about -140."""
+    cos, sin, speed = obs.T
+    missing = 15.0 - (0.5 * speed**2 + 15.0 * cos)
+    pump = missing * np.sign(speed + 1e-6)
+    hold = -(12.0 * np.arctan2(sin, cos) + 3.0 * speed)
+    return np.clip(np.where(cos > 0.9, hold, pump), -2.0, 2.0).astype(np.float32)[:, None]
+
+
+@pytest.fixture(scope="module")
+def demonstrations():
+    env = make("Pendulum-v1")
+    prior = make_replay(env, 2_000, seed=0)
+    obs, _ = env.reset(seed=7)
+    for _ in range(2_000):
+        actions = swing_up(obs)
+        reached, env_rewards, terminated, truncated, info = env.step(actions)
+        final = with_final(reached, info.get("final_obs"), terminated | truncated)
+        prior.add(obs, actions, env_rewards, terminated, truncated, final)
+        obs = reached
+    return prior
+
+
+def with_demonstrations(demonstrations, reward_scale: float, steps: int, **settings) -> float:
+    """RLPD: half of each batch from a teacher, critics with layer norm, a random pair of four."""
+    chosen = {"num_critics": 4, "learning_starts": 200, "tau": 0.02, "initial_alpha": 0.1, **settings}
+    network = NetworkConfig(hidden=(64, 64), activation="relu", layer_norm=True)
+    task = Task(env="Pendulum-v1", steps=steps, cfg=replace(FAST, **chosen), network=network)
+    env = make("Pendulum-v1")
+    sac = make_learner(task, env, seed=0)
+    train(task, sac, env, seed=0, prior=demonstrations, reward_scale=reward_scale)
+    return mean_return(task, lambda obs: sac.act(obs, deterministic=True))
+
+
+@pytest.mark.slow
+def test_the_options_of_rlpd_learn(demonstrations):
+    assert with_demonstrations(demonstrations, 1.0, 2_000) > -400.0
+
+
+@pytest.mark.slow
+def test_without_rewards_the_pull_to_demonstrations_is_what_teaches(demonstrations):
+    pulled = with_demonstrations(demonstrations, 0.0, 1_200, bc_coef=30.0)
+    left_alone = with_demonstrations(demonstrations, 0.0, 1_200, bc_coef=0.0)
+    assert left_alone < -800.0
+    assert pulled > left_alone + 300.0
+
+
+def test_imitation_alone_copies_a_teacher():
+    sac = SAC(SPEC, SPACE, SACConfig(actor_lr=3e-3), SMALL, seed=0)
+    batch = make_batch(256)
+    actions = torch.stack([batch.obs["state"][:, 0].clamp(-1.5, 1.5), 5 + batch.obs["state"][:, 1]], 1)
+    errors = [sac.imitate(batch.obs, actions) for _ in range(300)]
+    assert errors[-1] < 0.05 * errors[0]
+    assert np.abs(sac.act(batch.obs["state"].numpy(), deterministic=True) - actions.numpy()).mean() < 0.4
