@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from guerdon.config import NetworkConfig, PPOConfig
 from guerdon.errors import DataError
 from guerdon.learn.advantages import gae
+from guerdon.learn.flat import FlatAdam
 from guerdon.learn.networks import Obs, ObsSpec, to_obs
 from guerdon.learn.policies import ActorCritic
 from guerdon.learn.rollout import Rollout
 
 ACTIONS, LOG_PROBS, ADVANTAGES, RETURNS = "/actions", "/log_probs", "/advantages", "/returns"
 """Keys of a minibatch, beside those of the observation; no camera is called so."""
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-5
+EPSILON = 1e-5
 """Of Adam."""
 
 
@@ -63,7 +64,7 @@ class PPO:
             )
         self.actor = actor.to(self.device)
         self._generator = torch.Generator().manual_seed(seed)
-        self._optimizer = _FlatAdam(list(self.actor.parameters()))
+        self._optimizer = _FlatWeights(list(self.actor.parameters()), cfg.lr)
 
     # Acting
 
@@ -223,20 +224,16 @@ class PPO:
             raise DataError(f"what was saved does not fit this learner: {reason}") from error
 
 
-class _FlatAdam:
-    """Adam (Kingma and Ba, 2015) on parameters that are made views of one vector.
+class _FlatWeights:
+    """Parameters that are made views of one vector, with one Adam for it."""
 
-    With small networks the time of a step is the number of its operations: here a few in all, instead of a
-    few for each parameter.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float) -> None:
         self._weights = torch.cat([item.detach().reshape(-1) for item in parameters])
+        self._gradient = torch.zeros_like(self._weights)
         parts = torch.split(self._weights, [item.numel() for item in parameters])
         for item, part in zip(parameters, parts, strict=True):
             item.data = part.view_as(item)
-        self._mean, self._square = torch.zeros_like(self._weights), torch.zeros_like(self._weights)
-        self._steps = 0
+        self._adam = FlatAdam(self._weights, self._gradient, lr, EPSILON)
 
     def __getstate__(self) -> Any:
         raise TypeError(
@@ -246,21 +243,17 @@ class _FlatAdam:
     @torch.no_grad()
     def step(self, grads: Sequence[Tensor], lr: float, max_norm: float) -> None:
         """Descend along the gradient, given in the order of the parameters and scaled down to `max_norm`."""
-        grad = torch.cat([part.reshape(-1) for part in grads])
-        grad.mul_((max_norm / (torch.linalg.vector_norm(grad) + 1e-6)).clamp_(max=1.0))
-        self._steps += 1
-        self._mean.lerp_(grad, 1.0 - BETA_1)
-        self._square.mul_(BETA_2).addcmul_(grad, grad, value=1.0 - BETA_2)
-        scale = self._square.sqrt().div_(math.sqrt(1.0 - BETA_2**self._steps)).add_(EPSILON)
-        self._weights.addcdiv_(self._mean, scale, value=-lr / (1.0 - BETA_1**self._steps))
+        torch.cat([part.reshape(-1) for part in grads], out=self._gradient)
+        norm = torch.linalg.vector_norm(self._gradient)
+        self._gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self._adam.lr = lr
+        self._adam.step()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps, "mean": self._mean.clone(), "square": self._square.clone()}
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self._adam.state_dict().items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._mean.copy_(state["mean"])
-        self._square.copy_(state["square"])
-        self._steps = int(state["steps"])
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._adam.load_state_dict(state)
 
 
 def _explained(rollout: Rollout, returns: Tensor) -> float:

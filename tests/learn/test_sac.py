@@ -12,9 +12,10 @@ from benchmarks.bench_offpolicy import Task, make, make_learner, make_replay, me
 from guerdon.collect.observations import with_final
 from guerdon.config import NetworkConfig, SACConfig
 from guerdon.errors import ConfigError, DataError
+from guerdon.learn.flat import BatchedMLP, FlatAdam
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.replay import TrainBatch
-from guerdon.learn.sac import SAC, BatchedMLP, FlatAdam, shift_images
+from guerdon.learn.sac import SAC, shift_images
 
 SPEC = ObsSpec(state_size=5)
 SPACE = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
