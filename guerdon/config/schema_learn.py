@@ -56,6 +56,8 @@ class PPOConfig:
     """Scale states by running statistics, which are saved with the policy."""
     initial_log_std: float = 0.0
     """Of a Gaussian policy."""
+    reference_coef: NonNegativeFloat = 0.0
+    """Weight of a pull back to the cloned policy: far from it a reward model is easier to fool."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,8 @@ class ScriptedExpert:
     - it reaches the goal only after such stops, or wanders about within the tolerance;
     - the gripper pauses on its way, or never comes to rest at all;
     - the fingers close beside the cube;
-    - the gripper goes about the goal as if it carried something, and rests there with the cube left behind;
+    - the gripper goes about as if it carried something, and rests at the goal, over the cube or before it,
+      with the cube left behind;
     - the cube is dropped, or the gripper just stops, at some step.
 
     Args:
@@ -85,8 +86,8 @@ class ScriptedExpert:
             raise DataError(f"the expert plays {self._num_envs} environments, not {len(state)}; call reset()")
         rows = state.T.astype(np.float64, order="C")
         step = self._steps.astype(np.float64)
-        goal_bias, pausing = self._segment(step)
-        way, closing = self._plan(rows, goal_bias)
+        goal_bias, astray, pausing = self._segment(step)
+        way, closing = self._plan(rows, goal_bias, astray)
         action = np.empty((4, self._num_envs))
         action[:3] = _steer(way, rows[VELOCITY]) + self._next_shake(way)
         action[:3] = np.where(pausing | (step >= self._stop_step), 0.0, action[:3])
@@ -108,13 +109,16 @@ class ScriptedExpert:
         self._loudness = noise * draw[8]
         grasp_bias: Rows = (2.0 * draw[10:12] - 1.0) * np.where(draw[9] < 0.12 * noise, 0.05, 0.0)
         self._grasp_bias = grasp_bias
-        self._empty_handed = draw[12] < 0.3 * noise
+        self._empty_handed = draw[12] < 0.4 * noise
         self._feigns = self._empty_handed & (draw[13] < 0.5)
 
-    def _segment(self, step: Rows) -> tuple[Rows, BoolArray]:
-        """How far off the goal to hold the cube, [3, N], and whether to pause, bool [N], at this step."""
+    def _segment(self, step: Rows) -> tuple[Rows, Rows, BoolArray]:
+        """How far off the goal to hold the cube, [3, N], and whether to pause, bool [N], at this step.
+
+        Between them: where an empty hand goes, [N], from 0 (the goal) to 1 (the cube).
+        """
         segment, into = np.divmod(self._steps + np.uint64(_SEGMENT - _SEGMENT_START), np.uint64(_SEGMENT))
-        draw = uniforms(stream_keys(self._keys, segment + np.uint64(1 << 20)), 0, 5)
+        draw = uniforms(stream_keys(self._keys, segment + np.uint64(1 << 20)), 0, 6)
         direction = 2.0 * draw[0:3] - 1.0
         squares = direction * direction
         direction /= np.sqrt(squares[0] + squares[1] + squares[2]) + 1e-6
@@ -124,9 +128,9 @@ class ScriptedExpert:
         distance = np.where(off, 0.033 + 0.035 * draw[3], 0.015 * min(2.0 * self.noise, 1.0) * draw[3])
         distance = np.where(self._empty_handed, 0.08 * draw[3], distance)
         pausing = (draw[4] < 0.4 * self.noise) & (into < np.uint64(4))
-        return direction * distance * (self.noise > 0.0), pausing
+        return direction * distance * (self.noise > 0.0), np.maximum(2.0 * draw[5] - 1.0, 0.0), pausing
 
-    def _plan(self, rows: Rows, goal_bias: Rows) -> tuple[Rows, BoolArray]:
+    def _plan(self, rows: Rows, goal_bias: Rows, astray: Rows) -> tuple[Rows, BoolArray]:
         """Where the gripper should go, as vectors [3, N] from where it is, and whether the fingers close."""
         # Towards the cube: from above, coming down as the fingers get into line.
         to_cube = rows[CUBE] - rows[GRIPPER]
@@ -141,7 +145,8 @@ class ScriptedExpert:
         to_goal[2] = height + np.clip(sideways - 0.01, 0.0, 0.03) - rows[CUBE][2]
         grasped = rows[GRASPED] > 0.5
         way = np.where(grasped, to_goal, to_cube)
-        way = np.where(self._empty_handed, rows[GOAL] + goal_bias - rows[GRIPPER], way)
+        anywhere = rows[GOAL] + goal_bias - astray * rows[CUBE_TO_GOAL] - rows[GRIPPER]
+        way = np.where(self._empty_handed, anywhere, way)
         return way, np.where(self._empty_handed, self._feigns, grasped | closing)
 
     def _next_shake(self, way: Rows) -> Rows:

@@ -67,6 +67,10 @@ class Gaussian:
         of_log_std = (weighted * scaled).sum(0) - weights.sum() + entropy_weight
         return weighted * inverse, of_log_std
 
+    def divergence_gradient(self, heads: Heads, reference: Tensor) -> Tensor:
+        """Of the divergence from a policy with other means [N, A] and the same spread, in the means."""
+        return (heads[0] - reference) * torch.exp(-2.0 * heads[1])
+
     def imitation_loss(self, heads: Heads, actions: Tensor) -> Tensor:
         """Squared distance of the means; the spread is left alone, so that exploration does not die."""
         return F.mse_loss(heads[0], actions)
@@ -110,6 +114,10 @@ class Categorical:
             entropies = -(probs * log_probs).sum(-1, keepdim=True)
             pull = pull - (log_probs + entropies) * (entropy_weight / len(probs))
         return ((probs * pull).scatter_add_(-1, actions[:, None], weights[:, None]),)
+
+    def divergence_gradient(self, heads: Heads, reference: Tensor) -> Tensor:
+        """Of the divergence from a policy with other logits [N, K], in the logits."""
+        return heads[0].softmax(-1) - reference.softmax(-1)
 
     def imitation_loss(self, heads: Heads, actions: Tensor) -> Tensor:
         """Cross entropy; `actions` are the environment's, also as floats [N, 1], as a store keeps them."""

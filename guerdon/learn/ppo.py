@@ -6,6 +6,7 @@ is saved with the rest: a run that is saved, loaded and continued gives the same
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from guerdon.learn.policies import ActorCritic
 from guerdon.learn.rollout import Rollout
 
 ACTIONS, LOG_PROBS, ADVANTAGES, RETURNS = "/actions", "/log_probs", "/advantages", "/returns"
+REFERENCE = "/reference"
 """Keys of a minibatch, beside those of the observation; no camera is called so."""
 EPSILON = 1e-5
 """Of Adam."""
@@ -65,6 +67,13 @@ class PPO:
         self.actor = actor.to(self.device)
         self._generator = torch.Generator().manual_seed(seed)
         self._optimizer = _FlatWeights(list(self.actor.parameters()), cfg.lr)
+
+        self.reference: ActorCritic | None = None
+
+    def keep_reference(self) -> None:
+        """Remember the policy as it is: with `cfg.reference_coef` updates are pulled back to it."""
+        if self.cfg.reference_coef > 0.0:
+            self.reference = copy.deepcopy(self.actor).requires_grad_(False)
 
     # Acting
 
@@ -171,6 +180,9 @@ class PPO:
             RETURNS: returns,
         }
         rest = {name: part.flatten(0, 1).to(self.device) for name, part in rest.items()}
+        if self.reference is not None:
+            with torch.no_grad():
+                rest[REFERENCE] = self.reference.heads(self.reference.prepare(obs))[0]
         return {**self.actor.prepare(obs), **rest}
 
     @torch.no_grad()
@@ -199,6 +211,9 @@ class PPO:
         # d ratio / d log_prob = ratio; where the clipped gain is the smaller one, nothing pulls
         pull = free_gain.masked_fill(free_gain > clipped_gain, 0.0).div_(-count)
         head_grads = distribution.gradients(heads, batch[ACTIONS], pull, -cfg.entropy_coef)
+        if REFERENCE in batch:
+            back = distribution.divergence_gradient(heads, batch[REFERENCE])
+            head_grads = (head_grads[0] + back * (cfg.reference_coef / count), *head_grads[1:])
         value_grads = errors * (2.0 * cfg.value_coef / count)
         self._optimizer.step(trace.gradients(head_grads, value_grads), lr, cfg.max_grad_norm)
         return torch.minimum(free_gain, clipped_gain), errors, log_ratio, entropy
@@ -211,6 +226,7 @@ class PPO:
             "actor": {name: part.clone() for name, part in self.actor.state_dict().items()},
             "optimizer": self._optimizer.state_dict(),
             "generator": self._generator.get_state(),
+            "reference": None if self.reference is None else self.reference.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -219,6 +235,9 @@ class PPO:
             self.actor.load_state_dict(state["actor"])
             self._optimizer.load_state_dict(state["optimizer"])
             self._generator.set_state(state["generator"].cpu())
+            if state["reference"] is not None:
+                self.reference = copy.deepcopy(self.actor).requires_grad_(False)
+                self.reference.load_state_dict(state["reference"])
         except (KeyError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[-1].strip()
             raise DataError(f"what was saved does not fit this learner: {reason}") from error

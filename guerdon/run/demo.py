@@ -27,8 +27,12 @@ from guerdon.types import display_path
 log = logging.getLogger("guerdon")
 
 Rows = list[tuple[str, str]]
-FIT_BRIEFLY = ("fit.epochs=5", "fit.calibration.target_false_positive_rate=0.002")
-ATTEMPTS = 40
+FIT_BRIEFLY = (
+    "fit.epochs=6",
+    "fit.data.num_samples_per_episode=18",  # many episodes teach more than many frames of a few
+    "fit.calibration.target_false_positive_rate=0.002",
+)
+ATTEMPTS = 75
 """Successes and failures of the policy's own that the reward model learns from."""
 BLIND = ("+env.train.init_params.reward=none",)
 """The policy could not see the env's reward if it wanted to."""
@@ -64,8 +68,8 @@ def _collect(config: GuerdonConfig, learner: LearnerConfig, folder: Path) -> tup
     few = replace(
         config.collect,
         save_dir=str(fresh),
-        target_success=config.collect.target_success // 2,
-        target_failure=config.collect.target_failure // 2,
+        target_success=config.collect.target_success // 5,
+        target_failure=config.collect.target_failure // 5,
     )
     collect(config.env.train, few, seed=config.seed + 1)
     summary, report = inspect(data), audit(data)

@@ -158,6 +158,7 @@ class EmbodiedRunner:
                 )
             shown = demonstrations(Path(str(section.data)), ObsSpec.of(self.spaces[0]))
             outcome = clone(self.learner.actor, shown, section, self.config.seed)
+            self.learner.keep_reference()
             log.info(
                 "warm start: %d demonstrated actions, loss %.3f to %.3f",
                 outcome["num_transitions"],

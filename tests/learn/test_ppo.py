@@ -452,3 +452,46 @@ def test_unknown_action_spaces_are_refused():
     for space in (gym.spaces.MultiBinary(3), gym.spaces.Box(-1.0, 1.0, (2, 2))):
         with pytest.raises(ConfigError, match="actions"):
             PPO(ObsSpec(state_size=4), space, CARTPOLE, SMALL, seed=0)
+
+
+@pytest.mark.parametrize("kind", ["continuous", "discrete"])
+def test_the_reference_holds_the_policy_back(kind):
+    space = gym.spaces.Box(-1, 1, (2,), np.float32) if kind == "continuous" else gym.spaces.Discrete(3)
+    spec, network = ObsSpec(state_size=3), NetworkConfig(hidden=(16,))
+    moved = {}
+    for coef in (0.0, 3.0):
+        cfg = PPOConfig(reference_coef=coef, lr=3e-3, minibatch_size=64, update_epochs=8)
+        ppo = PPO(spec, space, cfg, network, seed=0)
+        ppo.keep_reference()
+        assert (ppo.reference is None) == (coef == 0.0)
+        obs = torch.randn(16, 8, 3, generator=torch.Generator().manual_seed(1))
+        flat = {"state": obs.flatten(0, 1)}
+        before = ppo.actor.heads(ppo.actor.prepare(flat))[0].detach().clone()
+        for _ in range(5):
+            steps = [ppo.step({"state": row}) for row in obs]
+            actions, log_probs, values = (
+                torch.stack(parts).clone() for parts in list(zip(*steps, strict=True))[1:]
+            )
+            wanted = actions.float().reshape(16, 8, -1)[..., 0]  # the larger, the better
+            flags = torch.zeros(16, 8, dtype=torch.bool)
+            ppo.update(
+                Rollout(
+                    obs={"state": obs},
+                    actions=actions,
+                    log_probs=log_probs,
+                    values=values,
+                    env_rewards=wanted,
+                    training_rewards=wanted,
+                    terminated=~flags,
+                    truncated=flags,
+                    final_values=torch.zeros(16, 8),
+                    last_values=torch.zeros(8),
+                    success=flags,
+                )
+            )
+        after = ppo.actor.heads(ppo.actor.prepare(flat))[0].detach()
+        moved[coef] = float((after - before).square().mean())
+        again = PPO(spec, space, cfg, network, seed=1)
+        again.load_state_dict(ppo.state_dict())
+        assert (again.reference is None) == (coef == 0.0)
+    assert 0 < moved[3.0] < 0.5 * moved[0.0]
