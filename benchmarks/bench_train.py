@@ -35,7 +35,8 @@ def make_checkpoint(folder: Path) -> Path:
     frames = env.render_frames()
     with torch.no_grad():
         logits = model(frames).numpy()
-    prob = 1.0 / (1.0 + np.exp(-float(np.quantile(logits, 0.98))))
+    # Far from all verdicts: fitted models leave under 1% of the frames to fp32, random ones nearly all.
+    prob = 1.0 / (1.0 + np.exp(-float(2 * logits.max() - logits.min() + 1.0)))
     contract = replace(Contract.of(model, frame_sizes={"base_camera": (64, 64, 3)}), threshold=prob)
     place = save_checkpoint(folder / "model", model, contract)
     save_int8(

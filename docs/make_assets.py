@@ -14,11 +14,9 @@ from PIL import Image
 
 import guerdon.envs  # noqa: F401 - registers the environment
 from guerdon.collect.run import collect
-from guerdon.config import CollectConfig, EnvConfig, load_config
+from guerdon.config import CollectConfig, EnvConfig
 from guerdon.datasets.preview import write_preview
 from guerdon.envs import ScriptedExpert
-from guerdon.run.judge import card as judge_card
-from guerdon.run.train_reward import train_reward
 from tests.browser import screenshot
 
 ROOT = Path(__file__).parent.parent
@@ -58,32 +56,20 @@ def preview(path: Path) -> None:
         write_preview(f"{folder}/data", path)
 
 
-def card(path: Path) -> None:
-    """The top of a real reward card: a small model on Tabletop, judged on fresh episodes (some minutes)."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        env = EnvConfig(num_envs=32)
-        for data, count, seed in (("train", 100, 0), ("fresh", 60, 1)):
-            settings = CollectConfig(
-                save_dir=str(folder / data),
-                policy="scripted",
-                policy_noise=0.5,
-                target_success=count,
-                target_failure=count,
-            )
-            collect(env, settings, seed=seed)
-        config = load_config("train_reward", [f"fit.data.path={folder}/train", f"runner.output_dir={folder}"])
-        _, result = train_reward(config)
-        judge_card(folder / "fresh", result.checkpoint, folder / "card.html", precision="fp32")
-        screenshot(folder / "card.html", path, width=1000, height=1250)
-
-
-def printed(*commands: str) -> str:
-    """What the last of these commands prints, run one after another in an empty directory."""
+def demo() -> None:
+    """Run the demo: what it prints, and the tops of its reward card and report (some minutes)."""
     with tempfile.TemporaryDirectory() as folder:
-        for command in commands:
-            program = [sys.executable, "-m", "guerdon.cli", *command.split()]
-            result = subprocess.run(program, cwd=folder, check=True, capture_output=True, text=True)
+        fill("demo", run(Path(folder), "demo"))
+        (place,) = Path(folder).glob("runs/demo/*")
+        screenshot(place / "card.html", IMAGES / "card.png", width=1000, height=1250)
+        screenshot(place / "report.html", IMAGES / "report.png", width=1000, height=1270)
+
+
+def run(folder: Path, *commands: str) -> str:
+    """What the last of these commands prints, run one after another in `folder`."""
+    for command in commands:
+        program = [sys.executable, "-m", "guerdon.cli", *command.split()]
+        result = subprocess.run(program, cwd=folder, check=True, capture_output=True, text=True)
     return result.stdout
 
 
@@ -96,11 +82,11 @@ def fill(name: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    fill("demo", printed("demo"))
-    targets = "collect.target_success=20 collect.target_failure=20"
-    fill("inspect", printed(f"collect collect.save_dir=data {targets}", "data inspect data"))
     IMAGES.mkdir(exist_ok=True)
+    demo()
+    targets = "collect.target_success=20 collect.target_failure=20"
+    with tempfile.TemporaryDirectory() as place:
+        fill("inspect", run(Path(place), f"collect collect.save_dir=data {targets}", "data inspect data"))
     cameras(IMAGES / "cameras.png")
     preview(IMAGES / "preview.png")
-    card(IMAGES / "card.png")
     print("\n".join(f"docs/images/{item.name}" for item in sorted(IMAGES.iterdir())))

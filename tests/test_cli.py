@@ -306,6 +306,7 @@ def test_check_says_what_works(capsys):
 def test_the_demo_leaves_a_summary(capsys, tmp_path):
     small = ["collect.target_success=20", "collect.target_failure=20", "fit.epochs=4", "reward.model.width=8"]
     size = ["env.train.init_params.image_size=[32,32]", "reward.model.image_size=[3,32,32]"]
+    size += ["learner.total_steps=6400", "learner.eval_episodes=50"]
     code, out, _ = run(capsys, "demo", "--json", f"runner.output_dir={tmp_path}", *small, *size)
     assert code == 0
     summary = json.loads(out)
@@ -314,12 +315,18 @@ def test_the_demo_leaves_a_summary(capsys, tmp_path):
     saved = json.loads((folder / "summary.json").read_text())
     assert saved["stage1"] == summary["stage1"]
     assert summary["stage1"].keys() >= {"episodes_success", "episodes_failure", "frames", "seconds"}
-    assert (summary["stage1"]["episodes_success"], summary["stage1"]["episodes_failure"]) == (20, 20)
+    assert summary["stage1"]["episodes_success"] >= 20 and summary["stage1"]["episodes_failure"] >= 20
     assert summary["stage1"]["audit_ok"]
     assert summary["stage2"].keys() >= {"val_auc", "threshold", "false_positive_rate", "seconds"}
     assert summary["stage2"]["val_auc"] > 0.6
     assert (folder / "preview.png").stat().st_size > 10_000
     assert "<svg" in (folder / "card.html").read_text()
+    stage3 = summary["stage3"]
+    assert stage3.keys() >= {"success_rate", "episodes", "env_steps", "seconds", "reward"}
+    assert stage3["reward"] == "learned (replace)" and stage3["episodes"] == 50
+    assert stage3["env_steps"] == 6400 and stage3["success_rate"] > 0.1  # untrained: none
+    assert "<svg" in (folder / "report.html").read_text()
+    assert summary["seconds"] >= stage3["seconds"]
 
 
 ENDLESS = [

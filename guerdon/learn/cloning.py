@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,28 +47,48 @@ def clone(
     Returns:
         `loss_first` and `loss_last`, means over the first and last pass; `num_transitions`, `num_updates`.
     """
+    weights = list(actor.parameters())
+    device = weights[0].device
+    optimizer = torch.optim.Adam(weights, lr=cfg.lr, fused=True)
+    actor.observe({name: part.to(device) for name, part in data[0].items()})
+
+    def step(obs: Obs, actions: Tensor) -> float:
+        batch = {name: part.to(device) for name, part in obs.items()}
+        loss = actor.imitation_loss(actor.prepare(batch), actions.to(device))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return float(loss.detach())
+
+    outcome = imitate(step, data, cfg, seed)
+    optimizer.zero_grad()
+    return outcome
+
+
+def imitate(
+    step: Callable[[Obs, Tensor], float], data: tuple[Mapping[str, Tensor], Tensor], cfg: BCConfig, seed: int
+) -> dict[str, float]:
+    """Minibatches of demonstrations for any learner; see `clone`.
+
+    Args:
+        step: takes observations and actions of a minibatch, learns from them and returns the loss.
+        data: see `clone`.
+        cfg: see `clone`.
+        seed: see `clone`.
+    """
     obs, actions = data
     count = num_rows(obs)
     if count == 0 or len(actions) != count:
         raise DataError(f"cannot clone {count} observations with {len(actions)} actions")
-    weights = list(actor.parameters())
-    device = weights[0].device
-    optimizer = torch.optim.Adam(weights, lr=cfg.lr, fused=True)
     generator = torch.Generator().manual_seed(seed)
-    actor.observe({name: part.to(device) for name, part in obs.items()})
-    losses: list[Tensor] = []
+    losses: list[float] = []
     for _ in range(cfg.epochs):
-        total = torch.zeros((), device=device)
+        total = 0.0
         for rows in torch.split(torch.randperm(count, generator=generator), cfg.batch_size):
-            batch = {name: part.index_select(0, rows).to(device) for name, part in obs.items()}
-            loss = actor.imitation_loss(actor.prepare(batch), actions.index_select(0, rows).to(device))
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            total += loss.detach() * len(rows)
+            batch = {name: part.index_select(0, rows) for name, part in obs.items()}
+            total += step(batch, actions.index_select(0, rows)) * len(rows)
         losses.append(total / count)
-    optimizer.zero_grad()
-    first, last = float(losses[0]), float(losses[-1])
+    first, last = losses[0], losses[-1]
     if not np.isfinite(last):
         raise DataError(f"cloning went astray: the loss is {last}; are the demonstrations finite numbers?")
     updates = cfg.epochs * -(-count // cfg.batch_size)

@@ -10,6 +10,7 @@ weights, and its 7x7 windows arrive as 7 rows of 8 pixels, which ONNX Runtime ga
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from guerdon.errors import ConfigError
 from guerdon.models.encoders import BasicBlock, Bottleneck, Conv3x3, ResNet
+from guerdon.types import UInt8Array
 
 Range: TypeAlias = tuple[float, float]
 Size: TypeAlias = tuple[int, int]
@@ -220,7 +222,7 @@ def _on_bytes(stem: Step, scale: Tensor, shift: Tensor) -> Step:
     )
 
 
-def bytes_to_windows(images: Tensor, border: Tensor) -> Tensor:
+def bytes_to_windows(images: UInt8Array, border: UInt8Array) -> UInt8Array:
     """The rows of all 7x7 windows with stride 2.
 
     Args:
@@ -231,9 +233,13 @@ def bytes_to_windows(images: Tensor, border: Tensor) -> Tensor:
         uint8 [N, H + 6, ceil(W / 2), 8 * C].
     """
     count, height, width, channels = images.shape
-    padded = border.repeat(height + 6, width + 7, 1).repeat(count, 1, 1, 1)
+    padded = np.empty((count, height + 6, width + 7, channels), np.uint8)
+    padded[:, :3], padded[:, -3:], padded[:, :, :3], padded[:, :, -4:] = border, border, border, border
     padded[:, 3:-3, 3:-4] = images
-    return padded.flatten(2).unfold(2, WINDOW * channels, 2 * channels).contiguous()
+    rows = padded.reshape(count, height + 6, -1)
+    shape = (count, height + 6, (width + 1) // 2, WINDOW * channels)
+    overlapping = np.lib.stride_tricks.as_strided(rows, shape, (*rows.strides[:2], 2 * channels, 1))
+    return np.ascontiguousarray(overlapping)
 
 
 class _Graph:
@@ -324,20 +330,24 @@ class QuantizedEncoder(nn.Module):
         super().__init__()
         runtime = _import_runtime()
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.inter_op_num_threads = 1
+        # Each batch on a thread of its own: threads inside the runtime would wait for each other at every
+        # layer, and spin meanwhile on the cores that torch wants.
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._run: Callable[..., list[NDArray[np.float32]]] = runtime.InferenceSession(
             file, options, providers=["CPUExecutionProvider"]
         ).run
-        self._border = border
+        self._border: UInt8Array = border.numpy()
+        self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="guerdon-int8")
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [N, C, H, W] -> float32 [N, C', h, w]."""
-        maps = []
-        for batch in torch.split(images.permute(0, 2, 3, 1), _BATCH):
-            windows = bytes_to_windows(batch, self._border)
-            maps.append(torch.from_numpy(self._run(None, {"windows": windows.numpy()})[0]))
-        return torch.cat(maps)
+        pixels: UInt8Array = images.permute(0, 2, 3, 1).numpy()
+        batches = [pixels[start : start + _BATCH] for start in range(0, len(pixels), _BATCH)]
+        each = map(self._maps, batches) if len(batches) == 1 else self._threads.map(self._maps, batches)
+        return torch.from_numpy(np.concatenate(list(each)))
+
+    def _maps(self, images: UInt8Array) -> NDArray[np.float32]:
+        return self._run(None, {"windows": bytes_to_windows(images, self._border)})[0]
 
 
 def border_pixel(scale: Tensor, shift: Tensor) -> Tensor:

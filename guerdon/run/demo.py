@@ -32,8 +32,6 @@ FIT_BRIEFLY = (
     "fit.data.num_samples_per_episode=18",  # many episodes teach more than many frames of a few
     "fit.calibration.target_false_positive_rate=0.002",
 )
-ATTEMPTS = 75
-"""Successes and failures of the policy's own that the reward model learns from."""
 BLIND = ("+env.train.init_params.reward=none",)
 """The policy could not see the env's reward if it wanted to."""
 
@@ -46,7 +44,7 @@ def run_demo(overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
     train_config = load_config("train", [*BLIND, *overrides])
     root = Path(config.runner.output_dir) / config.runner.experiment_name
     folder = make_directory(root / time.strftime("%Y%m%d-%H%M%S"))
-    stage1, rows = _collect(config, train_config.learner, folder)
+    stage1, rows = collect_for_demo(config, train_config.learner, folder)
     stage2, more = _fit(fit_config, folder)
     stage3, last = _train(train_config, folder)
     seconds = round(time.perf_counter() - started, 2)
@@ -57,12 +55,15 @@ def run_demo(overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
     return {**outcome, "folder": str(folder)}, [f"{name:<18}{value}" for name, value in rows]
 
 
-def _collect(config: GuerdonConfig, learner: LearnerConfig, folder: Path) -> tuple[dict[str, Any], Rows]:
+def collect_for_demo(
+    config: GuerdonConfig, learner: LearnerConfig, folder: Path
+) -> tuple[dict[str, Any], Rows]:
     """Stage 1: episodes of a noisy expert and of a policy that imitates it, and fresh ones to judge by."""
     data, fresh = folder / "data", folder / "fresh"
     section = replace(config.collect, save_dir=str(data))
     result = collect(config.env.train, section, seed=config.seed)
-    attempts = replace(section, target_success=ATTEMPTS, target_failure=ATTEMPTS, max_episodes=4 * ATTEMPTS)
+    good, bad = section.target_success // 2, section.target_failure // 2
+    attempts = replace(section, target_success=good, target_failure=bad, max_episodes=4 * (good + bad) + 1)
     own = collect_clone(learner, replace(config.env.train, num_envs=64), attempts, data, seed=config.seed)
     seconds = result.seconds + own.seconds
     few = replace(

@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from guerdon.config import GuerdonConfig, to_plain
 from guerdon.errors import ConfigError, DataError, GuerdonError
 from guerdon.fit.logs import MetricLog
-from guerdon.learn.cloning import clone, demonstrations
+from guerdon.learn.cloning import clone, demonstrations, imitate
+from guerdon.learn.dqn import DQN
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.ppo import PPO
 from guerdon.progress import progress_bar
@@ -127,7 +128,7 @@ class EmbodiedRunner:
                     logs.write(step, metrics)
                     bar.update(step - before)
                     bar.set_postfix_str(_postfix(metrics), refresh=False)
-                    if _due(before, step, cfg.save_interval) or step >= cfg.total_steps:
+                    if _due(before, step, cfg.save_interval) or step >= cfg.total_steps or stopped:
                         self._save(step)
                 result, films = self._evaluate(cfg.eval_episodes, NUM_FILMS)
                 logs.write(self.loop.env_steps, result.metrics())
@@ -146,27 +147,32 @@ class EmbodiedRunner:
                     f"the config asks for {type(self.learner).__name__}"
                 )
             self.learner.load_state_dict(saved.learner.state_dict())
-            self.loop.load_state_dict(saved.state["loop"], Path(saved.state["folder"]))
+            self.loop.load_state_dict(saved.state["loop"], saved.folder)
             if self.monitor is not None and saved.state["monitor"] is not None:
                 self.monitor.load_state_dict(saved.state["monitor"])
             log.info("resumed from %s at step %d", display_path(place), saved.step)
         elif self.config.learner.warm_start.data is not None:
-            section = self.config.learner.warm_start
-            if not isinstance(self.learner, PPO):
-                raise ConfigError(
-                    "learner.warm_start is for ppo; sac has learner.sac.prior_data and bc_coef instead"
-                )
-            shown = demonstrations(Path(str(section.data)), ObsSpec.of(self.spaces[0]))
-            outcome = clone(self.learner.actor, shown, section, self.config.seed)
-            self.learner.keep_reference()
-            log.info(
-                "warm start: %d demonstrated actions, loss %.3f to %.3f",
-                outcome["num_transitions"],
-                outcome["loss_first"],
-                outcome["loss_last"],
-            )
+            self._warm_start()
         self.loop.reset(self._env_seed(self.loop.env_steps))
         return place is not None
+
+    def _warm_start(self) -> None:
+        """Clone the successes of a data set into the policy."""
+        section, learner = self.config.learner.warm_start, self.learner
+        if isinstance(learner, DQN):
+            raise ConfigError("learner.warm_start is for ppo and sac, not for dqn")
+        shown = demonstrations(Path(str(section.data)), ObsSpec.of(self.spaces[0]))
+        if isinstance(learner, PPO):
+            outcome = clone(learner.actor, shown, section, self.config.seed)
+            learner.keep_reference()
+        else:  # its policy learns at the rate of `sac.actor_lr`
+            outcome = imitate(learner.imitate, shown, section, self.config.seed)
+        log.info(
+            "warm start: %d demonstrated actions, loss %.3f to %.3f",
+            outcome["num_transitions"],
+            outcome["loss_first"],
+            outcome["loss_last"],
+        )
 
     def _env_seed(self, step: int) -> int:
         """Of the environments from `step` on.
@@ -222,7 +228,6 @@ class EmbodiedRunner:
         state = {
             "loop": self.loop.state_dict(folder),
             "monitor": None if self.monitor is None else self.monitor.state_dict(),
-            "folder": str(folder),
         }
         save_policy(folder, self.learner, self.config.learner, self.config.env.eval, self.spaces, step, state)
         self.loop.reset(self._env_seed(step))

@@ -48,6 +48,7 @@ def make_learner(
 class SavedPolicy:
     """What `load_policy` finds."""
 
+    folder: Path
     learner: AnyLearner
     env: EnvConfig
     """The `env.eval` section of the run."""
@@ -98,7 +99,8 @@ def load_policy(place: Path, seed: int = 0) -> SavedPolicy:
         learner.load_state_dict(content["learner"])
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{shown}: the weights do not fit the description: {error}") from error
-    return SavedPolicy(learner=learner, env=env, step=int(content["step"]), state=content["run"])
+    step, state = int(content["step"]), content["run"]
+    return SavedPolicy(folder=folder, learner=learner, env=env, step=step, state=state)
 
 
 def find_policy(place: Path) -> Path:

@@ -1,6 +1,7 @@
 """int8 decides as the model does, or is refused; its file belongs to one set of weights and one threshold."""
 
 import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -203,18 +204,11 @@ def test_what_int8_needs(fitted, monkeypatch):
                 quantized(model, calibration)
 
 
-def test_threads_are_those_of_torch(fitted, monkeypatch):
-    import onnxruntime
-
-    model, calibration, _ = fitted
-    seen = []
-    real = onnxruntime.InferenceSession
-
-    def session(file, options, **more):
-        seen.append(options.intra_op_num_threads)
-        return real(file, options, **more)
-
-    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+def test_threads_share_the_batches_and_change_nothing(fitted, monkeypatch):
+    model, calibration, held_out = fitted
+    alone = quantized(model, calibration)(held_out[:100])[0]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    quantized(model, calibration[:8])
-    assert seen == [3]
+    many = quantized(model, calibration)
+    np.testing.assert_array_equal(many(held_out[:100])[0], alone)
+    names = {thread.name.rsplit("_", 1)[0] for thread in threading.enumerate()}
+    assert "guerdon-int8" in names

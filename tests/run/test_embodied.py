@@ -1,6 +1,7 @@
 """Stage 3: the learned reward on its way into the policy, what is left behind, and what is refused."""
 
 import json
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from guerdon.cli import main
-from guerdon.config import load_config
+from guerdon.collect.run import collect
+from guerdon.config import CollectConfig, EnvConfig, load_config
 from guerdon.errors import ConfigError, DataError
 from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.offpolicy import OffPolicyLoop
@@ -293,7 +295,6 @@ def test_what_the_environment_does_not_tell(tmp_path):
         (["engine=ray"], "engine=ray is not part of this version yet"),
         (["runner.task_type=text"], "text tasks have no environment"),
         (["reward.standalone=true"], "standalone"),
-        (["learner.algorithm=sac", "learner.warm_start.data=x"], "warm_start is for ppo"),
     ],
 )
 def test_settings_that_do_not_fit(settings, more, message):
@@ -331,3 +332,28 @@ def test_exact_seeding(settings, tmp_path):
         folder, _ = train(load_config("train", [*settings, f"runner.logger.log_path={tmp_path / name}"]))
         curves.append([without_times(entry) for entry in lines(folder)])
     assert curves[0] == curves[1]
+
+
+def test_sac_starts_warm_and_with_prior_data(settings, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "guerdon")
+    data = tmp_path / "data"
+    env = EnvConfig(num_envs=8, init_params={"image_size": [24, 24]})
+    demos = CollectConfig(
+        save_dir=str(data), policy="scripted", policy_noise=0.1, target_success=20, target_failure=0
+    )
+    assert collect(env, demos, seed=0).complete
+    longer = [item for item in settings if "max_episode_steps" not in item]
+    prior = [
+        f"learner.warm_start.data={data}",
+        "learner.warm_start.epochs=150",
+        "learner.sac.learning_starts=1500",  # a few updates: there is nothing to learn from this reward
+        "learner.sac.actor_lr=1e-3",
+        f"learner.sac.prior_data={data}",
+        "learner.sac.num_critics=4",
+        "learner.sac.bc_coef=0.5",
+        "learner.network.hidden=[64,64]",
+        "learner.network.activation=relu",
+    ]
+    summary = run_with(longer, tmp_path, [*SAC, *prior, "learner.eval_episodes=20"])
+    assert "warm start: 1000 demonstrated actions" in caplog.text
+    assert summary["success_once"] >= 0.2  # none without demonstrations
