@@ -141,8 +141,8 @@ def test_real_world_document(work):
     assert len(list((work / "logs/training_data_debug_realworld/success").glob("*.png"))) > 10
 
 
-def test_policy_training_is_honest_about_not_being_there(work):
+def test_a_simulator_that_is_not_there_is_named(work):
     result = run(
         ["bash", "examples/embodiment/run_embodiment.sh", "maniskill_collect_reward_data"], work, code=2
     )
-    assert "not part of this version yet" in result.stderr
+    assert "no environment is registered as 'PickCube-v1'" in result.stderr

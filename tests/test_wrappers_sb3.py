@@ -2,27 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.vector import AutoresetMode
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor
 
-from guerdon.collect.run import collect
-from guerdon.collect.wrapper import VectorDataCollectorWrapper
-from guerdon.config import (
-    AugmentConfig,
-    CalibrationConfig,
-    CollectConfig,
-    EnvConfig,
-    FitConfig,
-    FitDataConfig,
-    LRScheduleConfig,
-    OptimConfig,
-    RewardConfig,
-    RewardModelConfig,
-)
-from guerdon.envs import ScriptedExpert, TabletopVectorEnv
+from guerdon.envs import TabletopVectorEnv
 from guerdon.errors import ConfigError, DataError
-from guerdon.fit import fit_reward_model
-from guerdon.serve import ImageRewardWorker
+from guerdon.wrappers import GymVectorToSB3, KeepFinalFrame, LearnedRewardVecEnv
 from tests.test_wrappers import (
     LENGTH,
     CountingEnv,
@@ -34,13 +19,6 @@ from tests.test_wrappers import (
     ending_from,
     final_frames,
 )
-
-pytest.importorskip("stable_baselines3")
-
-from stable_baselines3 import PPO
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor
-
-from guerdon.wrappers import GymVectorToSB3, KeepFinalFrame, LearnedRewardVecEnv
 
 
 def makers(wrapper=lambda env: env, **settings):
@@ -161,103 +139,3 @@ def test_frames_that_cannot_be_seen_are_an_error(mode, message):
     with pytest.raises(DataError, match=message):
         for _ in range(LENGTH):
             venv.step(actions(2))
-
-
-# Does it learn?
-
-EPISODE = 50
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def success_once(model, episodes=200, seed=10_000):
-    """Share of fresh episodes in which the environment itself saw success."""
-    envs = TabletopVectorEnv(episodes, autoreset_mode="Disabled")
-    obs, _ = envs.reset(seed=seed)
-    once = np.zeros(episodes, np.bool_)
-    for _ in range(EPISODE):
-        obs, *_, info = envs.step(model.predict(obs, deterministic=True)[0])
-        once |= info["success"]
-    return once.mean()
-
-
-def clone_noisy_expert(model, episodes=60, updates=3000):
-    """A poor start, so that there is something to learn: imitate episodes of which half fail."""
-    envs, expert = TabletopVectorEnv(episodes, autoreset_mode="Disabled"), ScriptedExpert(noise=0.6, seed=5)
-    seen, done = [], []
-    obs, _ = envs.reset(seed=77)
-    for _ in range(EPISODE):
-        seen.append(obs)
-        done.append(expert.act(obs))
-        obs, *_ = envs.step(done[-1])
-    inputs, wanted = (torch.from_numpy(np.concatenate(part)) for part in (seen, done))
-    optimizer = torch.optim.Adam(model.policy.parameters(), 1e-3)
-    torch.manual_seed(0)
-    for _ in range(updates):
-        rows = torch.randint(len(inputs), (256,))
-        mean = model.policy.get_distribution(inputs[rows]).distribution.mean
-        loss = (mean - wanted[rows]).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def fit_on_expert_and_policy(model, folder):
-    """A reward model that has also seen how this policy fails; otherwise PPO finds what fools it."""
-    data = folder / "data"
-    targets = {"target_success": 80, "target_failure": 80}
-    collect(
-        EnvConfig(num_envs=32),
-        CollectConfig(save_dir=str(data), policy="scripted", policy_noise=0.5, **targets),
-    )
-    envs = TabletopVectorEnv(64, autoreset_mode="SameStep")
-    recorded = VectorDataCollectorWrapper(envs, data, format="native")
-    obs, _ = recorded.reset(seed=500)
-    for _ in range(EPISODE):
-        obs, *_ = recorded.step(model.predict(obs)[0])
-    recorded.close()
-    fit = FitConfig(
-        epochs=6,
-        global_batch_size=64,
-        optim=OptimConfig(optimizer="adamw", lr=2e-3, weight_decay=1e-2),
-        lr_sched=LRScheduleConfig(name="cosine", warmup_steps=30),
-        augment=AugmentConfig(shift_pixels=2),
-        calibration=CalibrationConfig(target_false_positive_rate=0.002),
-        data=FitDataConfig(path=str(data)),
-    )
-    small = RewardModelConfig(arch="resnet10", width=16, image_size=(3, 64, 64))
-    return fit_reward_model(small, fit, folder=folder, tensorboard=False).checkpoint
-
-
-@pytest.mark.slow
-def test_ppo_learns_the_task_from_the_learned_reward_alone(tmp_path):
-    envs = TabletopVectorEnv(64, autoreset_mode="SameStep", reward="none")
-    model = PPO(
-        "MlpPolicy",
-        GymVectorToSB3(envs),
-        n_steps=EPISODE,
-        batch_size=800,
-        n_epochs=8,
-        gamma=0.97,
-        target_kl=0.03,
-        policy_kwargs={"net_arch": [128, 128], "log_std_init": -2.0},
-        seed=0,
-        device="cpu",
-    )
-    clone_noisy_expert(model)
-    before = success_once(model)
-    checkpoint = fit_on_expert_and_policy(model, tmp_path)
-    worker = ImageRewardWorker(RewardConfig(model=RewardModelConfig(checkpoint_path=str(checkpoint))))
-    worker.init_worker()
-    model.set_env(LearnedRewardVecEnv(GymVectorToSB3(envs), worker))
-    model.learn(48_000)
-    after = success_once(model)
-    assert before < 0.8
-    assert after >= 0.8
-    assert after > before + 0.1

@@ -1,21 +1,126 @@
-"""Outcome: a policy that never sees the env's reward solves the task, on a reward that was fitted for it."""
+"""Outcomes on a fitted reward: policies that never see the env's reward solve the task; cheats are seen."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from stable_baselines3 import PPO
 
-from guerdon.cli import main
+from guerdon.config import RewardConfig, RewardModelConfig
+from guerdon.envs import TabletopVectorEnv
+from guerdon.learn.cloning import demonstrations
+from guerdon.learn.networks import ObsSpec
+from guerdon.run.demo import run_demo
+from guerdon.serve import ImageRewardWorker
+from guerdon.wrappers import GymVectorToSB3, LearnedRewardVecEnv
+from tests.watch.test_monitor import CFG, make, play, watch
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+EPISODE = 50
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_demo_solves_the_task(capsys, tmp_path):
-    """As `make demo`, on half the data and with half the steps."""
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """What `make demo` does, with half the steps: its summary and its folder."""
     torch.set_num_threads(1)
-    brief = ["collect.target_success=80", "collect.target_failure=80", "learner.total_steps=48_000"]
-    assert main(["demo", "--json", f"runner.output_dir={tmp_path}", *brief]) == 0
-    summary = json.loads(capsys.readouterr().out)
+    output = tmp_path_factory.mktemp("demo")
+    summary, _ = run_demo([f"runner.output_dir={output}", "learner.total_steps=48_000"])
+    return summary, Path(summary["folder"])
+
+
+@pytest.fixture(scope="module")
+def worker(demo):
+    checkpoint = str(demo[1] / "reward" / "checkpoints" / "best_model")
+    model = RewardModelConfig(checkpoint_path=checkpoint, precision="int8")
+    worker = ImageRewardWorker(RewardConfig(model=model), device="cpu")
+    worker.init_worker()
+    return worker
+
+
+def test_the_demo_solves_the_task(demo):
+    summary, folder = demo
     assert summary["stage2"]["val_auc"] > 0.99
     assert summary["stage3"]["episodes"] >= 100
     assert summary["stage3"]["success_rate"] >= 0.9
+    assert summary["stage3"]["alarms"] == []
+    losses = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert {entry["rollout/env_rewards"] for entry in losses if "rollout/env_rewards" in entry} == {0.0}
+
+
+# Stable-Baselines3
+
+
+def success_once(model, episodes=200, seed=10_000):
+    """Share of fresh episodes in which the environment itself saw success."""
+    envs = TabletopVectorEnv(episodes, autoreset_mode="Disabled")
+    obs, _ = envs.reset(seed=seed)
+    once = np.zeros(episodes, np.bool_)
+    for _ in range(EPISODE):
+        obs, *_, info = envs.step(model.predict(obs, deterministic=True)[0])
+        once |= info["success"]
+    return once.mean()
+
+
+def clone_successes(model, data, updates=600):
+    """A moderate start: imitate the successes, but not for long."""
+    obs, wanted = demonstrations(data, ObsSpec(state_size=20))
+    optimizer = torch.optim.Adam(model.policy.parameters(), 3e-4)
+    torch.manual_seed(0)
+    for _ in range(updates):
+        rows = torch.randint(len(wanted), (256,))
+        mean = model.policy.get_distribution(obs["state"][rows]).distribution.mean
+        loss = (mean - wanted[rows]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_ppo_of_stable_baselines_learns_from_the_learned_reward_alone(demo, worker):
+    envs = TabletopVectorEnv(64, autoreset_mode="SameStep", reward="none")
+    model = PPO(
+        "MlpPolicy",
+        LearnedRewardVecEnv(GymVectorToSB3(envs), worker),
+        n_steps=EPISODE,
+        batch_size=800,
+        n_epochs=8,
+        gamma=0.95,
+        target_kl=0.03,
+        policy_kwargs={"net_arch": [128, 128], "log_std_init": -1.7},
+        seed=0,
+        device="cpu",
+    )
+    clone_successes(model, demo[1] / "data")
+    before = success_once(model)
+    model.learn(64_000)
+    after = success_once(model)
+    assert before < 0.7
+    assert after >= 0.8
+
+
+# The monitor
+
+
+def test_the_honest_expert_raises_nothing_in_ten_seeds(worker, tmp_path):
+    manager = worker.manager
+    for seed in range(10):
+        monitor = make(tmp_path, contract=manager.contract, threshold=manager.threshold)
+        assert watch(monitor, play(manager, seed, cheat=False)) == []
+        seen = monitor.metrics()
+        assert seen["monitor/success_gap"] < 0.2 and seen["monitor/drift"] < 1.5, seen
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_decoy_cheat_raises_the_alarm(worker, tmp_path, seed):
+    manager = worker.manager
+    monitor = make(tmp_path, contract=manager.contract, threshold=manager.threshold)
+    found = watch(monitor, play(manager, seed, cheat=True))
+    assert {alarm.name for number, alarm in found if number == CFG.patience - 1} >= {
+        "success_gap",
+        "wrong_fires",
+    }
+    gap = next(alarm for _, alarm in found if alarm.name == "success_gap")
+    assert gap.value > 0.6
+    assert np.asarray(Image.open(gap.frames[0])).shape == (64, 64, 3)

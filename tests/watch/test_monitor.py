@@ -10,27 +10,12 @@ import torch
 from gymnasium.vector import AutoresetMode
 from PIL import Image
 
-from guerdon.collect.run import collect
-from guerdon.config import (
-    AugmentConfig,
-    CollectConfig,
-    EnvConfig,
-    FitConfig,
-    FitDataConfig,
-    LRScheduleConfig,
-    OptimConfig,
-    RewardConfig,
-    RewardModelConfig,
-)
 from guerdon.config.schema_watch import MonitorConfig
 from guerdon.envs import ScriptedExpert
 from guerdon.envs.tabletop import TabletopVectorEnv
 from guerdon.envs.tabletop_scene import CUBE, CUBE_TO_GOAL, DECOY, GOAL
 from guerdon.errors import DataError
-from guerdon.fit import fit_reward_model
 from guerdon.models import Contract
-from guerdon.serve import RewardManager
-from guerdon.store import EpisodeStore
 from guerdon.watch.drift import FeatureDrift, Signal
 from guerdon.watch.monitor import RewardMonitor, Watched
 
@@ -280,31 +265,6 @@ def test_drift_is_not_led_astray_by_a_feature_that_never_varied():
     assert drift.distances(features + 20).min() > 9
 
 
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory):
-    """A small reward model of ordinary Tabletop episodes, which never saw a decoy."""
-    folder = tmp_path_factory.mktemp("tabletop")
-    data = str(folder / "data")
-    targets = {"policy": "scripted", "policy_noise": 0.5, "target_success": 60, "target_failure": 60}
-    assert collect(EnvConfig(num_envs=16), CollectConfig(save_dir=data, **targets), seed=0).complete
-    fit = FitConfig(
-        epochs=6,
-        global_batch_size=64,
-        optim=OptimConfig(optimizer="adamw", lr=2e-3, weight_decay=1e-2),
-        lr_sched=LRScheduleConfig(name="cosine", warmup_steps=50),
-        augment=AugmentConfig(shift_pixels=4, color=0.3),
-        data=FitDataConfig(path=data),
-    )
-    model = RewardModelConfig(arch="resnet10", width=16, image_size=(3, 64, 64))
-    made = fit_reward_model(model, fit, folder=folder, tensorboard=False)
-    assert made.metrics["auc"] > 0.98
-    manager = RewardManager(RewardConfig(model=RewardModelConfig(checkpoint_path=str(made.checkpoint))))
-    store = EpisodeStore(folder / "data")
-    first = float(store.step[store.labels >= 0.5].min())
-    contract = replace(made.contract, metrics={**made.metrics, "first_success_step": first})
-    return manager, contract
-
-
 def play(manager, seed, *, cheat, num_batches=4, num_envs=20):
     """Whole episodes of the noisy expert in a world with decoys, judged by the model.
 
@@ -343,28 +303,3 @@ def play(manager, seed, *, cheat, num_batches=4, num_envs=20):
             features=features.numpy(),
             frame=lambda t, n, seen=seen: seen[t, n],
         )
-
-
-@pytest.mark.slow
-def test_the_honest_expert_raises_nothing_in_ten_seeds(fitted, tmp_path):
-    manager, contract = fitted
-    for seed in range(10):
-        monitor = make(tmp_path, contract=contract, threshold=manager.threshold)
-        assert watch(monitor, play(manager, seed, cheat=False)) == []
-        seen = monitor.metrics()
-        assert seen["monitor/success_gap"] < 0.2 and seen["monitor/drift"] < 1.5, seen
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_decoy_cheat_raises_the_alarm(fitted, tmp_path, seed):
-    manager, contract = fitted
-    monitor = make(tmp_path, contract=contract, threshold=manager.threshold)
-    found = watch(monitor, play(manager, seed, cheat=True))
-    assert {alarm.name for number, alarm in found if number == CFG.patience - 1} >= {
-        "success_gap",
-        "wrong_fires",
-    }
-    gap = next(alarm for _, alarm in found if alarm.name == "success_gap")
-    assert gap.value > 0.6
-    assert np.asarray(Image.open(gap.frames[0])).shape == (64, 64, 3)
