@@ -16,10 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.report import Result, report
 from guerdon.config import load_config
+from guerdon.envs import ScriptedExpert, TabletopVectorEnv
+from guerdon.envs.tabletop_scene import CUBE, CUBE_TO_GOAL, DECOY, GOAL
 from guerdon.fit import fit_reward_model
 from guerdon.learn.cloning import clone
 from guerdon.learn.ppo import PPO
