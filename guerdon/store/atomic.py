@@ -28,6 +28,7 @@ _REASONS = {
     errno.ENOTDIR: "a part of the path is a file, not a directory",
     errno.EEXIST: "it exists already",
 }
+TEMP_SUFFIX = ".tmp"
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -148,10 +149,15 @@ def fsync_directory(directory: Path) -> None:
         os.close(handle)
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a file's name says that it is being written, or was when its writer died."""
+    return name.startswith(".") and name.endswith(TEMP_SUFFIX)
+
+
 @contextmanager
 def _finished_temp(directory: Path, write: Callable[[BinaryIO], object]) -> Iterator[Path]:
     """A complete, synced temp file in `directory`; removed in the end unless it was renamed."""
-    temp = directory / f".{os.getpid()}-{secrets.token_hex(6)}.tmp"
+    temp = directory / f".{os.getpid()}-{secrets.token_hex(6)}{TEMP_SUFFIX}"
     handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         file = os.fdopen(handle, "wb")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 import guerdon
 from guerdon.errors import DataError, StorageError
 from guerdon.store import shard as layout
-from guerdon.store.atomic import fsync_directory, storage_error, write_atomic
+from guerdon.store.atomic import fsync_directory, is_temporary, storage_error, write_atomic
 from guerdon.store.episode_store import FORMAT, MANIFEST, SHARDS, EpisodeStore, read_manifest, shard_dirs
 from guerdon.store.formats.base import EpisodeWriter
 from guerdon.types import Episode, display_path
@@ -57,13 +57,14 @@ class StoreWriter(EpisodeWriter):
             raise storage_error(self.path, error) from error
 
     def _make_store(self) -> None:
-        if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / MANIFEST).exists():
-            strangers = [item.name for item in self.path.iterdir() if item.name not in (STORE_LOCK, SHARDS)]
-            if strangers:
-                raise StorageError(
-                    f"{display_path(self.path)} is neither empty nor a Guerdon store "
-                    f"(it holds {strangers[0]}); choose another directory"
-                )
+        """Make the store unless it exists; another writer may be doing the same at this moment."""
+        names = {item.name for item in self.path.iterdir()} if self.path.is_dir() else set()
+        strangers = sorted(name for name in names - {STORE_LOCK, SHARDS} if not is_temporary(name))
+        if strangers and not (self.path / MANIFEST).exists():
+            raise StorageError(
+                f"{display_path(self.path)} is neither empty nor a Guerdon store "
+                f"(it holds {strangers[0]}); choose another directory"
+            )
         (self.path / SHARDS).mkdir(parents=True, exist_ok=True)
         with _locked(self.path / STORE_LOCK):
             if not (self.path / MANIFEST).exists():

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -279,6 +281,28 @@ def test_killing_two_concurrent_writers_loses_no_finished_episode(tmp_path):
     store = EpisodeStore(path)
     assert store.manifest["num_episodes"] == len(store)
     assert store.manifest["content_hash"] == store.content_hash
+
+
+def test_writers_that_make_one_store_at_the_same_moment_do_not_mind_each_other(tmp_path):
+    def add_one(path: Path, number: int, start: threading.Barrier) -> None:
+        start.wait()
+        with StoreWriter(path) as writer:
+            writer.add(make(number))
+
+    for attempt in range(10):
+        path, start = tmp_path / f"store-{attempt}", threading.Barrier(6)
+        with ThreadPoolExecutor(6) as pool:
+            for done in [pool.submit(add_one, path, number, start) for number in range(6)]:
+                done.result()
+        assert len(EpisodeStore(path)) == 6
+
+
+def test_what_a_killed_maker_of_a_store_left_behind_is_not_in_the_way(tmp_path):
+    (tmp_path / "store" / "shards").mkdir(parents=True)
+    (tmp_path / "store" / ".123-abcdef.tmp").write_bytes(b"{")
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.add(make(0))
+    assert len(EpisodeStore(tmp_path / "store")) == 1
 
 
 def test_repair_leaves_a_living_writer_alone(tmp_path):
