@@ -17,6 +17,8 @@ from guerdon.types import BoolArray, IntArray
 class EpisodeRecord:
     """What an episode came to."""
 
+    env: int
+    """The number of its environment."""
     env_return: float
     """Sum of its env rewards."""
     length: int
@@ -56,6 +58,7 @@ class EpisodeTracker:
         for env in np.flatnonzero(done).tolist():
             self.records.append(
                 EpisodeRecord(
+                    env=env,
                     env_return=float(self._returns[env]),
                     length=int(self.lengths[env]),
                     success_once=bool(self._succeeded[env]),

@@ -31,18 +31,21 @@ class LearnerPolicy:
 
     takes_observations = True
 
-    def __init__(self, learner: AnyLearner, noise: float = 0.0, seed: int = 0) -> None:
-        """Act with `learner`; `noise` is added to continuous actions, as a share of their range."""
-        self._learner, self._noise = learner, noise
+    def __init__(
+        self, learner: AnyLearner, action_space: gym.Space[Any], noise: float = 0.0, seed: int = 0
+    ) -> None:
+        """Act with `learner`; `noise` is added to continuous actions, as a share of half their range."""
+        self._learner, self._space, self._noise = learner, action_space, noise
         self._rng = np.random.default_rng(seed)
 
     def act(self, observations: Any) -> NDArray[Any]:
         """Actions for a batch of observations."""
         actions = self._learner.act(observations, deterministic=False)
-        if not self._noise or actions.dtype != np.float32:
+        if not self._noise or not isinstance(self._space, gym.spaces.Box):
             return actions
-        noisy = actions + self._noise * self._rng.standard_normal(actions.shape, np.float32)
-        return np.clip(noisy, -1.0, 1.0)
+        reach = self._noise * (self._space.high - self._space.low) / 2
+        noisy = actions + reach * self._rng.standard_normal(actions.shape, np.float32)
+        return np.clip(noisy, self._space.low, self._space.high)
 
     def reset(self, mask: BoolArray) -> None:
         """Nothing to do: the policy has no memory."""
@@ -55,7 +58,8 @@ def saved_policy(cfg: CollectConfig, seed: int) -> LearnerPolicy | None:
     place = Path(cfg.policy_checkpoint)
     if not place.is_dir() or ((place / DESCRIPTION).is_file() and (place / "policy.safetensors").is_file()):
         return None  # the plain network that `collect` reads itself
-    return LearnerPolicy(load_policy(place).learner, cfg.policy_noise, seed)
+    saved = load_policy(place)
+    return LearnerPolicy(saved.learner, saved.action_space, cfg.policy_noise, seed)
 
 
 def collect_clone(
@@ -64,9 +68,10 @@ def collect_clone(
     """Clone the successes of a data set into a policy, and collect its attempts as `cfg` says."""
     probe = make_vector_env(replace(env, num_envs=1), autoreset_mode=AutoresetMode.SAME_STEP)
     observations: gym.Space[Any] = probe.single_observation_space
-    policy = make_learner(learner, observations, probe.single_action_space, seed)
+    actions: gym.Space[Any] = probe.single_action_space
     probe.close()
+    policy = make_learner(learner, observations, actions, seed)
     if not isinstance(policy, PPO):
         raise ConfigError("only a policy of PPO can be cloned")
     clone(policy.actor, demonstrations(demos, ObsSpec.of(observations)), learner.warm_start, seed)
-    return collect(env, cfg, seed=seed, policy=LearnerPolicy(policy))
+    return collect(env, cfg, seed=seed, policy=LearnerPolicy(policy, actions))

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from guerdon.collect.observations import FrameSource, per_env, with_final
 from guerdon.config import EnvConfig
 from guerdon.envs.make import make_vector_env
-from guerdon.types import BoolArray, FloatArray, UInt8Array
+from guerdon.learn.episodes import EpisodeRecord, EpisodeTracker
+from guerdon.types import BoolArray, UInt8Array
 
 Act = Callable[[Any], NDArray[Any]]
 """A batch of observations -> actions."""
@@ -76,8 +77,7 @@ def _evaluate(
 ) -> tuple[Evaluation, list[FilmedEpisode]]:
     count, num_envs = -(-episodes // env.num_envs), env.num_envs
     finished = np.zeros(num_envs, np.int64)
-    once, returns, lengths = np.zeros(num_envs, np.bool_), np.zeros(num_envs), np.zeros(num_envs, np.int64)
-    results: list[tuple[float, float, float, float]] = []
+    tracker, records = EpisodeTracker(num_envs), list[EpisodeRecord]()
     knows_success = True
     filmed = np.arange(min(num_films, num_envs))
     source = FrameSource(env, cameras) if len(filmed) else None
@@ -92,21 +92,19 @@ def _evaluate(
         if source is not None and (finished[filmed] == 0).any():
             reached = with_final(obs, info.get("final_obs"), done)
             reels.append((source.frames(reached, done, filmed), success[filmed], finished[filmed] == 0))
-        once |= success
-        returns += np.asarray(env_rewards, np.float64)
-        lengths += 1
-        for number in np.flatnonzero(done & (finished < count)).tolist():
-            results.append((once[number], success[number], returns[number], lengths[number]))
+        tracker.add(np.asarray(env_rewards), done, success)
+        records += [record for record in tracker.pop() if finished[record.env] < count]
         finished[done] += 1
-        once[done], returns[done], lengths[done] = False, 0.0, 0
-    table = np.array(results, np.float64)
-    mean: FloatArray = table.mean(axis=0)
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(record, name) for record in records]))
+
     evaluation = Evaluation(
-        episodes=len(table),
-        success_once=float(mean[0]) if knows_success else None,
-        success_at_end=float(mean[1]) if knows_success else None,
-        env_return=float(mean[2]),
-        length=float(mean[3]),
+        episodes=len(records),
+        success_once=mean("success_once") if knows_success else None,
+        success_at_end=mean("success_at_end") if knows_success else None,
+        env_return=mean("env_return"),
+        length=mean("length"),
     )
     return evaluation, [_film(reels, number) for number in range(len(filmed))]
 

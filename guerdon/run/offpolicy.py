@@ -30,7 +30,7 @@ from guerdon.watch.reaches import check_reward_path
 
 ITERATION_STEPS = 512
 """Environment steps, all environments together, that make an iteration."""
-REPLAY_FILE = "replay.npz"
+REPLAY_FILE, PRIOR_FILE = "replay.npz", "prior.npz"
 
 
 class OffPolicyLoop:
@@ -176,7 +176,7 @@ class OffPolicyLoop:
         if t == 0:
             self._frames = []
         if frames:
-            self._frames.append(_spread(frames[self._cameras[0]], judged_frames(done, self.cfg)))
+            self._frames.append(_placed(frames[self._cameras[0]], judged_frames(done, self.cfg)))
         else:
             self._frames.append(None)
         noted = {"env_rewards": env_rewards, "done": done, "success": success, "elapsed": elapsed}
@@ -195,10 +195,9 @@ class OffPolicyLoop:
         if self.reward_worker is None or self.env_worker.judged is None:
             return {}, {}
         rows, frames = self.env_worker.judged.gathered()
-        verdict = self.reward_worker.judge(frames) if len(rows) else None
+        verdict = self.reward_worker.judge(frames)
         prob, spread = (np.full(len(done), np.nan, np.float32) for _ in range(2))
-        if verdict is not None:
-            prob[rows], spread[rows] = verdict.prob_success, verdict.disagreement
+        prob[rows], spread[rows] = verdict.prob_success, verdict.disagreement
         values: dict[str, NDArray[Any]] = {"prob_success": prob, "disagreement": spread}
         if self.scale is not None:
             self.scale.update(learned_rewards(prob, done, self.cfg, self.reward_worker.manager.threshold))
@@ -288,6 +287,8 @@ class OffPolicyLoop:
         """Counters; the replay buffer goes to a file of its own."""
         self.replay.cut(self._obs)
         self.replay.save(folder / REPLAY_FILE)
+        if self.prior is not None:
+            self.prior.save(folder / PRIOR_FILE)
         scale = None if self.scale is None else [self.scale.count, self.scale.mean, self.scale.spread]
         return {
             "env_steps": self.env_steps,
@@ -307,14 +308,20 @@ class OffPolicyLoop:
         generator["state"]["state"] = int(state["rng"])
         self._rng.bit_generator.state = generator
         self.replay.load(folder / REPLAY_FILE)
+        if self.prior is not None:
+            self.prior.load(folder / PRIOR_FILE)
 
 
 def _done_steps(batch: ReplayBatch) -> BoolArray:
-    """Whether each of the steps [B, n] of a sample ended its episode; only the last that counts can."""
+    """Whether each of the steps [B, n] of a sample ended its episode; only the last that counts can.
+
+    An episode that a checkpoint cut off is truncated in the buffer, but nobody judged its last frame.
+    """
     mask = batch.mask.numpy() > 0
     last = mask & ~np.append(mask[:, 1:], np.zeros((len(mask), 1), np.bool_), axis=1)
     ended: BoolArray = (batch.terminated | batch.truncated).numpy()
-    return last & ended[:, None]
+    judged: BoolArray = np.isfinite(batch.extras["prob_success"].numpy())
+    return last & ended[:, None] & judged
 
 
 def _random_actions(space: gym.Space[Any], count: int, rng: np.random.Generator) -> NDArray[Any]:
@@ -324,10 +331,8 @@ def _random_actions(space: gym.Space[Any], count: int, rng: np.random.Generator)
     return rng.uniform(space.low, space.high, (count, *space.shape)).astype(np.float32)
 
 
-def _spread(frames: UInt8Array, judged: BoolArray) -> UInt8Array:
-    """Frames of the judged environments in their places, [N, H, W, C]; others are black."""
-    if judged.all():
-        return frames
+def _placed(frames: UInt8Array, judged: BoolArray) -> UInt8Array:
+    """A copy of the judged environments' frames in their places, [N, H, W, C]; others are black."""
     whole = np.zeros((len(judged), *frames.shape[1:]), np.uint8)
     whole[judged] = frames
     return whole

@@ -50,6 +50,7 @@ class SavedPolicy:
 
     folder: Path
     learner: AnyLearner
+    action_space: gym.Space[Any]
     env: EnvConfig
     """The `env.eval` section of the run."""
     step: int
@@ -100,7 +101,9 @@ def load_policy(place: Path, seed: int = 0) -> SavedPolicy:
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{shown}: the weights do not fit the description: {error}") from error
     step, state = int(content["step"]), content["run"]
-    return SavedPolicy(folder=folder, learner=learner, env=env, step=step, state=state)
+    return SavedPolicy(
+        folder=folder, learner=learner, action_space=spaces[1], env=env, step=step, state=state
+    )
 
 
 def find_policy(place: Path) -> Path:

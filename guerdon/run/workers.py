@@ -74,8 +74,7 @@ class JudgedFrames:
         if self._every:
             whole: UInt8Array = self._all[self._cameras[0]][t, env]
             return whole
-        step, env_ids, frames = next(item for item in self._some if item[0] == t and env in item[1])
-        del step
+        _, env_ids, frames = next(item for item in self._some if item[0] == t and env in item[1])
         one: UInt8Array = frames[self._cameras[0]][int(np.flatnonzero(env_ids == env)[0])]
         return one
 

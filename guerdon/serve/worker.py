@@ -44,8 +44,8 @@ class ImageRewardWorker:
         return self._manager
 
     def judge(self, frames: Mapping[str, UInt8Array]) -> Verdict:
-        """Verdicts on frames (camera -> uint8 [N, H, W, C]) in mini-batches of 256."""
-        count = len(next(iter(frames.values())))
+        """Verdicts on frames (camera -> uint8 [N, H, W, C], or nothing at all) in mini-batches of 256."""
+        count = len(next(iter(frames.values()))) if frames else 0
         parts = [
             self.manager.judge({name: images[start : start + MINI_BATCH] for name, images in frames.items()})
             for start in range(0, count, MINI_BATCH)

@@ -119,8 +119,8 @@ def _run(data: memoryview) -> Any:
         return machine.run()
     except UnsafeDataError:
         raise
-    except Exception:
-        raise DataError("is not a pickle of protocol 2 or later") from None
+    except Exception as error:  # without its first byte anything may look like opcodes for a while
+        raise DataError("is not a pickle of protocol 2 or later") from error
 
 
 def _check_size(size: int, max_bytes: int | None) -> None:

@@ -24,7 +24,6 @@ THOUGHT = "<think>one and one</think>\n<answer>2</answer>"
 
 @pytest.fixture(scope="module")
 def math():
-    pytest.importorskip("math_verify")
     return MathReward(seconds=2.0)
 
 
