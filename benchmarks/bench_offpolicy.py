@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -63,7 +63,7 @@ TASKS = (
     Task(
         env="Acrobot-v1",
         steps=20_000,
-        cfg=_DQN,
+        cfg=replace(_DQN, lr=6.3e-4, batch_size=128, target_interval=250, updates_per_step=1.0),
         network=NetworkConfig(activation="relu"),
     ),
 )

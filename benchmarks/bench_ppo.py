@@ -53,7 +53,7 @@ TASKS = (
         env="Acrobot-v1",
         num_envs=16,
         total_steps=65_536,
-        ppo=PPOConfig(num_steps=128, lr=1e-3, update_epochs=4, minibatch_size=128),
+        ppo=PPOConfig(num_steps=256, gae_lambda=0.94, lr=3e-4, update_epochs=4, minibatch_size=64),
     ),
     Task(
         env="InvertedPendulum-v5",
