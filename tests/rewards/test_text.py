@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from guerdon.config import RewardConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.rewards import (
     CombinedTextReward,
@@ -18,6 +19,7 @@ from guerdon.rewards import (
     create_text_reward,
 )
 from guerdon.rewards.deadline import DeadlineChecks
+from guerdon.serve import RewardWorker
 
 THOUGHT = "<think>one and one</think>\n<answer>2</answer>"
 
@@ -210,3 +212,25 @@ def test_checks_survive_copying_and_closing():
     copy = pickle.loads(pickle.dumps(checks))
     checks.close()
     assert checks.run([("b", "")]) == copy.run([("b", "")]) == [True]
+
+
+# The worker of a text task
+
+
+def test_the_reward_worker_judges_text_by_rules():
+    rules = {"name": "combined", "rules": ["exact_match", {"name": "regex", "pattern": "^4", "weight": 0.5}]}
+    worker = RewardWorker(RewardConfig(text=rules), task_type="text")
+    with pytest.raises(ConfigError, match=r"call init_worker\(\) first"):
+        worker.compute_rewards(["4"], ["4"])
+    worker.init_worker()
+    rewards = worker.compute_rewards(["4", "42", "5"], ["4", "4", "5"])
+    assert rewards.dtype == np.float32 and rewards.tolist() == [1.5, 0.5, 1.0]
+    with pytest.raises(DataError, match="need a reference"):
+        worker.compute_rewards(["4"])
+    with pytest.raises(ConfigError, match="has no image reward worker"):
+        worker.compute_batch_rewards({"base_camera": np.zeros((1, 8, 8, 3), np.uint8)})
+
+
+def test_a_learned_model_for_text_is_not_supported():
+    with pytest.raises(ConfigError, match=r"not supported for text tasks.*reward\.text"):
+        RewardWorker(RewardConfig(use_reward_model=True), task_type="text")
