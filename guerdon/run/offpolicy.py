@@ -295,13 +295,11 @@ class OffPolicyLoop:
             "owed": self._owed,
             "scale": scale,
             "rng": self._rng.bit_generator.state,
-            "path_checked": self.path_checked,
         }
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
         """Go on from `state_dict`."""
         self.env_steps, self._owed = int(state["env_steps"]), float(state["owed"])
-        self.path_checked = bool(state["path_checked"])
         if self.scale is not None and state["scale"] is not None:
             self.scale = RewardScale(*state["scale"])
         self._rng.bit_generator.state = state["rng"]

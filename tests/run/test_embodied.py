@@ -150,6 +150,18 @@ def test_a_dropped_verdict_is_caught(settings, tmp_path, monkeypatch, algorithm)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_the_path_is_checked_again_when_a_run_is_resumed(settings, tmp_path, monkeypatch, algorithm):
+    more = SAC if algorithm == "sac" else []
+    folder, _ = train(load_config("train", [*settings, *more]))
+    steps = sorted(int(item.name[5:]) for item in (folder / "checkpoints").iterdir())
+    more = [*more, f"runner.resume_dir={folder / 'checkpoints' / f'step_{steps[0]}'}"]
+    for loop in (OnPolicyLoop, OffPolicyLoop):
+        monkeypatch.setattr(loop, "_relabel", lambda *args: np.zeros_like(args[-1]))
+    with pytest.raises(RewardPathError, match="the verdict is dropped on the way"):
+        run_with(settings, tmp_path, more)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_another_threshold_is_caught(settings, tmp_path, monkeypatch, algorithm):
     module = "onpolicy" if algorithm == "ppo" else "offpolicy"
 
