@@ -11,6 +11,7 @@ STREET = [
     "errors",
     "types",
     "images",
+    "moments",
     "progress",
     "config",
     "store",

@@ -196,6 +196,22 @@ def test_next_step_gives_no_reward_for_beginning_an_episode():
     np.testing.assert_allclose(results[-1][1], np.array([11, 91]) / 255 - 1, rtol=1e-6)
 
 
+def test_next_step_after_a_reset_by_the_caller_is_a_step_like_any_other():
+    reader = Reader()
+    envs = LearnedRewardVectorWrapper(counting(mode=AutoresetMode.NEXT_STEP), reader)
+    envs.reset()
+    for _ in range(LENGTH):
+        envs.step(actions(2))
+    envs.reset()
+    rewards = envs.step(actions(2))[1]
+    assert reader.calls[-1] == [11, 91] and rewards == pytest.approx([11 / 255, 91 / 255])
+    for _ in range(LENGTH - 1):
+        envs.step(actions(2))
+    envs.reset(options={"reset_mask": np.array([True, False])})
+    rewards = envs.step(actions(2))[1]  # the second one only begins
+    assert reader.calls[-1] == [21] and rewards == pytest.approx([21 / 255, 0.0])
+
+
 def test_disabled_autoreset_and_resets_of_single_environments():
     reader = Reader(**ending_from(82))
     envs = LearnedRewardVectorWrapper(counting(mode=AutoresetMode.DISABLED), reader)
@@ -224,6 +240,7 @@ def test_standalone_begins_again_in_the_same_step():
     assert (terminated.tolist(), truncated.tolist()) == ([False, True], [True, False])
     assert [item["state"].item() for item in info["final_obs"]] == [3, 91]
     assert info["final_info"]["count"].tolist() == [3, 91]
+    assert info["_final_obs"].tolist() == info["_final_info"].tolist() == [True, True]
 
 
 class Recorder(Reader):

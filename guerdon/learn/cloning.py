@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from guerdon.config import BCConfig
 from guerdon.errors import DataError
-from guerdon.learn.networks import STATE, Obs, ObsSpec, num_rows
-from guerdon.store import EpisodeStore, detect_format
-from guerdon.types import Episode, FloatArray, IntArray, display_path
+from guerdon.learn.networks import Obs, ObsSpec, num_rows
+from guerdon.learn.recorded import open_demonstrations
 
 
 class Imitator(Protocol):
@@ -96,62 +95,17 @@ def imitate(
 
 
 def demonstrations(path: Path | str, spec: ObsSpec) -> tuple[Obs, Tensor]:
-    """What was done in the successful, complete episodes of a native store.
-
-    Action t was chosen in the state that step t - 1 led to, and action 0 in the initial state. A store keeps
-    no frame of the start: where the policy sees images, or the initial state was not recorded, action 0 is
-    left out.
+    """What was done in the successful, complete episodes of a data set; see `open_demonstrations`.
 
     Args:
-        path: a native store.
-        spec: what the policy observes; states and cameras of the store must fit it.
+        path: a data set in any format that keeps actions and what the policy observes.
+        spec: what the policy observes; states and cameras of the data must fit it.
 
     Returns:
         `state` float32 [M, S] and camera -> uint8 [M, H, W, C], as far as the policy observes them, and
         actions float32 [M, A].
     """
-    if (kind := detect_format(Path(path)).name) != "native":
-        raise DataError(f"{display_path(path)} is in the format {kind}: convert it to native to clone it")
-    store = EpisodeStore(path)
-    for camera, shape in spec.images:
-        if store.cameras.get(camera) != shape:
-            raise DataError(
-                f"the policy observes {camera} {shape}, but {display_path(path)} has {store.cameras}"
-            )
-    numbers = np.flatnonzero(store.success & store.complete)
-    states: list[FloatArray] = []
-    actions: list[FloatArray] = []
-    rows: list[IntArray] = []
-    for number in numbers.tolist():
-        episode = store.read_episode(number)
-        first = 1 if spec.images or episode.initial_state is None else 0
-        steps = np.arange(first, episode.num_frames)
-        actions.append(_actions(episode, path)[first:])
-        rows.append(store.starts[number] + steps - 1)
-        if spec.state_size:
-            states.append(_states(episode, spec.state_size, path)[-len(steps) - 1 : -1])
-    if sum(map(len, actions)) == 0:
-        raise DataError(f"{display_path(path)} has no successful, complete episode to learn from")
-    obs: dict[str, Any] = {STATE: np.concatenate(states)} if spec.state_size else {}
-    for camera, _ in spec.images:
-        obs[camera] = store.frames(camera, np.concatenate(rows))
-    return {name: torch.from_numpy(part) for name, part in obs.items()}, torch.from_numpy(
-        np.concatenate(actions)
-    )
-
-
-def _actions(episode: Episode, path: Path | str) -> FloatArray:
-    if episode.actions is None:
-        raise DataError(f"{display_path(path)} has no actions to learn from")
-    return episode.actions
-
-
-def _states(episode: Episode, size: int, path: Path | str) -> FloatArray:
-    """float32 [T + 1, S] with the initial state, [T, S] without one."""
-    if episode.states is None:
-        raise DataError(f"{display_path(path)} has no states; collect with collect.keep_states=true")
-    if episode.states.shape[1] != size:
-        raise DataError(f"{display_path(path)} has states of size {episode.states.shape[1]}, not {size}")
-    if episode.initial_state is None:
-        return episode.states
-    return np.concatenate((episode.initial_state[None], episode.states))
+    with open_demonstrations(path, spec) as shown:
+        obs = {name: np.concatenate([item.obs[name] for item in shown]) for name in shown[0].obs}
+        actions = np.concatenate([item.actions for item in shown])
+    return {name: torch.from_numpy(part) for name, part in obs.items()}, torch.from_numpy(actions)

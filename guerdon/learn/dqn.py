@@ -14,9 +14,9 @@ from torch import Tensor
 
 from guerdon.config import DQNConfig, NetworkConfig
 from guerdon.errors import ConfigError, DataError
+from guerdon.learn.batches import TrainBatch
 from guerdon.learn.flat import BatchedMLP, FlatAdam
 from guerdon.learn.networks import ObsEncoder, ObsSpec, to_obs
-from guerdon.learn.replay import TrainBatch
 
 
 class DQN:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from guerdon.config import NetworkConfig
 from guerdon.errors import ConfigError
+from guerdon.moments import Moments
 
 Obs: TypeAlias = dict[str, Tensor]
 """`state` -> float32 [N, S], camera -> uint8 [N, H, W, C]."""
@@ -139,15 +140,13 @@ class RunningNorm(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def update(self, values: Tensor) -> None:
-        """Take a batch [N, size] into account (Chan's formula)."""
+        """Take a batch [N, size] into account."""
         batch = values.double().reshape(-1, len(self.mean))
-        count, mean, var = len(batch), batch.mean(0), batch.var(0, correction=0)
-        total = self.count + count
-        delta = mean - self.mean
-        spread = self.var * self.count + var * count + delta.square() * self.count * count / total
-        self.mean += delta * count / total
-        self.var.copy_(spread / total)
-        self.count.copy_(total)
+        fresh = Moments(len(batch), batch.mean(0), batch.var(0, correction=0) * len(batch))
+        both = Moments(self.count, self.mean, self.var * self.count).merged(fresh)
+        self.mean.copy_(both.mean)
+        self.var.copy_(both.spread / both.count)
+        self.count.copy_(both.count)
 
     def forward(self, values: Tensor) -> Tensor:
         """[N, size] -> the same, centred and scaled, within +-10."""

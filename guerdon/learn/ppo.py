@@ -7,7 +7,6 @@ is saved with the rest: a run that is saved, loaded and continued gives the same
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -133,7 +132,7 @@ class PPO:
 
         Returns:
             `policy_loss`, `value_loss`, `entropy`, `approx_kl` and `clip_fraction`, means over all gradient
-            steps; `explained_variance` of the returns by the values (nan where they do not vary); `lr`.
+            steps; `explained_variance` of the returns by the values, unless they do not vary; `lr`.
         """
         cfg = self.cfg
         advantages, returns = self.advantages(rollout)
@@ -148,7 +147,7 @@ class PPO:
         self.actor.observe(
             rollout.obs
         )  # only now: the policy that was played had the statistics as they were
-        return {**self._statistics(notes), "explained_variance": _explained(rollout, returns), "lr": lr}
+        return {**self._statistics(notes), **_explained(rollout, returns), "lr": lr}
 
     def _minibatches(self, count: int) -> Iterator[Tensor]:
         """Row numbers [minibatch_size], in a new random order for each pass."""
@@ -275,7 +274,12 @@ class _FlatWeights:
         self._adam.load_state_dict(state)
 
 
-def _explained(rollout: Rollout, returns: Tensor) -> float:
-    """1 if the values are the returns, 0 if they say nothing about them."""
+def _explained(rollout: Rollout, returns: Tensor) -> dict[str, float]:
+    """1 if the values are the returns, 0 if they say nothing about them.
+
+    Nothing at all where the returns vary by no more than rounding: the share would be nan, or noise.
+    """
     spread = float(returns.var(correction=0))
-    return 1.0 - float((returns - rollout.values).var(correction=0)) / spread if spread > 0.0 else math.nan
+    if spread <= 1e-12 * float((returns.square() + rollout.values.square()).mean()):
+        return {}
+    return {"explained_variance": 1.0 - float((returns - rollout.values).var(correction=0)) / spread}

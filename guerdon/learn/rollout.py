@@ -21,7 +21,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.images import to_numpy
 from guerdon.learn.episodes import EpisodeRecord, EpisodeTracker
 from guerdon.learn.networks import STATE, Obs, to_obs
-from guerdon.types import BoolArray, FloatArray
+from guerdon.types import BoolArray, FloatArray, IntArray
 
 AnyVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
 OnStep: TypeAlias = Callable[[int, AnyVectorEnv, Any, BoolArray, Mapping[str, Any]], None]
@@ -65,6 +65,8 @@ class Rollout:
     """float32 [N]; values of the observations after the last step."""
     success: Tensor
     """bool [T, N]; whether the step led to success, all False if the environment does not say."""
+    elapsed: Tensor
+    """int64 [T, N]; the step within its episode, from 0."""
 
     @property
     def num_transitions(self) -> int:
@@ -109,6 +111,7 @@ class RolloutCollector:
         self._terminated: BoolArray = np.zeros(shape, np.bool_)
         self._truncated: BoolArray = np.zeros(shape, np.bool_)
         self._success: BoolArray = np.zeros(shape, np.bool_)
+        self._elapsed: IntArray = np.zeros(shape, np.int64)
         self._log_probs, self._values, self._final_values = (torch.zeros(shape) for _ in range(3))
         self._actions: Tensor | None = None
         self._obs: dict[str, NDArray[Any]] = {}  # [T + 1, N, ...]; the last row is where the next one begins
@@ -180,6 +183,7 @@ class RolloutCollector:
         """Bring the episode statistics up to step t."""
         success = per_env(info, "success", self.env.num_envs, done)
         self._success[t] = False if success is None else success
+        self._elapsed[t] = self.episodes.lengths
         self.episodes.add(self._env_rewards[t], done, self._success[t])
 
     def _rollout(
@@ -207,6 +211,7 @@ class RolloutCollector:
             final_values=self._final_values,
             last_values=policy.values(self._rows[-1]).cpu(),
             success=torch.from_numpy(self._success),
+            elapsed=torch.from_numpy(self._elapsed),
         )
 
 

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from guerdon.config import NetworkConfig, SACConfig
 from guerdon.errors import ConfigError, DataError
+from guerdon.learn.batches import TrainBatch
 from guerdon.learn.flat import BatchedMLP, FlatAdam
 from guerdon.learn.networks import Obs, ObsEncoder, ObsSpec, num_rows, to_obs
-from guerdon.learn.replay import TrainBatch
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 _LOG_2, _HALF_LOG_2PI = math.log(2.0), 0.5 * math.log(2.0 * math.pi)

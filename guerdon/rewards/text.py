@@ -1,9 +1,9 @@
 """Rewards by rule for text tasks: a batch of responses and references in, float32 [N] in [0, 1] out.
 
 No text can hang a rule. Equivalence and regular expressions are checked in a process of their own, where a
-pair has `seconds` and then counts as wrong (see `deadline`); the other rules take time in proportion to the
-length of the text. Texts beyond `max_chars` count as wrong; of a response to a mathematical question the end
-is read, where the answer stands. What cannot be parsed is wrong, with a line in the debug log.
+pair has `seconds` of a processor and then counts as wrong (see `deadline`); the other rules take time in
+proportion to the length of the text. Texts beyond `max_chars` count as wrong; of a response to a mathematical
+question the end is read, where the answer stands. What cannot be parsed is wrong, and the debug log says so.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import numpy as np
 
 from guerdon.config import RewardConfig
-from guerdon.datasets.frames import open_store
-from guerdon.errors import DataError
-from guerdon.learn.networks import STATE, ObsSpec
+from guerdon.learn.networks import ObsSpec
+from guerdon.learn.recorded import Demonstration, open_demonstrations
 from guerdon.learn.replay import ReplayBuffer
 from guerdon.serve.relabel import judged_frames
 from guerdon.serve.worker import ImageRewardWorker
-from guerdon.types import Episode, display_path
 
 
 def fill_with_demonstrations(
@@ -37,67 +34,40 @@ def fill_with_demonstrations(
         make_replay: (num_envs, capacity, seed) -> a buffer like the run's own.
         seed: of sampling.
     """
-    with tempfile.TemporaryDirectory() as copy:
-        store, _ = open_store(str(path), None, None, Path(copy))
-        wanted = np.flatnonzero(store.success & store.complete).tolist()
-        if not wanted:
-            raise DataError(f"{display_path(path)} has no complete, successful episode to learn from")
-        steps = int(sum(store.starts[n + 1] - store.starts[n] for n in wanted))
-        replay = make_replay(1, steps, seed)
-        for number in wanted:
-            _add(replay, store.read_episode(number), spec, reward_worker, cfg, path)
+    with open_demonstrations(path, spec) as shown:
+        replay = make_replay(1, sum(map(len, shown)), seed)
+        for item in shown:
+            _add(replay, item, reward_worker, cfg)
     return replay
 
 
 def _add(
-    replay: ReplayBuffer,
-    episode: Episode,
-    spec: ObsSpec,
-    reward_worker: ImageRewardWorker | None,
-    cfg: RewardConfig,
-    path: Path,
+    replay: ReplayBuffer, shown: Demonstration, reward_worker: ImageRewardWorker | None, cfg: RewardConfig
 ) -> None:
-    """Add one episode; a policy that sees images does without its first step, whose frame is unknown."""
-    if episode.actions is None or (
-        spec.state_size and (episode.states is None or episode.initial_state is None)
-    ):
-        raise DataError(f"{display_path(path)} keeps no actions and states; collect it with keep_states=true")
-    count = episode.num_frames
-    reached: dict[str, Any] = {name: np.asarray(episode.frames[name]) for name, _ in spec.images}
-    before: dict[str, Any] = {
-        name: np.concatenate([images[:1], images[:-1]]) for name, images in reached.items()
-    }
-    if spec.state_size:
-        assert episode.states is not None and episode.initial_state is not None
-        reached[STATE] = np.asarray(episode.states)
-        before[STATE] = np.concatenate([episode.initial_state[None], episode.states[:-1]])
-        if reached[STATE].shape[1] != spec.state_size:
-            raise DataError(
-                f"{display_path(path)} has states of size {reached[STATE].shape[1]}, the environment "
-                f"{spec.state_size}"
-            )
-    terminated = np.zeros(count, np.bool_) if episode.terminated is None else episode.terminated
-    done = np.zeros(count, np.bool_)
-    done[-1] = True
-    env_rewards = np.zeros(count, np.float32) if episode.env_rewards is None else episode.env_rewards
+    """Add one episode, which ends with its last step."""
+    count, episode, kept = len(shown), shown.episode, slice(shown.first, None)
+    done = np.arange(count) == count - 1
+    terminated = np.zeros(count, np.bool_) if episode.terminated is None else episode.terminated[kept]
+    env_rewards = np.zeros(count, np.float32) if episode.env_rewards is None else episode.env_rewards[kept]
     extras: dict[str, Any] = {}
     if reward_worker is not None:
         judged = judged_frames(done, cfg)
-        frames = {name: np.asarray(episode.frames[name]) for name in reward_worker.manager.image_keys}
+        reward_worker.manager.contract.check_frames(episode.frames)
+        frames = {name: episode.frames[name][kept] for name in reward_worker.manager.image_keys}
         extras["prob_success"] = np.full(count, np.nan, np.float32)
         extras["prob_success"][judged] = reward_worker.judge(
             {name: images[judged] for name, images in frames.items()}
         ).prob_success
         if cfg.relabel_at == "sampling":
             extras |= {f"frames/{name}": images for name, images in frames.items()}
-    for t in range(1 if spec.images else 0, count):
-        ends = bool(done[t])
+    for t in range(count):
+        row = slice(t, t + 1)
         replay.add(
-            {name: part[t : t + 1] for name, part in before.items()},
-            episode.actions[t : t + 1],
-            env_rewards[t : t + 1],
-            terminated[t : t + 1],
-            np.array([ends and not terminated[t]]),
-            {name: part[t : t + 1] for name, part in reached.items()} if ends else None,
-            **{name: value[t : t + 1] for name, value in extras.items()},
+            {name: part[row] for name, part in shown.obs.items()},
+            shown.actions[row],
+            env_rewards[row],
+            terminated[row],
+            done[row] & ~terminated[row],
+            {name: part[row] for name, part in shown.reached.items()},
+            **{name: value[row] for name, value in extras.items()},
         )

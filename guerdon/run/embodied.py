@@ -150,6 +150,7 @@ class EmbodiedRunner:
             self.loop.load_state_dict(saved.state["loop"], saved.folder)
             if self.monitor is not None and saved.state["monitor"] is not None:
                 self.monitor.load_state_dict(saved.state["monitor"])
+            self.alarms = list(saved.state["alarms"])
             log.info("resumed from %s at step %d", display_path(place), saved.step)
         elif self.config.learner.warm_start.data is not None:
             self._warm_start()
@@ -228,6 +229,7 @@ class EmbodiedRunner:
         state = {
             "loop": self.loop.state_dict(folder),
             "monitor": None if self.monitor is None else self.monitor.state_dict(),
+            "alarms": list(self.alarms),
         }
         save_policy(folder, self.learner, self.config.learner, self.config.env.eval, self.spaces, step, state)
         self.loop.reset(self._env_seed(step))

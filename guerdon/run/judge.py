@@ -26,7 +26,8 @@ from guerdon.models.int8 import int8_path
 from guerdon.serve import ImageRewardWorker
 from guerdon.store.atomic import write_atomic
 from guerdon.types import FloatArray, UInt8Array, display_path
-from guerdon.watch.card import CardInputs, write_card
+from guerdon.watch.card import write_card
+from guerdon.watch.verdict import CardInputs
 
 
 class ScoredData:

@@ -294,19 +294,15 @@ class OffPolicyLoop:
             "env_steps": self.env_steps,
             "owed": self._owed,
             "scale": scale,
-            "rng": str(self._rng.bit_generator.state["state"]["state"]),
-            "path_checked": self.path_checked,
+            "rng": self._rng.bit_generator.state,
         }
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
         """Go on from `state_dict`."""
         self.env_steps, self._owed = int(state["env_steps"]), float(state["owed"])
-        self.path_checked = bool(state["path_checked"])
         if self.scale is not None and state["scale"] is not None:
             self.scale = RewardScale(*state["scale"])
-        generator = self._rng.bit_generator.state
-        generator["state"]["state"] = int(state["rng"])
-        self._rng.bit_generator.state = generator
+        self._rng.bit_generator.state = state["rng"]
         self.replay.load(folder / REPLAY_FILE)
         if self.prior is not None:
             self.prior.load(folder / PRIOR_FILE)

@@ -29,7 +29,6 @@ class OnPolicyLoop:
         self.scale = RewardScale() if cfg.normalize else None
         self.env_steps = 0
         self.path_checked = reward_worker is None
-        self._elapsed = np.zeros(env_worker.num_envs, np.int64)
 
     def knows_success(self) -> bool:
         """Whether the environments tell success."""
@@ -38,7 +37,6 @@ class OnPolicyLoop:
     def reset(self, seed: int) -> None:
         """Begin new episodes."""
         self.env_worker.reset(seed)
-        self._elapsed[:] = 0
 
     def advance(self, progress: float) -> Iteration:
         """A rollout, its rewards, an update."""
@@ -83,7 +81,7 @@ class OnPolicyLoop:
             prob_success=prob,
             done=done,
             env_success=success,
-            elapsed=self._count_steps(done),
+            elapsed=rollout.elapsed.numpy(),
             disagreement=spread if self.reward_worker.manager.model.num_members > 1 else None,
             features=pick_features(self.reward_worker, frames, self.env_steps),
             frame=self.env_worker.judged.frame,
@@ -103,14 +101,6 @@ class OnPolicyLoop:
             self.scale,
         )
         return self.actor.update_rewards(rewards)
-
-    def _count_steps(self, done: Any) -> Any:
-        """The step within its episode of every step of a rollout, int [T, N]."""
-        elapsed = np.empty(done.shape, np.int64)
-        for t, ended in enumerate(done):
-            elapsed[t] = self._elapsed
-            self._elapsed = np.where(ended, 0, self._elapsed + 1)
-        return elapsed
 
     def state_dict(self, folder: Path) -> dict[str, Any]:
         """Counters and statistics; the learner is saved beside."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from guerdon.config import RewardConfig
 from guerdon.errors import DataError
+from guerdon.moments import Moments
 from guerdon.types import BoolArray, FloatArray
 
 
@@ -97,14 +98,10 @@ class RewardScale:
     """Sum of squared distances from the mean."""
 
     def update(self, learned: FloatArray) -> None:
-        """Take new learned rewards into account (Chan's formula)."""
-        count, mean = learned.size, float(learned.mean(dtype=np.float64))
-        total = self.count + count
-        delta = mean - self.mean
-        self.spread += float(np.square(learned - mean, dtype=np.float64).sum())
-        self.spread += delta * delta * self.count * count / total
-        self.mean += delta * count / total
-        self.count = total
+        """Take new learned rewards into account."""
+        mean = float(learned.mean(dtype=np.float64))
+        fresh = Moments(float(learned.size), mean, float(np.square(learned - mean, dtype=np.float64).sum()))
+        self.count, self.mean, self.spread = Moments(self.count, self.mean, self.spread).merged(fresh)
 
     def apply(self, learned: FloatArray) -> FloatArray:
         """Learned rewards divided by their deviation so far; as they are while that is zero."""

@@ -137,7 +137,9 @@ def locked_directory(directory: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)  # also releases the lock
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough if this process was forked meanwhile
+        os.close(handle)
 
 
 def fsync_directory(directory: Path) -> None:

@@ -97,6 +97,7 @@ class EpisodeStore:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        shards = shard_dirs(self.path)  # before the manifest, which knows the cameras before there are shards
         self.manifest = read_manifest(self.path)
         self.faults: list[Fault] = []
         self._shards: list[_Shard] = []
@@ -104,7 +105,7 @@ class EpisodeStore:
         self.cameras: dict[str, tuple[int, int, int]] = {
             name: (shape[0], shape[1], shape[2]) for name, shape in self.manifest["cameras"].items()
         }
-        tables = [table for item in shard_dirs(self.path) if (table := self._open(item)) is not None]
+        tables = [table for item in shards if (table := self._open(item)) is not None]
         self._table = pa.concat_tables(tables, promote_options="default") if tables else None
         self.labels: FloatArray = self._column("label", np.float32)
         self.step: IntArray = self._column("step", np.int64)

@@ -247,9 +247,11 @@ def write_index(table: pa.Table, file: BinaryIO) -> None:
 
 def load_index(shard: Path, schema: ShardSchema) -> tuple[pa.Table, str | None]:
     """The index of a shard, sealed or not, and what is wrong with it, if anything."""
-    if (shard / JOURNAL).exists():  # it outlives a seal that was cut short, and then it is the truth
+    try:  # it outlives a seal that was cut short, and then it is the truth
         records, reason = read_journal(shard / JOURNAL)
         return index_table(records, schema), reason
+    except FileNotFoundError:
+        pass  # sealed, maybe at this moment: the index was there before the journal went
     if (shard / INDEX).exists():
         try:
             return pq.read_table(shard / INDEX), None

@@ -133,9 +133,11 @@ class StoreWriter(EpisodeWriter):
     def _seal(self) -> None:
         if self._shard is not None:
             shard, self._shard = self._shard, None
-            shard.commit()
-            seal(shard.path, shard.schema)
-            shard.release()
+            try:
+                shard.commit()
+                seal(shard.path, shard.schema)
+            finally:
+                shard.release()  # also if it could not be sealed: then the next writer repairs it
 
     def close(self) -> None:
         """Seal the open shard and bring the manifest up to date. Safe to call twice."""
@@ -230,6 +232,8 @@ class _OpenShard:
         except OSError as error:
             self._num_episodes -= len(pending)
             self._num_frames -= sum(record.num_frames for record in pending)
+            with contextlib.suppress(OSError):  # lines that are there but do not count must not be read later
+                os.ftruncate(self._files[layout.JOURNAL], self._journal_end)
             raise storage_error(self.path, error, kept=self._num_episodes) from error
         self._journal_end += len(lines)
 
@@ -269,6 +273,10 @@ def repair(store: Path) -> int:
             sealed += 1
         except BlockingIOError:
             pass  # its writer is alive
+        except (ValueError, KeyError, TypeError, DataError) as error:
+            log.warning(
+                "%s cannot be repaired: %s is unreadable: %s", display_path(path), layout.SCHEMA, error
+            )
         finally:
             os.close(lock)
     if sealed:
@@ -319,4 +327,5 @@ def _locked(path: Path) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough if this process was forked meanwhile
         os.close(file)

@@ -8,19 +8,15 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from guerdon.datasets import AuditReport
-from guerdon.fit.calibrate import Calibration
 from guerdon.fit.metrics import (
-    Scores,
     confusion,
     detection_delay,
     log_loss_per_frame,
@@ -29,86 +25,22 @@ from guerdon.fit.metrics import (
     reliability,
     roc_curve,
 )
-from guerdon.fit.threshold import Threshold
 from guerdon.store.atomic import make_directory, write_atomic
 from guerdon.types import IntArray, UInt8Array
-from guerdon.watch.svg import PAGE_STYLE, PLOT_STYLE, Plot
+from guerdon.watch.page import (
+    document,
+    percent,
+    plain,
+    section,
+    table,
+    tiles,
+    verdict_box,
+)
+from guerdon.watch.svg import Plot
+from guerdon.watch.verdict import CardInputs, Verdict, judge
 
-GOOD_AUC, MIN_AUC = 0.99, 0.90
-GOOD_TRUE_POSITIVE_RATE, MIN_TRUE_POSITIVE_RATE = 0.95, 0.5
-MAX_ECE = 0.05
-MAX_EPISODE_FIRE_RATE = 0.05
-"""A model may end episodes only if it fires wrongly in at most this share of them."""
 FRAMES_PER_EPISODE, WORST_FRAMES = 8, 8
 STRIP_PIXELS, WORST_PIXELS = 96, 128
-
-Level = Literal["good", "care", "bad"]
-HEADLINES = {"good": "Trust it for", "care": "Usable with care for", "bad": "Do not use it"}
-MARKS = {"good": "✓", "care": "!", "bad": "✗"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardInputs:
-    """Everything that a card shows."""
-
-    title: str
-    checkpoint: str
-    """Path of the checkpoint, as text."""
-    scores: Scores
-    """Held-out frames with calibrated probabilities; best of episodes that calibration has not seen either,
-    else the calibration error looks smaller than it is."""
-    threshold: Threshold
-    calibration: Calibration
-    metrics: Mapping[str, float]
-    """From `guerdon.fit.metrics.summarize` of the same scores and threshold."""
-    frame: Callable[[int, int], UInt8Array]
-    """(episode, step) as in `scores` -> uint8 [H, W, 3]."""
-    contract: Mapping[str, Any] = field(default_factory=dict)
-    audit: AuditReport | None = None
-    data_hash: str = ""
-    speed: Mapping[str, float] = field(default_factory=dict)
-    """Latency and throughput: a name that carries its unit -> value."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The card's first line, and why."""
-
-    level: Level
-    headline: str
-    reasons: tuple[tuple[Level, str], ...]
-
-
-def judge(inputs: CardInputs) -> Verdict:
-    """Apply the rules: the worst reason decides."""
-    metrics, threshold = inputs.metrics, inputs.threshold
-    target, (low, high) = threshold.target_false_positive_rate, threshold.false_positive_interval
-    auc, ece = metrics["auc"], metrics["ece"]
-    tpr, fpr = metrics["true_positive_rate"], metrics["false_positive_rate"]
-    reasons: list[tuple[Level, str]] = []
-    if math.isnan(auc):
-        reasons.append(("bad", "The held-out frames have one class only, so nothing is proven."))
-    else:
-        level = _grade(auc >= GOOD_AUC, auc >= MIN_AUC)
-        reasons.append(
-            (level, f"It ranks a success frame above a failure frame in {auc:.2%} of pairs (AUC).")
-        )
-    if not math.isnan(fpr):
-        level = _grade(fpr <= high and high <= 2 * target, low <= target and fpr <= max(5 * target, high))
-        text = f"{_percent(fpr)} of failure frames fire wrongly; the target is {_percent(target)}, and fresh "
-        reasons.append((level, f"{text}episodes should show {_percent(low)} to {_percent(high)}."))
-    if not math.isnan(tpr):
-        level = _grade(tpr >= GOOD_TRUE_POSITIVE_RATE, tpr >= MIN_TRUE_POSITIVE_RATE)
-        reasons.append((level, f"{_percent(tpr)} of success frames fire."))
-    if ece > MAX_ECE:
-        reasons.append(("care", f"Its probabilities are off by {_percent(ece)} on average."))
-    if threshold.caveat or not threshold.enough_data:
-        reasons.append(("care", threshold.caveat or "There are too few episodes for the promised interval."))
-    reasons += _audit_reasons(inputs.audit)
-    order: dict[Level, int] = {"bad": 0, "care": 1, "good": 2}
-    reasons.sort(key=lambda reason: order[reason[0]])
-    level = reasons[0][0]
-    return Verdict(level=level, headline=f"{HEADLINES[level]} {_use(metrics, level)}", reasons=tuple(reasons))
 
 
 def write_card(path: Path | str, inputs: CardInputs) -> Verdict:
@@ -121,122 +53,66 @@ def write_card(path: Path | str, inputs: CardInputs) -> Verdict:
     return verdict
 
 
-def _grade(good: bool, usable: bool) -> Level:
-    return "good" if good else "care" if usable else "bad"
-
-
-def _audit_reasons(audit: AuditReport | None) -> list[tuple[Level, str]]:
-    if audit is None:
-        return [("care", "The data were not audited.")]
-    errors = [finding.message for finding in audit.findings if finding.level == "error"]
-    warnings = [finding.message for finding in audit.findings if finding.level == "warning"]
-    if errors:
-        return [("bad", f"The data audit found {len(errors)} error(s), the first: {errors[0]}")]
-    if warnings:
-        return [("care", f"The data audit has {len(warnings)} warning(s), the first: {warnings[0]}")]
-    return [("good", "The data audit found nothing wrong.")]
-
-
-def _use(metrics: Mapping[str, float], level: Level) -> str:
-    """What the model may be used for, from how many episodes it would end wrongly."""
-    if level == "bad":
-        return "as a reward."
-    rates = metrics["failure_episode_fire_rate"], metrics["early_fire_episode_rate"]
-    if max(rates) <= MAX_EPISODE_FIRE_RATE and not any(map(math.isnan, rates)):
-        return "rewards per step or at the end, and for ending episodes."
-    why = f"it fires too soon or wrongly in up to {_percent(max(rates))} of them"
-    if any(map(math.isnan, rates)):
-        why = "nothing shows how many it would end wrongly"
-    return f"rewards per step or at the end, not for ending episodes: {why}."
-
-
 def _page(inputs: CardInputs, verdict: Verdict) -> str:
     sections = [
-        _verdict_box(verdict),
+        verdict_box(verdict.level, verdict.headline, verdict.reasons),
         _key_numbers(inputs),
-        _section("How well it separates", _curves(inputs), "The red dot is where the threshold puts it."),
-        _section("Whether its probabilities are honest", _reliability(inputs)),
-        _section(
+        section("How well it separates", _curves(inputs), "The red dot is where the threshold puts it."),
+        section("Whether its probabilities are honest", _reliability(inputs)),
+        section(
             "Probability over time",
             "".join(_episode(inputs, name, number) for name, number in sample_episodes(inputs)),
             "Shaded: the true label is success. Dashed: the threshold. A frame fires above it.",
         ),
-        _section("Worst false positives", _worst(inputs, positive=False), "Failure frames that fire."),
-        _section("Worst false negatives", _worst(inputs, positive=True), "Success frames that do not."),
-        _section("Errors by phase of the episode", _phase_table(inputs)),
-        _section("Speed", _speed(inputs)),
-        _section("Data", _data(inputs)),
-        _section("Contract", _table(_flatten(inputs.contract)), "What the checkpoint expects of its input."),
+        section("Worst false positives", _worst(inputs, positive=False), "Failure frames that fire."),
+        section("Worst false negatives", _worst(inputs, positive=True), "Success frames that do not."),
+        section("Errors by phase of the episode", _phase_table(inputs)),
+        section("Speed", _speed(inputs)),
+        section("Data", _data(inputs)),
+        section("Contract", table(_flatten(inputs.contract)), "What the checkpoint expects of its input."),
     ]
-    title = escape(inputs.title)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{PAGE_STYLE}{PLOT_STYLE}</style></head><body><main><header><h1>{title}</h1>"
-        f'<p class="note">Reward card of <code>{escape(inputs.checkpoint)}</code></p></header>'
-        f"{''.join(sections)}</main></body></html>\n"
-    )
-
-
-def _section(heading: str, body: str, intro: str = "") -> str:
-    words = f'<p class="note">{escape(intro)}</p>' if intro else ""
-    return f"<section><h2>{escape(heading)}</h2>{words}{body}</section>"
-
-
-def _verdict_box(verdict: Verdict) -> str:
-    reasons = "".join(
-        f'<li class="{level}"><b aria-hidden="true">{MARKS[level]}</b> {escape(text)}</li>'
-        for level, text in verdict.reasons
-    )
-    return (
-        f'<section id="verdict" class="{verdict.level}"><h2>{escape(verdict.headline)}</h2>'
-        f"<ul>{reasons}</ul></section>"
-    )
+    about = f'<p class="note">Reward card of <code>{escape(inputs.checkpoint)}</code></p>'
+    return document(inputs.title, about, sections)
 
 
 def _key_numbers(inputs: CardInputs) -> str:
     metrics, chosen = inputs.metrics, inputs.threshold
-    false_low, false_high = map(_percent, chosen.false_positive_interval)
-    true_low, true_high = map(_percent, chosen.true_positive_interval)
+    false_low, false_high = map(percent, chosen.false_positive_interval)
+    true_low, true_high = map(percent, chosen.true_positive_interval)
     scores = inputs.scores
     num_success, num_failure = int(scores.success.sum()), int((~scores.success).sum())
     delay_p90, missed = metrics["detection_delay_p90"], metrics["missed_episode_rate"]
-    tiles = [
-        ("AUC", _plain(metrics["auc"], 4), f"average precision {_plain(metrics['average_precision'], 4)}"),
+    numbers = [
+        ("AUC", plain(metrics["auc"], 4), f"average precision {plain(metrics['average_precision'], 4)}"),
         (
             "false positives",
-            _percent(metrics["false_positive_rate"]),
+            percent(metrics["false_positive_rate"]),
             f"{chosen.confidence:.0%} interval {false_low} to {false_high}",
         ),
         (
             "true positives",
-            _percent(metrics["true_positive_rate"]),
+            percent(metrics["true_positive_rate"]),
             f"{chosen.confidence:.0%} interval {true_low} to {true_high}",
         ),
         ("threshold", f"{chosen.threshold:.3g}", "a frame fires above it"),
         (
             "detection delay",
-            f"{_plain(metrics['detection_delay_median'])} steps",
-            f"90% within {_plain(delay_p90)}; {_percent(missed)} of successes missed",
+            f"{plain(metrics['detection_delay_median'])} steps",
+            f"90% within {plain(delay_p90)}; {percent(missed)} of successes missed",
         ),
         (
             "false fires per episode",
-            _plain(metrics["false_fires_per_episode"], 2),
-            f"in {_percent(metrics['failure_episode_fire_rate'])} of failure episodes",
+            plain(metrics["false_fires_per_episode"], 2),
+            f"in {percent(metrics['failure_episode_fire_rate'])} of failure episodes",
         ),
-        ("calibration error", _plain(metrics["ece"], 4), inputs.calibration.kind),
+        ("calibration error", plain(metrics["ece"], 4), inputs.calibration.kind),
         (
             "held-out data",
             f"{num_success + num_failure} episodes",
             f"{num_success} successes, {num_failure} failures, {len(scores.labels)} frames",
         ),
     ]
-    cells = "".join(
-        f'<div class="tile"><div class="note">{escape(name)}</div><div class="big">{escape(value)}</div>'
-        f'<div class="note">{escape(more)}</div></div>'
-        for name, value, more in tiles
-    )
-    return f'<section id="numbers" class="tiles">{cells}</section>'
+    return tiles(numbers)
 
 
 def _curves(inputs: CardInputs) -> str:
@@ -250,12 +126,12 @@ def _curves(inputs: CardInputs) -> str:
     left.curve([0, 1], [0, 1], style="guide").curve(roc.x, roc.y, fill=True).dots(
         [fpr], [tpr], 5, style="point"
     )
-    left.text(0.97, 0.06, f"AUC {_plain(inputs.metrics['auc'], 4)}", anchor="end")
+    left.text(0.97, 0.06, f"AUC {plain(inputs.metrics['auc'], 4)}", anchor="end")
     right = Plot(label="Precision-recall curve", x_label="recall", y_label="precision")
     right.curve(pr.x, pr.y, fill=True)
     if not math.isnan(precision):
         right.dots([tpr], [precision], 5, style="point")
-    right.text(0.03, 0.06, f"AP {_plain(inputs.metrics['average_precision'], 4)}")
+    right.text(0.03, 0.06, f"AP {plain(inputs.metrics['average_precision'], 4)}")
     return f'<div class="pair">{left.svg()}{right.svg()}</div>'
 
 
@@ -270,9 +146,9 @@ def _reliability(inputs: CardInputs) -> str:
     ]
     kind = inputs.calibration.kind
     detail = f"{kind} {inputs.calibration.temperature:.3g}" if kind == "temperature" else kind
-    rows = [("calibration", detail), *tried, ("expected calibration error", _plain(inputs.metrics["ece"], 4))]
+    rows = [("calibration", detail), *tried, ("expected calibration error", plain(inputs.metrics["ece"], 4))]
     words = "On the dashed line what it says is what happens. A larger dot stands for more frames."
-    return f'<div class="pair">{plot.svg()}<div><p class="note">{words}</p>{_table(rows)}</div></div>'
+    return f'<div class="pair">{plot.svg()}<div><p class="note">{words}</p>{table(rows)}</div></div>'
 
 
 def sample_episodes(inputs: CardInputs) -> list[tuple[str, int]]:
@@ -367,26 +243,26 @@ def _phase_table(inputs: CardInputs) -> str:
     for name, mask in phases(scores).items():
         counts = confusion(scores.prob_success[mask], scores.labels[mask], limit)
         numbers = (counts.true_positive, counts.false_negative, counts.false_positive, counts.true_negative)
-        rates = _percent(counts.true_positive_rate), _percent(counts.false_positive_rate)
+        rates = percent(counts.true_positive_rate), percent(counts.false_positive_rate)
         rows.append((name, str(int(mask.sum())), *map(str, numbers), *rates))
-    return _table(rows, names)
+    return table(rows, names)
 
 
 def _speed(inputs: CardInputs) -> str:
-    rows = [(name.replace("_", " "), _plain(value)) for name, value in inputs.speed.items()]
-    return _table(rows) if rows else "<p>Not measured.</p>"
+    rows = [(name.replace("_", " "), plain(value)) for name, value in inputs.speed.items()]
+    return table(rows) if rows else "<p>Not measured.</p>"
 
 
 def _data(inputs: CardInputs) -> str:
     rows = [("data hash", inputs.data_hash or "unknown")]
     if inputs.audit is None:
-        return _table([*rows, ("audit", "not run")])
+        return table([*rows, ("audit", "not run")])
     rows += [("audited", f"{inputs.audit.path}: {inputs.audit.num_episodes} episodes")]
     rows += [
         (f"{finding.level}: {finding.check}", " · ".join((finding.message, *finding.examples[:3])))
         for finding in inputs.audit.findings[:20]
     ]
-    return _table(rows)
+    return table(rows)
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -402,22 +278,6 @@ def _flatten(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
     return rows
 
 
-def _table(rows: Iterable[tuple[str, ...]], names: tuple[str, ...] = ()) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(
-        f"<tr><th>{escape(first)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in rest)}</tr>"
-        for first, *rest in rows
-    )
-    kind = "wide" if names else "facts"
-    return (
-        f'<div class="scroll"><table class="{kind}">{f"<tr>{head}</tr>" if head else ""}{body}</table></div>'
-    )
-
-
-def _percent(value: float) -> str:
-    return "n/a" if math.isnan(value) else f"{100 * value:.3g}%"
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
@@ -425,9 +285,3 @@ def _count(number: int, noun: str) -> str:
 def _short(prob: float) -> str:
     """A probability in the space of a caption."""
     return "<0.001" if 0 < prob < 0.001 else f"{prob:.3f}"
-
-
-def _plain(value: float, digits: int | None = None) -> str:
-    if math.isnan(value):
-        return "n/a"
-    return f"{value:,.4g}" if digits is None else f"{value:.{digits}f}"

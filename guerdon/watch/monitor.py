@@ -6,7 +6,6 @@ share no episodes, so that several in a row above a limit are hardly ever chance
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -17,34 +16,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from guerdon.config.schema_watch import MonitorConfig
-from guerdon.datasets.pictures import save_picture
 from guerdon.errors import DataError
 from guerdon.models.contract import Contract
-from guerdon.store.atomic import make_directory, storage_errors
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
+from guerdon.watch.alarms import Alarm, raise_alarm
 from guerdon.watch.drift import FeatureDrift, Signal, number, promised_rate, success_share
 
 log = logging.getLogger("guerdon")
 
 MAX_DISTANCES = 4096
 """Distances that a drift check is made of, at most; later ones replace earlier ones."""
-ALARMS_FILE = "alarms.jsonl"
 Offenders: TypeAlias = tuple[BoolArray, FloatArray]
 """Which frames [T, N] speak for an alarm, and a score [T, N] that is highest for the worst."""
-REMEDIES = {
-    "success_gap": "the model calls episodes a success that the environment does not: label these frames as "
-    "failures and refit, or use reward.reward_mode=terminal until then",
-    "wrong_fires": "the model fires on failure frames more often than calibration promised: raise "
-    "reward.reward_threshold, or label these frames as failures and refit",
-    "fire_rate": "the model fires far more often than on successes in calibration: look at these frames; if "
-    "they are no successes, label them and refit, or raise reward.reward_threshold",
-    "early_fires": "the model fires before any success can be there: use reward.reward_mode=terminal, or "
-    "label these frames as failures and refit",
-    "drift": "the frames are unlike those that the model was fitted to: check camera and lighting, or label "
-    "such frames and refit",
-    "disagreement": "the members of the ensemble disagree on what fires: raise reward.reward_threshold, or "
-    "label these frames and refit",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,20 +57,6 @@ class Watched:
             value = getattr(self, name)
             if value is not None and value.shape != shape:
                 raise DataError(f"Watched.{name} must have shape {list(shape)}, not {list(value.shape)}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alarm:
-    """A signal that stayed above its limit."""
-
-    name: str
-    step: int
-    """Environment step of the run."""
-    value: float
-    limit: float
-    remedy: str
-    frames: list[Path]
-    """Pictures of offending frames."""
 
 
 @dataclass(kw_only=True)
@@ -325,27 +294,10 @@ class RewardMonitor:
         if was_raised and not signal.raised:
             log.info("monitor: %s is over at step %d (%.3g)", name.replace("_", " "), step, value)
         pictures = self._pictures.pop(name, [])
-        return self._raise(name, signal, step, pictures) if rises else None
-
-    def _raise(self, name: str, signal: Signal, step: int, pictures: list[UInt8Array]) -> Alarm:
+        if not rises:
+            return None
         self.num_alarms += 1
-        place = make_directory(self.folder / "alarms" / f"{name}_{step}")
-        paths = [place / f"{number:02d}.png" for number in range(len(pictures))]
-        for path, picture in zip(paths, pictures, strict=True):
-            save_picture(path, picture)
-        alarm = Alarm(
-            name=name,
-            step=step,
-            value=signal.value,
-            limit=signal.limit,
-            remedy=REMEDIES[name],
-            frames=paths,
-        )
-        line = {**vars(alarm), "frames": [path.relative_to(self.folder).as_posix() for path in paths]}
-        target = self.folder / ALARMS_FILE
-        with storage_errors(target), target.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")  # closing flushes
-        return alarm
+        return raise_alarm(self.folder, name, step, signal.value, signal.limit, pictures)
 
 
 def _pick(batch: Watched, offenders: Offenders, count: int) -> list[UInt8Array]:

@@ -7,13 +7,10 @@ is missing is left out, and a line says so. All text is escaped.
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +18,27 @@ from numpy.typing import NDArray
 from guerdon.errors import DataError
 from guerdon.store.atomic import storage_errors, write_atomic
 from guerdon.types import display_path
-from guerdon.watch.svg import PAGE_STYLE, PLOT_STYLE, Plot
+from guerdon.watch.page import (
+    Level,
+    Reason,
+    document,
+    fold,
+    grade,
+    percent,
+    plain,
+    section,
+    table,
+    tiles,
+    verdict_box,
+    worst_first,
+)
+from guerdon.watch.run_files import Run, is_number, read_run
+from guerdon.watch.svg import Plot
 
 GOOD_AGREEMENT, MIN_AGREEMENT = 0.95, 0.8
 """Share of frames on which the reward model and the environment must agree at the end."""
 GOOD_GAP, MAX_GAP = 0.1, 0.3
 """Share of episodes at the end that the model calls a success and the environment does not."""
-LAST_SHARE = 0.2
-"""The end of a run: so much of its steps."""
-ALARM_NUMBERS = ("step", "value", "limit")
 MAX_VIDEOS, MAX_VIDEO_BYTES = 4, 4_000_000
 REWARD_CURVES = {
     "rollout/rewards": ("training", "training reward"),
@@ -59,49 +68,11 @@ svg.plot .alarm { fill: var(--bad); } span.alarm { --key: var(--bad); }
 pre { overflow-x: auto; font-size: 12px; } summary { cursor: pointer; } a { color: var(--accent); }
 """
 
-Level = Literal["good", "care", "bad"]
-MARKS = {"good": "✓", "care": "!", "bad": "✗"}
 HEADLINES = {
     "good": "Learned success agrees with that of the environment, and no alarm was raised",
     "care": "Look closer before you trust this run",
     "bad": "Do not trust this run: the policy may please the reward model instead of solving the task",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What was found in a run's folder."""
-
-    folder: Path
-    series: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
-    """name -> (steps [K], values [K]), finite and in the order of the steps."""
-    alarms: Sequence[Mapping[str, Any]]
-    summary: Mapping[str, Any]
-    config: str
-    videos: Sequence[Path]
-    notes: list[str] = field(default_factory=list)
-    """What is missing or could not be read, in sentences."""
-
-    def end(self, name: str) -> float:
-        """Mean of a metric over the last part of the run; NaN where it is unknown."""
-        if name not in self.series:
-            return math.nan
-        steps, values = self.series[name]
-        return float(values[steps >= steps[-1] - LAST_SHARE * (steps[-1] - steps[0])].mean())
-
-    def last(self, name: str) -> float:
-        """The last value of a metric; NaN where it is unknown."""
-        return float(self.series[name][1][-1]) if name in self.series else math.nan
-
-    @property
-    def last_step(self) -> float:
-        """The highest step of any metric."""
-        return max((float(steps[-1]) for steps, _ in self.series.values()), default=0.0)
-
-    @property
-    def x_range(self) -> tuple[float, float]:
-        """Of all plots; some air on the right leaves room for the last number."""
-        return 0.0, 1.03 * max(self.last_step, 1.0)
 
 
 def write_report(folder: Path) -> Path:
@@ -114,40 +85,9 @@ def write_report(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def read_run(folder: Path) -> Run:
-    """Read what a run left behind."""
-    notes: list[str] = []
-    lines = _json_lines(folder / "metrics.jsonl", notes)
-    lines = [line for line in lines if _is_number(line.get("step"))]
-    names = sorted({name for line in lines for name in line} - {"step"})
-    series = {}
-    for name in names:
-        points = [
-            (line["step"], line[name]) for line in lines if _is_number(line.get(name)) and "step" in line
-        ]
-        if points:
-            steps, values = np.array(sorted(points, key=lambda point: point[0]), np.float64).T
-            series[name] = (steps, values)
-    alarms = _json_lines(folder / "alarms.jsonl", notes, needed=False)
-    unique = {(str(alarm.get("name")), alarm.get("step")): alarm for alarm in alarms}  # a resumed run repeats
-    summary, text = _read(folder / "summary.json", notes), _read(folder / "config.yaml", notes)
-    videos = sorted((folder / "videos").glob("*.gif"))
-    if not videos:
-        notes.append("There are no videos.")
-    return Run(
-        folder=folder,
-        series=series,
-        alarms=[alarm for alarm in unique.values() if all(_is_number(alarm.get(k)) for k in ALARM_NUMBERS)],
-        summary=_summary(summary, notes),
-        config=text,
-        videos=videos,
-        notes=notes,
-    )
-
-
-def judge_run(run: Run) -> tuple[Level, list[tuple[Level, str]]]:
+def judge_run(run: Run) -> tuple[Level, list[Reason]]:
     """Whether learned success is real success, and why: the worst reason decides."""
-    reasons: list[tuple[Level, str]] = []
+    reasons: list[Reason] = []
     agreement = run.end("reward/agreement")
     learned = any(name.startswith("reward/") for name in run.series)
     if not run.series:
@@ -158,11 +98,11 @@ def judge_run(run: Run) -> tuple[Level, list[tuple[Level, str]]]:
         reasons.append(("care", "The environment does not tell success: fires may be right or wrong."))
     else:
         words = f"At the end model and environment agree on {agreement:.1%} of the frames."
-        reasons.append((_grade(agreement >= GOOD_AGREEMENT, agreement >= MIN_AGREEMENT), words))
+        reasons.append((grade(agreement >= GOOD_AGREEMENT, agreement >= MIN_AGREEMENT), words))
     gap = run.end("monitor/success_gap")
     if not math.isnan(gap):
         words = f"The model alone calls {gap:.1%} of the last episodes a success."
-        reasons.append((_grade(gap <= GOOD_GAP, gap <= MAX_GAP), words))
+        reasons.append((grade(gap <= GOOD_GAP, gap <= MAX_GAP), words))
     if run.alarms:
         on = run.last("monitor/alarms_on")
         names = ", ".join(sorted({str(alarm.get("name")).replace("_", " ") for alarm in run.alarms}))
@@ -175,66 +115,46 @@ def judge_run(run: Run) -> tuple[Level, list[tuple[Level, str]]]:
         reasons.append(("care", "The run was not watched for reward hacking."))
     if run.summary.get("stopped"):
         reasons.append(("care", f"The run was stopped early: {run.summary['stopped']}."))
-    order: dict[Level, int] = {"bad": 0, "care": 1, "good": 2}
-    reasons.sort(key=lambda reason: order[reason[0]])
+    reasons = worst_first(reasons)
     return (reasons[0][0] if reasons else "care"), reasons
-
-
-def _grade(good: bool, usable: bool) -> Level:
-    return "good" if good else "care" if usable else "bad"
 
 
 def _page(run: Run) -> str:
     level, reasons = judge_run(run)
-    items = "".join(
-        f'<li class="{each}"><b aria-hidden="true">{MARKS[each]}</b> {escape(text)}</li>'
-        for each, text in reasons
-    )
     card = run.folder / "card.html"
     link = '<p><a href="card.html">The card of its reward model</a></p>' if card.is_file() else ""
     if not link:
         run.notes.append("There is no reward card (card.html) beside the report.")
     sections = [
-        f'<section id="verdict" class="{level}"><h2>{HEADLINES[level]}</h2><ul>{items}</ul></section>',
+        verdict_box(level, HEADLINES[level], reasons),
         _tiles(run),
-        _section("Rewards", _plot(run, "Rewards over the run", REWARD_CURVES, "mean per step")),
-        _section("Success", _plot(run, "Success over the run", SUCCESS_CURVES, "share", (0.0, 1.0))),
-        _section("Alarms", _alarms(run)),
-        _section("What the monitor saw", _monitor(run)),
-        _section("Sample episodes", _films(run)),
-        _section("Time", _times(run)),
-        _section("All metrics", _fold("Last value of each", _last_values(run))),
-        _section(
-            "Settings", _fold("config.yaml", f"<pre>{escape(run.config)}</pre>") if run.config else _none()
+        section("Rewards", _plot(run, "Rewards over the run", REWARD_CURVES, "mean per step")),
+        section("Success", _plot(run, "Success over the run", SUCCESS_CURVES, "share", (0.0, 1.0))),
+        section("Alarms", _alarms(run)),
+        section("What the monitor saw", _monitor(run)),
+        section("Sample episodes", _films(run)),
+        section("Time", _times(run)),
+        section("All metrics", fold("Last value of each", _last_values(run))),
+        section(
+            "Settings", fold("config.yaml", f"<pre>{escape(run.config)}</pre>") if run.config else _none()
         ),
     ]
     if run.notes:
         lines = "".join(f"<li>{escape(note)}</li>" for note in run.notes)
-        sections.append(_section("Left out", f'<ul class="note">{lines}</ul>'))
-    title = escape(f"Run {run.folder.resolve().name}")
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{PAGE_STYLE}{PLOT_STYLE}{REPORT_STYLE}</style></head><body><main>"
-        f"<header><h1>{title}</h1>{link}</header>{''.join(sections)}</main></body></html>\n"
-    )
+        sections.append(section("Left out", f'<ul class="note">{lines}</ul>'))
+    return document(f"Run {run.folder.resolve().name}", link, sections, REPORT_STYLE)
 
 
 def _tiles(run: Run) -> str:
     evaluated = run.last("eval/success_once")
     values = [
-        ("env success, evaluated", _percent(evaluated), "by the environment, never by the model"),
-        ("env success, training", _percent(run.end("env/success_once")), "at the end of the run"),
-        ("agreement", _percent(run.end("reward/agreement")), "frames that model and env judge alike"),
+        ("env success, evaluated", percent(evaluated), "by the environment, never by the model"),
+        ("env success, training", percent(run.end("env/success_once")), "at the end of the run"),
+        ("agreement", percent(run.end("reward/agreement")), "frames that model and env judge alike"),
         ("alarms", str(len(run.alarms)), "of the monitor"),
         ("env steps", f"{run.last_step:,.0f}", str(run.summary.get("algorithm", ""))),
     ]
-    cells = "".join(
-        f'<div class="tile"><div class="note">{escape(name)}</div><div class="big">{escape(value)}</div>'
-        f'<div class="note">{escape(more)}</div></div>'
-        for name, value, more in values
-    )
-    return f'<section id="numbers" class="tiles">{cells}</section>'
+    return tiles(values)
 
 
 def _plot(
@@ -279,7 +199,7 @@ def _alarms(run: Run) -> str:
     parts = []
     for alarm in run.alarms:
         name = str(alarm.get("name")).replace("_", " ")
-        value, limit = (_plain(alarm[key]) for key in ("value", "limit"))
+        value, limit = (plain(alarm[key]) for key in ("value", "limit"))
         pictures = [_picture(run, str(path)) for path in alarm.get("frames") or ()]
         strip = (
             f'<div class="strip">{"".join(pictures)}</div>' if pictures else '<p class="note">No frames.</p>'
@@ -341,39 +261,22 @@ def _films(run: Run) -> str:
 
 def _times(run: Run) -> str:
     rows = [
-        (name.removeprefix("time/").replace("_", " "), _plain(values.mean()), _plain(values[-1]))
+        (name.removeprefix("time/").replace("_", " "), plain(values.mean()), plain(values[-1]))
         for name, (_, values) in run.series.items()
         if name.startswith("time/")
     ]
-    if _is_number(run.summary.get("seconds")):
-        rows.append(("whole run, seconds", "", _plain(run.summary["seconds"])))
-    return _table(rows, ("", "mean", "last")) if rows else _none()
+    if is_number(run.summary.get("seconds")):
+        rows.append(("whole run, seconds", "", plain(run.summary["seconds"])))
+    return table(rows, ("", "mean", "last")) if rows else _none()
 
 
 def _last_values(run: Run) -> str:
-    rows = [(name, _plain(values[-1]), f"{len(steps):,}") for name, (steps, values) in run.series.items()]
-    return _table(rows, ("metric", "last", "points")) if rows else _none()
-
-
-def _section(heading: str, body: str) -> str:
-    return f"<section><h2>{escape(heading)}</h2>{body}</section>"
-
-
-def _fold(words: str, body: str) -> str:
-    return f"<details><summary>{escape(words)}</summary>{body}</details>"
+    rows = [(name, plain(values[-1]), f"{len(steps):,}") for name, (steps, values) in run.series.items()]
+    return table(rows, ("metric", "last", "points")) if rows else _none()
 
 
 def _none() -> str:
     return '<p class="note">Not there.</p>'
-
-
-def _table(rows: Sequence[tuple[str, ...]], names: tuple[str, ...]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(
-        f"<tr><th>{escape(first)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in rest)}</tr>"
-        for first, *rest in rows
-    )
-    return f'<div class="scroll"><table class="wide"><tr>{head}</tr>{body}</table></div>'
 
 
 def _span(values: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
@@ -386,53 +289,3 @@ def _span(values: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
 def _data_url(path: Path, kind: str) -> str:
     with storage_errors(path):
         return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
-
-
-def _read(path: Path, notes: list[str]) -> str:
-    if not path.is_file():
-        notes.append(f"There is no {path.name}.")
-        return ""
-    with storage_errors(path):
-        return path.read_text(encoding="utf-8", errors="replace")
-
-
-def _json_lines(path: Path, notes: list[str], *, needed: bool = True) -> list[dict[str, Any]]:
-    """The objects of a file with one on each line; lines that are none are told, not used."""
-    if not needed and not path.is_file():
-        return []
-    found, torn = [], 0
-    for line in _read(path, notes).splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            value = None
-        if isinstance(value, dict):
-            found.append(value)
-        else:
-            torn += 1
-    if torn:
-        notes.append(f"{torn} line(s) of {path.name} could not be read.")
-    return found
-
-
-def _summary(text: str, notes: list[str]) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        notes.append("summary.json could not be read.")
-        return {}
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _percent(value: float) -> str:
-    return "n/a" if math.isnan(value) else f"{100 * value:.3g}%"
-
-
-def _plain(value: Any) -> str:
-    return f"{float(value):,.4g}" if _is_number(value) or isinstance(value, np.floating) else "n/a"

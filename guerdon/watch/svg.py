@@ -1,4 +1,4 @@
-"""Small plots as inline SVG, and the style of the page around them: no scripts, no fonts, no files."""
+"""Small plots as inline SVG: no scripts, no fonts, no files."""
 
 from __future__ import annotations
 
@@ -9,45 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-PAGE_STYLE = """
-:root { color-scheme: light dark; --page: #f4f5f7; --card: #fff; --ink: #1c2128; --muted: #5c6670;
-  --line: #e3e6ea; --accent: #2563c9; --good: #1a7f37; --care: #9a6700; --bad: #c0262d; }
-@media (prefers-color-scheme: dark) { :root { --page: #0f1216; --card: #191e24; --ink: #e6e9ed;
-  --muted: #98a2ad; --line: #2c333b; --accent: #6aa2ff; --good: #3fb950; --care: #d9a526; --bad: #ff6b6b; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 860px; margin: 0 auto; padding: 16px; }
-h1 { font-size: 24px; margin: 8px 0 0; } h2 { font-size: 17px; margin: 0 0 8px; }
-h3 { font-size: 14px; margin: 18px 0 4px; }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 16px;
-  margin: 14px 0; }
-.note { color: var(--muted); font-size: 13px; margin: 0 0 8px; overflow-wrap: anywhere; }
-#verdict { border: 2px solid var(--tone); background: color-mix(in srgb, var(--tone) 10%, var(--card)); }
-#verdict h2 { font-size: 20px; line-height: 1.35; color: var(--tone); }
-#verdict ul { list-style: none; margin: 0; padding: 0; }
-#verdict li { padding: 3px 0 3px 26px; position: relative; }
-#verdict li b { color: var(--tone); position: absolute; left: 4px; }
-.good { --tone: var(--good); } .care { --tone: var(--care); } .bad { --tone: var(--bad); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)); gap: 14px; }
-.tile .note { margin: 0; font-size: 12px; } .big { font-size: 21px; font-weight: 650; line-height: 1.3; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(270px, 1fr)); gap: 16px;
-  align-items: center; }
-.strip { display: grid; grid-template-columns: repeat(8, 1fr); gap: 6px; margin-top: 6px; }
-figure { margin: 0; font-size: 11px; line-height: 1.3; color: var(--muted); }
-figure img { width: 100%; display: block; border-radius: 4px; border: 3px solid var(--tone); }
-figure b { color: var(--ink); } figure.success { --tone: var(--good); } figure.failure { --tone: var(--bad); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 13px; }
-th, td { text-align: left; padding: 4px 10px 4px 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; }
-th { font-weight: 500; color: var(--muted); } .facts th { width: 34%; min-width: 120px; }
-.facts td { overflow-wrap: anywhere; } .wide td { text-align: right; }
-.wide tr:first-child th + th { text-align: right; }
-@media (max-width: 560px) { .strip { grid-template-columns: repeat(4, 1fr); } main { padding: 8px; }
-  .tiles { grid-template-columns: 1fr 1fr; } section { padding: 12px; } }
-"""
-"""Colours, light and dark, and the layout of a page."""
 
 PLOT_STYLE = """
 svg.plot { width: 100%; height: auto; display: block; font: 11px system-ui, sans-serif; }

@@ -86,24 +86,34 @@ def test_episodes_of_all_environments_arrive_whole(delay):
 
 def test_a_slow_disk_makes_stepping_wait_instead_of_growing(monkeypatch):
     monkeypatch.setattr("guerdon.collect.recorder.POOL_BYTES", 0)  # one spare slot
-    gate = threading.Event()
+    gate, ended = threading.Event(), []
 
     class Slow(Memory):
         def add(self, episode):
-            gate.wait(10)
+            gate.wait()
             return super().add(episode)
+
+    def hand_on(episode, release):
+        ended.append(episode)
+        archive.add(episode, release)
 
     memory = Slow()
     archive = EpisodeArchive(memory)
-    recorder = EpisodeRecorder(2, archive.add, capacity=4)
+    recorder = EpisodeRecorder(2, hand_on, capacity=4)
     stepping = threading.Thread(target=run, args=(recorder, [[2] * 6, [2] * 6]))
     stepping.start()
-    stepping.join(0.3)
-    assert stepping.is_alive()  # waits for a slot
-    gate.set()
-    stepping.join(10)
+    try:
+        deadline = time.monotonic() + 60
+        while len(ended) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        stepping.join(0.3)
+        assert stepping.is_alive() and len(ended) == 2  # three slots, two of them with the writer: it waits
+        assert not memory.episodes
+    finally:
+        gate.set()
+        stepping.join(60)
     archive.close()
-    assert len(memory.episodes) == 12
+    assert len(memory.episodes) == len(ended) == 12
 
 
 def test_a_failing_write_stops_the_run_and_keeps_what_was_finished():

@@ -154,9 +154,9 @@ def test_calibration_is_fast_on_many_frames():
     rng = np.random.default_rng(5)
     true = rng.normal(0, 3, 100_000)
     labels, episode = episodes_by_truth(rng, true)
-    start = time.perf_counter()
+    start = time.process_time()  # other load does not count
     calibrate(true, labels, episode, seed=0)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize(

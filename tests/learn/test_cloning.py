@@ -18,7 +18,7 @@ from guerdon.learn.cloning import clone, demonstrations
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.policies import ActorCritic
 from guerdon.learn.ppo import PPO
-from guerdon.store import EpisodeStore, StoreWriter
+from guerdon.store import EpisodeStore, StoreWriter, convert
 from guerdon.types import Episode
 
 STATES = ObsSpec.of(TabletopVectorEnv(1).single_observation_space)
@@ -178,6 +178,17 @@ def test_without_an_initial_state_the_first_action_is_left_out(tmp_path: Path):
     assert actions[:, 0].tolist() == obs["state"][:, 0].tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("format", ["pkl-episode", "realworld-pkl"])
+def test_foreign_formats_are_cloned_like_native_ones(tmp_path: Path, format: str):
+    native = write(tmp_path / "native", episode(5), episode(3))
+    convert(native, tmp_path / "foreign", format)
+    for spec in (ObsSpec(state_size=4), ObsSpec(state_size=4, images=(("camera", (16, 16, 3)),))):
+        obs, actions = demonstrations(native, spec)
+        other, done = demonstrations(tmp_path / "foreign", spec)
+        assert torch.equal(actions, done) and obs.keys() == other.keys()
+        assert all(torch.equal(part, other[name]) for name, part in obs.items())
+
+
 @pytest.mark.parametrize(
     ("changes", "spec", "complaint"),
     [
@@ -185,6 +196,7 @@ def test_without_an_initial_state_the_first_action_is_left_out(tmp_path: Path):
         ({"actions": None}, ObsSpec(state_size=4), "no actions"),
         ({"states": None, "initial_state": None}, ObsSpec(state_size=4), "no states"),
         ({}, ObsSpec(state_size=7), "states of size 4, not 7"),
+        ({"initial_state": np.zeros(3, np.float32)}, ObsSpec(state_size=4), "states of size 3, not 4"),
         ({}, ObsSpec(state_size=4, images=(("wrist", (16, 16, 3)),)), "observes wrist"),
     ],
 )

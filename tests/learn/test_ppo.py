@@ -448,6 +448,32 @@ def test_collector_statistics_survive_saving():
     env.close()
 
 
+def test_a_rollout_knows_the_step_within_each_episode():
+    env = cartpoles(3)
+    ppo, collector = learner(env, CARTPOLE), RolloutCollector(env, 40)
+    collector.reset(0)
+    before = np.zeros(3, np.int64)
+    for _ in range(3):  # episodes go on from rollout to rollout
+        rollout = collector.collect(ppo)
+        for done, elapsed in zip(rollout.terminated | rollout.truncated, rollout.elapsed, strict=True):
+            assert elapsed.tolist() == before.tolist()
+            before = np.where(done.numpy(), 0, before + 1)
+    env.close()
+
+
+def test_returns_that_do_not_vary_leave_no_number_that_is_none():
+    env = cartpoles(2)
+    ppo, collector = learner(env, PPOConfig(num_steps=8, gamma=0.0)), RolloutCollector(env, 8)
+    collector.reset(0)
+    rollout = collector.collect(ppo)
+    told = ppo.update(rollout)
+    assert "explained_variance" not in told  # a reward of 1 at every step, and no future
+    rollout.update_rewards(torch.arange(16.0).reshape(8, 2))
+    told |= ppo.update(rollout)
+    assert told["explained_variance"] < 0.5 and np.isfinite(list(told.values())).all()
+    env.close()
+
+
 def test_unknown_action_spaces_are_refused():
     for space in (gym.spaces.MultiBinary(3), gym.spaces.Box(-1.0, 1.0, (2, 2))):
         with pytest.raises(ConfigError, match="actions"):
@@ -487,6 +513,7 @@ def test_the_reference_holds_the_policy_back(kind):
                     final_values=torch.zeros(16, 8),
                     last_values=torch.zeros(8),
                     success=flags,
+                    elapsed=torch.zeros(16, 8, dtype=torch.int64),
                 )
             )
         after = ppo.actor.heads(ppo.actor.prepare(flat))[0].detach()

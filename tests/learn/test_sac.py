@@ -12,10 +12,11 @@ from benchmarks.bench_offpolicy import Task, make, make_learner, make_replay, me
 from guerdon.collect.observations import with_final
 from guerdon.config import NetworkConfig, SACConfig
 from guerdon.errors import ConfigError, DataError
+from guerdon.learn.batches import TrainBatch
 from guerdon.learn.flat import BatchedMLP, FlatAdam
 from guerdon.learn.networks import ObsSpec
-from guerdon.learn.replay import TrainBatch
 from guerdon.learn.sac import SAC, shift_images
+from tests.learn.batches import random_batch
 
 SPEC = ObsSpec(state_size=5)
 SPACE = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
@@ -23,24 +24,9 @@ SMALL = NetworkConfig(hidden=(16, 16), activation="relu")
 
 
 def make_batch(count: int = 32, seed: int = 0, images: bool = False) -> TrainBatch:
-    generator = torch.Generator().manual_seed(seed)
-
-    def obs() -> dict[str, torch.Tensor]:
-        parts = {"state": torch.randn(count, 5, generator=generator)}
-        if images:
-            shape = (count, 16, 16, 3)
-            parts["front"] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-        return parts
-
     low, high = torch.from_numpy(SPACE.low), torch.from_numpy(SPACE.high)
-    return TrainBatch(
-        obs=obs(),
-        next_obs=obs(),
-        actions=low + (high - low) * torch.rand(count, 2, generator=generator),
-        training_rewards=torch.randn(count, generator=generator),
-        not_terminated=(torch.rand(count, generator=generator) > 0.3).float(),
-        discount=torch.full((count,), 0.9),
-    )
+    actions = low + (high - low) * torch.rand(count, 2, generator=torch.Generator().manual_seed(seed))
+    return random_batch(actions, seed, images=images, discount=0.9)
 
 
 def plain_forward(net: BatchedMLP, flat: torch.Tensor, inputs: torch.Tensor, cfg: NetworkConfig):

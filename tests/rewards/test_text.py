@@ -1,13 +1,17 @@
 """Rewards by rule on text: right answers count, wrong ones do not, and nothing hangs or raises."""
 
 import logging
+import os
 import pickle
+import resource
+import signal
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from guerdon.config import RewardConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.rewards import (
     CombinedTextReward,
@@ -18,6 +22,7 @@ from guerdon.rewards import (
     create_text_reward,
 )
 from guerdon.rewards.deadline import DeadlineChecks
+from guerdon.serve import RewardWorker
 
 THOUGHT = "<think>one and one</think>\n<answer>2</answer>"
 
@@ -122,11 +127,11 @@ def test_format(text, strict, loose):
 
 
 def test_an_enormous_text_takes_no_time():
-    started = time.perf_counter()
+    started = time.process_time()  # other load does not count
     texts = ["<think>" * 2_000_000, "<think>" * 14_000]
     assert not FormatReward()(texts, ["", ""]).any()
     assert not ExactMatchReward(ignore_articles=True)(texts, ["a", "a"]).any()
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_regular_expressions():
@@ -139,9 +144,27 @@ def test_regular_expressions():
 
 def test_a_catastrophic_expression_ends_in_time():
     rule = RegexReward(pattern=r"(a+)+$", seconds=0.5)
-    started = time.perf_counter()
+    started, spent = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     assert rule(["aaa", "a" * 60 + "b", "aa"], [""] * 3).tolist() == [1, 0, 1]
     assert time.perf_counter() - started < 20
+    rule._checks.close()
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - spent
+    assert 0.4 < spent < 2  # with two starts of the process
+
+
+def test_a_machine_with_other_work_to_do_costs_no_score():
+    rule = RegexReward(pattern=r"(a+)+$|b", seconds=1.0)
+    assert rule(["b"], [""]).tolist() == [1]
+    child, found = rule._checks._child, []
+    thread = threading.Thread(target=lambda: found.append(rule(["a" * 20 + "b"], [""]).tolist()))
+    thread.start()
+    for _ in range(4):  # held up in the middle of its work, for longer than it may compute
+        os.kill(child.pid, signal.SIGSTOP)
+        time.sleep(0.5)
+        os.kill(child.pid, signal.SIGCONT)
+        time.sleep(0.01)
+    thread.join(60)
+    assert found == [[1.0]] and rule._checks._child is child
 
 
 def test_the_weighted_sum_of_rules():
@@ -210,3 +233,25 @@ def test_checks_survive_copying_and_closing():
     copy = pickle.loads(pickle.dumps(checks))
     checks.close()
     assert checks.run([("b", "")]) == copy.run([("b", "")]) == [True]
+
+
+# The worker of a text task
+
+
+def test_the_reward_worker_judges_text_by_rules():
+    rules = {"name": "combined", "rules": ["exact_match", {"name": "regex", "pattern": "^4", "weight": 0.5}]}
+    worker = RewardWorker(RewardConfig(text=rules), task_type="text")
+    with pytest.raises(ConfigError, match=r"call init_worker\(\) first"):
+        worker.compute_rewards(["4"], ["4"])
+    worker.init_worker()
+    rewards = worker.compute_rewards(["4", "42", "5"], ["4", "4", "5"])
+    assert rewards.dtype == np.float32 and rewards.tolist() == [1.5, 0.5, 1.0]
+    with pytest.raises(DataError, match="need a reference"):
+        worker.compute_rewards(["4"])
+    with pytest.raises(ConfigError, match="has no image reward worker"):
+        worker.compute_batch_rewards({"base_camera": np.zeros((1, 8, 8, 3), np.uint8)})
+
+
+def test_a_learned_model_for_text_is_not_supported():
+    with pytest.raises(ConfigError, match=r"not supported for text tasks.*reward\.text"):
+        RewardWorker(RewardConfig(use_reward_model=True), task_type="text")

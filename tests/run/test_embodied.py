@@ -1,8 +1,5 @@
 """Stage 3: the learned reward on its way into the policy, what is left behind, and what is refused."""
 
-import json
-import logging
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,34 +7,18 @@ import pytest
 import torch
 
 from guerdon.cli import main
-from guerdon.collect.run import collect
-from guerdon.config import CollectConfig, EnvConfig, load_config
+from guerdon.config import load_config
 from guerdon.errors import ConfigError, DataError
+from guerdon.learn.ppo import PPO
 from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.offpolicy import OffPolicyLoop
 from guerdon.run.onpolicy import OnPolicyLoop
 from guerdon.run.train import evaluate_checkpoint, train
+from guerdon.run.workers import Actor
 from guerdon.serve.relabel import training_rewards
 from guerdon.store import inspect
 from guerdon.watch.reaches import RewardPathError
-
-SAC = [
-    "learner.algorithm=sac",
-    "learner.sac.learning_starts=200",
-    "learner.sac.batch_size=32",
-    "learner.sac.updates_per_step=0.1",
-    "learner.sac.buffer_size=2000",
-    "learner.total_steps=1600",
-    "learner.save_interval=1024",
-]
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_times(entry):
-    return {name: value for name, value in entry.items() if not name.startswith("time/")}
+from tests.run.short_runs import SAC, lines, run_with, without_times
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
@@ -138,22 +119,20 @@ def test_env_rewards_stay_beside_the_training_rewards(settings, tmp_path):
 # The check that the reward reaches the loss
 
 
-def run_with(settings, tmp_path, more=()):
-    (tmp_path / "run").mkdir(exist_ok=True)
-    return EmbodiedRunner(load_config("train", [*settings, *more]), tmp_path / "run").run()
-
-
 def test_advantages_from_before_relabelling_are_caught(settings, tmp_path, monkeypatch):
-    real = OnPolicyLoop._apply_reward_model
+    """The fault where others have it: advantages are made as the rollout arrives, and used for the update."""
+    receive, advantages, updated = Actor.receive, PPO.advantages, []
 
-    def too_early(self):
-        advantages = self.actor.objective()
-        self.actor.objective = lambda: advantages
-        return real(self)
+    def too_early(self, rollout):
+        receive(self, rollout)
+        self.learner.cached = advantages(self.learner, rollout)
 
-    monkeypatch.setattr(OnPolicyLoop, "_apply_reward_model", too_early)
+    monkeypatch.setattr(Actor, "receive", too_early)
+    monkeypatch.setattr(PPO, "advantages", lambda self, rollout: self.cached)
+    monkeypatch.setattr(PPO, "update", lambda self, rollout, progress=0.0: updated.append(progress))
     with pytest.raises(RewardPathError, match="what the policy is trained on does not"):
         run_with(settings, tmp_path)
+    assert updated == []  # refused before the first update
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
@@ -168,6 +147,18 @@ def test_a_dropped_verdict_is_caught(settings, tmp_path, monkeypatch, algorithm)
         monkeypatch.setattr(OffPolicyLoop, "_relabel", lambda self, batch, prob: batch.env_rewards.numpy())
     with pytest.raises(RewardPathError, match="the verdict is dropped on the way"):
         run_with(settings, tmp_path, SAC if algorithm == "sac" else ())
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_the_path_is_checked_again_when_a_run_is_resumed(settings, tmp_path, monkeypatch, algorithm):
+    more = SAC if algorithm == "sac" else []
+    folder, _ = train(load_config("train", [*settings, *more]))
+    steps = sorted(int(item.name[5:]) for item in (folder / "checkpoints").iterdir())
+    more = [*more, f"runner.resume_dir={folder / 'checkpoints' / f'step_{steps[0]}'}"]
+    for loop in (OnPolicyLoop, OffPolicyLoop):
+        monkeypatch.setattr(loop, "_relabel", lambda *args: np.zeros_like(args[-1]))
+    with pytest.raises(RewardPathError, match="the verdict is dropped on the way"):
+        run_with(settings, tmp_path, more)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
@@ -333,29 +324,3 @@ def test_exact_seeding(settings, tmp_path):
         folder, _ = train(load_config("train", [*settings, f"runner.logger.log_path={tmp_path / name}"]))
         curves.append([without_times(entry) for entry in lines(folder)])
     assert curves[0] == curves[1]
-
-
-def test_sac_starts_warm_and_with_prior_data(settings, tmp_path, caplog):
-    caplog.set_level(logging.INFO, "guerdon")
-    data = tmp_path / "data"
-    env = EnvConfig(num_envs=8, init_params={"image_size": [24, 24]})
-    demos = CollectConfig(
-        save_dir=str(data), policy="scripted", policy_noise=0.1, target_success=20, target_failure=0
-    )
-    assert collect(env, demos, seed=0).complete
-    longer = [item for item in settings if "max_episode_steps" not in item]
-    prior = [
-        f"learner.warm_start.data={data}",
-        "learner.warm_start.epochs=150",
-        "learner.sac.learning_starts=1500",  # a few updates: there is nothing to learn from this reward
-        "learner.sac.actor_lr=1e-3",
-        f"learner.sac.prior_data={data}",
-        "learner.sac.num_critics=4",
-        "learner.sac.bc_coef=0.5",
-        "learner.network.hidden=[64,64]",
-        "learner.network.activation=relu",
-    ]
-    run_with(longer, tmp_path, [*SAC, *prior])
-    told = re.search(r"warm start: 1000 demonstrated actions, loss (\S+) to (\S+)", caplog.text)
-    assert float(told[2]) < 0.3 * float(told[1])
-    assert any("train/critic_loss" in entry for entry in lines(tmp_path / "run"))

@@ -14,7 +14,8 @@ from guerdon.datasets.audit import AuditReport, Finding
 from guerdon.fit.calibrate import calibrate
 from guerdon.fit.metrics import Scores, summarize
 from guerdon.fit.threshold import choose_threshold
-from guerdon.watch.card import CardInputs, judge, sample_episodes, write_card
+from guerdon.watch.card import sample_episodes, write_card
+from guerdon.watch.verdict import CardInputs, judge
 from tests.browser import dump_dom, screenshot
 
 SECTIONS = [

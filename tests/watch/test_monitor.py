@@ -120,6 +120,17 @@ def test_a_cheat_that_spreads_is_found_soon(tmp_path):
         assert monitor.metrics()["monitor/alarms_on"] == 2.0
 
 
+def test_disagreement_is_judged_on_enough_episodes_that_fire(tmp_path):
+    """One in five episodes fires: 20 of them take a hundred."""
+    monitor, first = make(tmp_path), {}
+    for number, batch in enumerate(stream(0, 12, success=0.2, wrong=0.0)):
+        monitor.observe(number, batch)
+        for name in monitor.metrics():
+            first.setdefault(name, number)
+    assert first["monitor/success_gap"] <= 1  # 20 episodes end in each batch
+    assert 3 <= first["monitor/disagreement"] <= 8
+
+
 def test_early_fires_drift_and_disagreement_have_their_own_alarms(tmp_path):
     early = watch(make(tmp_path), stream(0, 20, wrong=0.0, cheat=lambda n: 0.6, cheat_from=3))
     assert "early_fires" in {alarm.name for _, alarm in early}

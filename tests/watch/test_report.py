@@ -11,7 +11,8 @@ from PIL import Image
 
 from guerdon.datasets.pictures import save_picture
 from guerdon.errors import DataError
-from guerdon.watch.report import HEADLINES, judge_run, read_run, write_report
+from guerdon.watch.report import HEADLINES, judge_run, write_report
+from guerdon.watch.run_files import read_run
 from guerdon.watch.video import write_video
 from tests.browser import dump_dom, screenshot
 from tests.watch.test_card import Outline

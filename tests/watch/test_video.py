@@ -34,9 +34,9 @@ def near(pictures, colour, margin=14):
 def episode(tmp_path_factory):
     prob = np.linspace(0.05, 0.95, 50).astype(np.float32)
     path = tmp_path_factory.mktemp("video") / "new" / "episode.gif"
-    started = time.perf_counter()
+    started = time.process_time()  # other load does not count
     assert write_video(path, frames(), prob, 0.5, np.arange(50) >= 40, fps=20) == path
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     return path, seconds
 
 
