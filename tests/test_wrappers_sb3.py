@@ -88,6 +88,18 @@ def test_standalone_ends_single_episodes(kind):
     venv.close()
 
 
+@pytest.mark.parametrize("kind", VENVS)
+def test_success_in_the_last_step_is_no_time_limit(kind):
+    """Otherwise the value of a state behind the end would be learned."""
+    venv = LearnedRewardVecEnv(VENVS[kind](), Reader(**ending_from(83)))
+    venv.reset()
+    for _ in range(LENGTH):
+        _, training, done, infos = venv.step(actions(2))
+    assert (done.tolist(), training.tolist()) == ([True, True], [0, 1])
+    assert [info["TimeLimit.truncated"] for info in infos] == [True, False]
+    venv.close()
+
+
 def test_the_adapter_seeds_and_shows_the_final_frames_of_tabletop():
     moves = np.random.default_rng(1).uniform(-1, 1, (4, 3, 4)).astype(np.float32)
     adapter = GymVectorToSB3(TabletopVectorEnv(3, autoreset_mode="SameStep", max_episode_steps=4))

@@ -1,6 +1,7 @@
 """SAC: written-out gradients against autograd, targets against the formula, and that it learns."""
 
 import copy
+import math
 from dataclasses import replace
 
 import gymnasium as gym
@@ -148,6 +149,50 @@ def test_targets_follow_the_formula(entropy_in_backup):
     torch.testing.assert_close(targets, expected)
     ended = batch.not_terminated == 0
     assert ended.any() and torch.equal(targets[ended], batch.training_rewards[ended])
+
+
+def test_target_critics_follow_slowly():
+    sac = SAC(SPEC, SPACE, SACConfig(tau=0.1), SMALL, seed=0)
+    for seed in range(3):
+        before = sac.target_critics.flat.clone()
+        sac.update(make_batch(seed=seed))
+        torch.testing.assert_close(sac.target_critics.flat, 0.9 * before + 0.1 * sac.critics.flat)
+
+
+def test_the_policy_waits_for_its_turn_and_the_critics_do_not():
+    sac = SAC(SPEC, SPACE, SACConfig(actor_every=3), SMALL, seed=0)
+    for step in range(7):
+        actor, critics = sac.actor.flat.clone(), sac.critics.flat.clone()
+        metrics = sac.update(make_batch(seed=step))
+        assert torch.equal(sac.actor.flat, actor) == (step % 3 != 0) == ("actor_loss" not in metrics)
+        assert not torch.equal(sac.critics.flat, critics)
+
+
+@pytest.mark.parametrize(("target", "sign"), [(50.0, 1), (-50.0, -1), (None, -1)])
+def test_the_temperature_rises_while_there_is_too_little_entropy(target, sign):
+    cfg = SACConfig(target_entropy=target, alpha_lr=0.01)
+    sac, fixed = (SAC(SPEC, SPACE, each, SMALL, seed=0) for each in (cfg, replace(cfg, learn_alpha=False)))
+    for learner in (sac, fixed):
+        for step in range(5):
+            entropy = learner.update(make_batch(seed=step))["entropy"]
+    assert (entropy < (-2.0 if target is None else target)) == (sign > 0)  # two actions: -2 by default
+    start = math.log(cfg.initial_alpha)
+    assert sac.log_alpha.item() == pytest.approx(start + sign * 0.05, abs=0.01)
+    assert fixed.log_alpha.item() == pytest.approx(start)
+    assert sac._target_entropy == (-2.0 if target is None else target)
+
+
+def test_what_is_seen_now_and_next_is_shifted_and_the_policy_has_no_layer_norm(monkeypatch):
+    spec = ObsSpec(state_size=5, images=(("front", (16, 16, 3)),))
+    network = NetworkConfig(hidden=(16,), layer_norm=True, image_features=8)
+    sac, batch = SAC(spec, SPACE, SACConfig(image_shift=2), network, seed=0), make_batch(images=True)
+    seen, real = [], sac.encoder.forward
+    monkeypatch.setattr(sac.encoder, "forward", lambda obs: seen.append(obs) or real(obs))
+    sac.update(batch)
+    for shown, given in zip(seen, (batch.next_obs, batch.obs), strict=True):
+        moved = (shown["front"] != given["front"]).flatten(1).any(1)
+        assert moved.float().mean() > 0.8 and torch.equal(shown["state"], given["state"])
+    assert sac.critics._normed and not sac.actor._normed
 
 
 def test_the_minimum_is_over_a_subset_that_changes():
