@@ -14,15 +14,15 @@ from guerdon.datasets.frames import open_store
 from guerdon.errors import DataError
 from guerdon.learn.networks import STATE, ObsSpec
 from guerdon.learn.replay import ReplayBuffer
+from guerdon.run.reward_group import RewardGroup
 from guerdon.serve.relabel import judged_frames
-from guerdon.serve.worker import ImageRewardWorker
 from guerdon.types import Episode, display_path
 
 
 def fill_with_demonstrations(
     path: Path,
     spec: ObsSpec,
-    reward_worker: ImageRewardWorker | None,
+    rewards: RewardGroup | None,
     cfg: RewardConfig,
     make_replay: Callable[[int, int, int], ReplayBuffer],
     seed: int,
@@ -32,7 +32,7 @@ def fill_with_demonstrations(
     Args:
         path: a data set in any format that keeps states and actions.
         spec: what the policy observes.
-        reward_worker: judges the frames, as it does those of the run.
+        rewards: judge the frames, as they do those of the run.
         cfg: the `reward` section.
         make_replay: (num_envs, capacity, seed) -> a buffer like the run's own.
         seed: of sampling.
@@ -45,7 +45,7 @@ def fill_with_demonstrations(
         steps = int(sum(store.starts[n + 1] - store.starts[n] for n in wanted))
         replay = make_replay(1, steps, seed)
         for number in wanted:
-            _add(replay, store.read_episode(number), spec, reward_worker, cfg, path)
+            _add(replay, store.read_episode(number), spec, rewards, cfg, path)
     return replay
 
 
@@ -53,7 +53,7 @@ def _add(
     replay: ReplayBuffer,
     episode: Episode,
     spec: ObsSpec,
-    reward_worker: ImageRewardWorker | None,
+    rewards: RewardGroup | None,
     cfg: RewardConfig,
     path: Path,
 ) -> None:
@@ -81,11 +81,11 @@ def _add(
     done[-1] = True
     env_rewards = np.zeros(count, np.float32) if episode.env_rewards is None else episode.env_rewards
     extras: dict[str, Any] = {}
-    if reward_worker is not None:
+    if rewards is not None:
         judged = judged_frames(done, cfg)
-        frames = {name: np.asarray(episode.frames[name]) for name in reward_worker.manager.image_keys}
+        frames = {name: np.asarray(episode.frames[name]) for name in rewards.facts.image_keys}
         extras["prob_success"] = np.full(count, np.nan, np.float32)
-        extras["prob_success"][judged] = reward_worker.judge(
+        extras["prob_success"][judged] = rewards.judge(
             {name: images[judged] for name, images in frames.items()}
         ).prob_success
         if cfg.relabel_at == "sampling":
