@@ -94,7 +94,7 @@ class EnvConfig:
     """`env.train` and `env.eval`: one set of parallel environments."""
 
     id: str = "guerdon/Tabletop-v0"
-    """Gymnasium id."""
+    """Gymnasium id; `module:id` imports the module that registers it."""
     num_envs: PositiveInt = 1
     """Environments in parallel."""
     max_episode_steps: PositiveInt | None = None

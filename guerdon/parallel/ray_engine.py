@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +20,7 @@ from typing import Any
 
 from guerdon.config import ClusterConfig
 from guerdon.errors import ClusterError, ConfigError, GuerdonError, WorkerError, WorkerLostError
+from guerdon.parallel import guardian
 from guerdon.parallel.engine import Engine, Group, Handle, Pending, WorkerSpec
 from guerdon.parallel.placement import Node, Plan, Slot, make_plan, order_nodes, own_rollout_group
 
@@ -111,7 +112,7 @@ def _readable(error: RayError, role: str, rank: int) -> GuerdonError:
 
 
 def _trace(error: RayError) -> Exception:
-    return RemoteTraceback(error.traceback_str) if isinstance(error, RayTaskError) else error
+    return RemoteTraceback(str(error)) if isinstance(error, RayTaskError) else error
 
 
 class RayHandle(Handle):
@@ -213,14 +214,15 @@ class RayEngine(Engine):
         """Connect and plan; a placement that cannot be satisfied is refused here."""
         super().__init__()
         self.cfg = cfg
-        self._temporary: Path | None = None
-        self._owns = self._connect()
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._owns = False
         self.groups: list[RayGroup] = []
         self._slots: dict[Slot, PlacementGroup] = {}
+        self._order: list[str] = []
         try:
-            self._order: list[str] = []
+            self._owns = self._connect()
             self._plan_now()
-        except GuerdonError:
+        except BaseException:
             self.close()
             raise
 
@@ -244,9 +246,22 @@ class RayEngine(Engine):
                 reason = str(error).strip().splitlines()[0]
                 raise ClusterError(f"there is no Ray cluster at {address!r}: {reason}") from error
             return True
-        self._temporary = Path(tempfile.mkdtemp(prefix="guerdon-ray-", dir=_short_temporary()))
-        ray.init(include_dashboard=False, _temp_dir=str(self._temporary), **shared)
+        self._start_cluster(shared)
         return True
+
+    def _start_cluster(self, shared: dict[str, Any]) -> None:
+        """A cluster on this machine, with a guardian that clears up if we are killed."""
+        folder = tempfile.mkdtemp(prefix="guerdon-ray-", dir=_short_temporary())
+        self._guardian = subprocess.Popen(
+            [sys.executable, guardian.__file__, folder, folder],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is not for it
+        )
+        os.environ[guardian.VARIABLE] = folder  # what the cluster starts inherits it
+        try:
+            ray.init(include_dashboard=False, _temp_dir=folder, **shared)
+        finally:
+            del os.environ[guardian.VARIABLE]
 
     def nodes(self) -> list[Node]:
         """The machines that are alive, in the order of their slots."""
@@ -339,8 +354,15 @@ class RayEngine(Engine):
 
     def close(self) -> None:
         """Kill the actors, give the slots back, shut down what is ours."""
-        if not ray.is_initialized():
-            return
+        if ray.is_initialized():
+            self._release()
+        if self._guardian is not None:
+            assert self._guardian.stdin is not None
+            self._guardian.stdin.close()  # it removes what is left
+            self._guardian.wait()
+            self._guardian = None
+
+    def _release(self) -> None:
         with contextlib.suppress(RayError):  # the cluster may be what broke
             for group in self.groups:
                 group.close()
@@ -349,9 +371,6 @@ class RayEngine(Engine):
         self.groups, self._slots = [], {}
         if self._owns:
             ray.shutdown()
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            self._temporary = None
 
 
 def _short_temporary() -> str | None:

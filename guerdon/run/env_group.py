@@ -7,6 +7,7 @@ have delivered is kept. So no episode is counted twice, and none that was delive
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -84,7 +85,7 @@ class EnvGroup:
         self._engine, self._seed = engine, seed
         self.group = engine.group("env", specs)
         self.rollout_group: Group | None = None
-        self.facts: EnvFacts = self.group.submit(0, "describe").result()
+        self.facts: EnvFacts = copy.deepcopy(self.group.submit(0, "describe").result())
         self.rollouts_lost = 0
         self.begun_anew: list[slice] = []
         """Environments whose episodes were cut off by a lost worker since the last rollout or step."""
@@ -268,7 +269,8 @@ class EnvGroup:
         """The steps of all workers side by side."""
         steps = [self._taken[rank] for rank in range(self.group.size)]
         if len(steps) == 1:
-            return steps[0]
+            one = steps[0]
+            return replace(one, obs=_side_by_side([one.obs]), reached=_side_by_side([one.reached]))
         names = ("env_rewards", "terminated", "truncated", "success")
         rows = [item.rows + start for item, (start, _) in zip(steps, self.parts, strict=True)]
         judged = [item.frames for item in steps if item.frames]
