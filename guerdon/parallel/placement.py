@@ -77,7 +77,9 @@ def make_plan(cfg: ClusterConfig, nodes: Sequence[Node]) -> Plan:
         plan["rollout"] = _slots("rollout", entries["rollout"], cfg, nodes)
     else:
         plan["rollout"] = list(plan["env"])
-    others = {slot for name in ("actor", "env", "rollout") for slot in plan[name]}
+    # A document gives the policy `0-0` and the reward worker `0-1` and says that this is GPU 1, "avoiding
+    # memory conflicts": of a range that overlaps with others', reward workers take what is theirs alone.
+    others = {slot for name in ("actor", "env", "rollout") if name in entries for slot in plan[name]}
     own = [slot for slot in plan["reward"] if slot not in others]
     if own and _devices(entries.get("reward")) is not None:
         plan["reward"] = own

@@ -230,9 +230,10 @@ class RayEngine(Engine):
 
     def _connect(self) -> bool:
         """Join a cluster or start one; returns whether it is ours to shut down."""
+        debug = log.isEnabledFor(logging.DEBUG)
+        _print_to_stderr(debug)
         if ray.is_initialized():
             return False
-        debug = log.isEnabledFor(logging.DEBUG)
         shared: dict[str, Any] = {
             "log_to_driver": debug,
             "logging_level": logging.INFO if debug else logging.ERROR,
@@ -373,6 +374,23 @@ class RayEngine(Engine):
             ray.shutdown()
 
 
+def _print_to_stderr(debug: bool) -> None:
+    """Keep what Ray prints (deaths of workers, their output) off stdout, where our results go.
+
+    Ray has no setting for it: `log_to_driver=False` leaves out the workers' output, but not the deaths. What
+    we know of them is logged anyway, so that they are shown with `--debug` alone.
+    """
+    real = ray._private.worker.print_worker_logs
+    real = getattr(real, "guerdon_real", real)
+
+    def printed(data: dict[str, Any], print_file: Any, ignore_prefix: bool = False) -> None:
+        if debug:
+            real(data, sys.stderr, ignore_prefix)
+
+    printed.guerdon_real = real  # type: ignore[attr-defined]
+    ray._private.worker.print_worker_logs = printed
+
+
 def _short_temporary() -> str | None:
     """A place for sockets, whose paths must be short; None for the system's own."""
     return "/tmp" if len(tempfile.gettempdir()) > 20 and Path("/tmp").is_dir() else None
@@ -386,7 +404,7 @@ def ray_works(seconds: float = 60.0) -> tuple[bool, str]:
         answer = group.submit(0, "double", 21).result(seconds)
         nodes = engine.nodes()
         listed = ", ".join(f"{node.name} ({node.offers})" for node in nodes)
-        return answer == 42, f"{ray.__version__}, answers; {listed}"
+        return answer == 42, f"a worker answers on {listed}"
     finally:
         engine.close()
 
