@@ -21,3 +21,22 @@ class UnsafeDataError(DataError):
 
 class StorageError(GuerdonError):
     """Writing failed (full disk, missing permission); what was finished before is safe."""
+
+
+class WorkerError(GuerdonError):
+    """A worker failed in its own code; the message names it, the cause holds the remote traceback."""
+
+
+class WorkerLostError(GuerdonError):
+    """A worker's process has gone or does not answer."""
+
+    def __init__(self, role: str, rank: int, reason: str) -> None:
+        super().__init__(role, rank, reason)
+        self.role, self.rank, self.reason = role, rank, reason
+
+    def __str__(self) -> str:
+        return f"{self.role} worker {self.rank} is lost: {self.reason}"
+
+
+class ClusterError(GuerdonError):
+    """The machines that are there cannot do what the settings ask for."""

@@ -79,10 +79,12 @@ class NodeGroupConfig:
 class ClusterConfig:
     """`cluster`: machines, and which part runs where (`engine: ray`)."""
 
+    address: str | None = None
+    """A Ray cluster to join, `auto` for the one on this machine; null: `RAY_ADDRESS`, else one of our own."""
     num_nodes: PositiveInt = 1
-    """Machines to wait for."""
+    """Machines to use; the cluster must have so many."""
     component_placement: dict[str, str | int | PlacementConfig] = field(default_factory=dict)
-    """Component (`actor`, `env`, `rollout`, `reward`) to devices: `all`, `0-0`, `0-3`."""
+    """Component (`actor`, `env`, `rollout`, `reward`) to devices: `all`, `0-0`, `0-3`; a worker on each."""
     node_groups: tuple[NodeGroupConfig, ...] = ()
     """Machines that differ from the others."""
 
@@ -92,7 +94,7 @@ class EnvConfig:
     """`env.train` and `env.eval`: one set of parallel environments."""
 
     id: str = "guerdon/Tabletop-v0"
-    """Gymnasium id."""
+    """Gymnasium id; `module:id` imports the module that registers it."""
     num_envs: PositiveInt = 1
     """Environments in parallel."""
     max_episode_steps: PositiveInt | None = None

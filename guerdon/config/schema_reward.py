@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from guerdon.config.limits import Fraction, ImageSize, NonNegativeInt, PositiveInt
+from guerdon.config.limits import Fraction, ImageSize, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +96,8 @@ class RewardConfig:
     """Divide learned rewards by their running deviation, which is saved with the policy."""
     relabel_at: Literal["insertion", "sampling"] = "insertion"
     """Off-policy: judge a frame once when it is stored, or each time it is drawn (keeps the frames)."""
+    timeout_seconds: PositiveFloat = 60.0
+    """With `engine: ray`, a reward worker that gives no answer for so long is replaced."""
     standalone: bool = False
     """The model's success ends the episode (robots)."""
     text: dict[str, Any] = field(default_factory=dict)

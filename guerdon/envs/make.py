@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from difflib import get_close_matches
 from typing import Any
 
@@ -23,7 +24,15 @@ def make_vector_env(
             `render()` alone; those get `NEXT_STEP` instead, in which every frame can be seen.
         keep_final_frame: False keeps to `autoreset_mode` whatever becomes of that frame.
     """
-    spec = gym.registry.get(cfg.id)
+    module, _, name = cfg.id.rpartition(":")
+    if module:  # Gymnasium's way to name an environment that is registered when a module is imported
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ConfigError(
+                f"the module of the environment {cfg.id!r} cannot be imported: {error}"
+            ) from error
+    spec = gym.registry.get(name)
     if spec is None:
         near = get_close_matches(cfg.id, list(gym.registry), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

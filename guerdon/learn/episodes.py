@@ -42,6 +42,10 @@ class EpisodeTracker:
         self._num_envs = num_envs
         self.reset()
 
+    def cut(self, envs: slice) -> None:
+        """Forget the running episodes of some environments."""
+        self.lengths[envs], self._returns[envs], self._succeeded[envs] = 0, 0.0, False
+
     def reset(self) -> None:
         """Forget the running episodes."""
         self.lengths: IntArray = np.zeros(self._num_envs, np.int64)

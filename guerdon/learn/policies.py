@@ -26,6 +26,18 @@ from guerdon.learn.networks import STATE, Obs, ObsEncoder, ObsSpec, RunningNorm,
 Heads: TypeAlias = tuple[Tensor, ...]
 """What decides a distribution: (mean [N, A], log_std [A]) or (logits [N, K],)."""
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+Share: TypeAlias = tuple[int, int, int]
+"""(start, stop, total): these rows of a batch of `total`, whose other rows are drawn elsewhere."""
+
+
+def _drawn(draw: Callable[[tuple[int, ...]], Tensor], shape: tuple[int, ...], share: Share | None) -> Tensor:
+    """Random numbers of `shape`. With a share, those of the whole batch are drawn and its rows are taken, so
+    that what a row gets, and how far the generator moves, does not depend on how the batch is divided.
+    """  # noqa: D205
+    if share is None:
+        return draw(shape)
+    start, stop, total = share
+    return draw((total, *shape[1:]))[start:stop]
 
 
 class Gaussian:
@@ -37,10 +49,13 @@ class Gaussian:
         self.size = space.shape[0]
         self._low, self._high, self._dtype = space.low, space.high, space.dtype
 
-    def sample(self, heads: Heads, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, heads: Heads, generator: torch.Generator, share: Share | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Actions [N, A] drawn with the generator's (CPU) randomness, and their log-probabilities [N]."""
         mean, log_std = heads
-        noise = torch.randn(mean.shape, generator=generator).to(mean.device)
+        noise = _drawn(lambda shape: torch.randn(shape, generator=generator), mean.shape, share)
+        noise = noise.to(mean.device)
         log_probs = noise.square().sum(-1).mul_(-0.5) - (log_std.sum() + self.size * _HALF_LOG_2PI)
         return torch.addcmul(mean, noise, log_std.exp()), log_probs
 
@@ -88,11 +103,15 @@ class Categorical:
         self.size = int(space.n)
         self._start = int(space.start)
 
-    def sample(self, heads: Heads, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, heads: Heads, generator: torch.Generator, share: Share | None = None
+    ) -> tuple[Tensor, Tensor]:
         """By a race of exponential clocks: the first one to ring is action k with probability p_k."""
         log_probs = heads[0].log_softmax(-1)
-        clocks = torch.empty(log_probs.shape).exponential_(generator=generator).log_().to(log_probs.device)
-        actions = (log_probs - clocks).argmax(-1)
+        clocks = _drawn(
+            lambda shape: torch.empty(shape).exponential_(generator=generator), log_probs.shape, share
+        )
+        actions = (log_probs - clocks.log().to(log_probs.device)).argmax(-1)
         return actions, log_probs.gather(-1, actions[:, None])[:, 0]
 
     def mode(self, heads: Heads) -> Tensor:

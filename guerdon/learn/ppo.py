@@ -20,7 +20,7 @@ from guerdon.errors import DataError
 from guerdon.learn.advantages import gae
 from guerdon.learn.flat import FlatAdam
 from guerdon.learn.networks import Obs, ObsSpec, to_obs
-from guerdon.learn.policies import ActorCritic
+from guerdon.learn.policies import ActorCritic, Share
 from guerdon.learn.rollout import Rollout
 
 ACTIONS, LOG_PROBS, ADVANTAGES, RETURNS = "/actions", "/log_probs", "/advantages", "/returns"
@@ -77,15 +77,23 @@ class PPO:
     # Acting
 
     @torch.inference_mode()
-    def step(self, obs: Any) -> tuple[NDArray[Any], Tensor, Tensor, Tensor]:
+    def step(
+        self, obs: Any, share: Share | None = None, generator: torch.Generator | None = None
+    ) -> tuple[NDArray[Any], Tensor, Tensor, Tensor]:
         """Draw actions for N observations.
+
+        Args:
+            obs: of N environments.
+            share: which rows of a larger batch they are; None: they are the whole of it.
+            generator: what to draw from; None: the learner's own.
 
         Returns:
             Actions as the environments take them; actions as drawn, their log-probabilities [N] and the
             values of the observations [N], as inference tensors: autograd needs copies of them.
         """
         heads, values = self.actor.forward(self._prepare(obs))
-        actions, log_probs = self.actor.distribution.sample(heads, self._generator)
+        source = self._generator if generator is None else generator
+        actions, log_probs = self.actor.distribution.sample(heads, source, share)
         return self.actor.distribution.to_env(actions), actions, log_probs, values
 
     @torch.inference_mode()
@@ -216,6 +224,26 @@ class PPO:
         value_grads = errors * (2.0 * cfg.value_coef / count)
         self._optimizer.step(trace.gradients(head_grads, value_grads), lr, cfg.max_grad_norm)
         return torch.minimum(free_gain, clipped_gain), errors, log_ratio, entropy
+
+    # Copies of the policy elsewhere
+
+    def policy_state(self) -> dict[str, Any]:
+        """What a copy of the policy needs to act as this one would, as arrays."""
+        weights = {name: part.detach().cpu().numpy() for name, part in self.actor.state_dict().items()}
+        return {"actor": weights, "generator": self.generator_state()}
+
+    def load_policy(self, state: Mapping[str, Any]) -> None:
+        """Act as the learner did when `policy_state` was taken."""
+        self.actor.load_state_dict({name: torch.tensor(part) for name, part in state["actor"].items()})
+        self.set_generator(state["generator"])
+
+    def generator_state(self) -> NDArray[Any]:
+        """Where the random numbers are, uint8."""
+        return self._generator.get_state().numpy()
+
+    def set_generator(self, state: NDArray[Any]) -> None:
+        """Go on drawing where another copy stopped."""
+        self._generator.set_state(torch.tensor(state))
 
     # Saving
 

@@ -141,12 +141,18 @@ class ReplayBuffer:
         self._row = (row + 1) % self.num_rows
         self._size = min(self._size + 1, self.num_rows)
 
-    def cut(self, final_obs: Any) -> None:
-        """The running episodes will not go on: mark the latest step as truncated, with what it led to."""
+    def cut(self, final_obs: Any, envs: slice = slice(None)) -> None:
+        """The running episodes will not go on: mark the latest step as truncated, with what it led to.
+
+        Args:
+            final_obs: of all environments.
+            envs: whose episodes are cut off; all by default.
+        """
         if not self._size:
             return
         row = (self._row - 1) % self.num_rows
         running = np.flatnonzero(self._steps["final_slot"][row] < 0)
+        running = running[np.isin(running, np.arange(self.num_envs)[envs])]
         self._steps["truncated"][row, running] = True
         self._keep_finals(row, running, self._final_parts(final_obs))
 

@@ -6,7 +6,7 @@ They start as a copy and are replaced by `Rollout.update_rewards`, before any ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -27,6 +27,22 @@ AnyVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
 OnStep: TypeAlias = Callable[[int, AnyVectorEnv, Any, BoolArray, Mapping[str, Any]], None]
 """(t, env, reached observations, done bool [N], info), after each step of the environments. What was reached
 is the final observation where an episode ended."""
+
+RolloutArrays: TypeAlias = dict[str, NDArray[Any]]
+"""A rollout on its way between processes; observations under `obs/<name>`."""
+OBS_PREFIX = "obs/"
+_ARRAYS = (
+    "actions",
+    "log_probs",
+    "values",
+    "env_rewards",
+    "terminated",
+    "truncated",
+    "final_values",
+    "last_values",
+    "success",
+    "elapsed",
+)
 
 
 class RolloutPolicy(Protocol):
@@ -67,11 +83,42 @@ class Rollout:
     """bool [T, N]; whether the step led to success, all False if the environment does not say."""
     elapsed: Tensor
     """int64 [T, N]; the step within its episode, from 0."""
+    policy_version: int = 0
+    """Updates of the policy that played it."""
+    reward_version: str | None = None
+    """The reward model that `training_rewards` come from; None: they are the environment's."""
 
     @property
     def num_transitions(self) -> int:
         """T * N."""
         return self.env_rewards.numel()
+
+    def arrays(self) -> RolloutArrays:
+        """All that was played, without copies; `join` makes a rollout of it again."""
+        named = {name: getattr(self, name).numpy() for name in _ARRAYS}
+        return {**named, **{f"{OBS_PREFIX}{name}": part.numpy() for name, part in self.obs.items()}}
+
+    @classmethod
+    def join(cls, parts: Sequence[RolloutArrays], policy_version: int) -> Rollout:
+        """Put rollouts of different environments side by side; a single one is not copied if it may be used.
+
+        Arrays from shared memory are read-only, which torch does not take: these are copied.
+        """
+        joined: dict[str, Tensor] = {}
+        for name in parts[0]:
+            several = [part[name] for part in parts]
+            if len(several) == 1:
+                array = several[0] if several[0].flags.writeable else several[0].copy()
+            else:
+                array = np.concatenate(several, axis=0 if name == "last_values" else 1)
+            joined[name] = torch.from_numpy(array)
+        named: dict[str, Any] = {name: joined[name] for name in _ARRAYS}
+        return cls(
+            obs={name[len(OBS_PREFIX) :]: part for name, part in joined.items() if name not in _ARRAYS},
+            training_rewards=joined["env_rewards"].clone(),
+            policy_version=policy_version,
+            **named,
+        )
 
     def update_rewards(self, training_rewards: Tensor | FloatArray) -> None:
         """Replace the training rewards by others, float [T, N]; `env_rewards` stay."""

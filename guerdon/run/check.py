@@ -6,6 +6,8 @@ import importlib.metadata
 import platform
 from dataclasses import dataclass
 
+from guerdon.errors import GuerdonError
+
 EXTRAS = {
     "ray": ("ray", "cluster training", "ray"),
     "mani_skill": ("maniskill", "the ManiSkill simulator", "maniskill"),
@@ -39,6 +41,8 @@ def check_installation() -> list[Part]:
         version = _version(distribution)
         detail = version or f"for {purpose}: pip install 'guerdon[{extra}]'"
         parts.append(Part(name=name, ok=version is not None, optional=True, detail=detail))
+        if distribution == "ray" and version is not None:
+            parts.append(_ray())
     return parts
 
 
@@ -56,6 +60,17 @@ def _torch() -> Part:
     devices = f"{torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "CPU only"
     detail = f"{devices}, {torch.get_num_threads()} threads"
     return Part(name="torch works", ok=value == 64.0**3, optional=False, detail=detail)
+
+
+def _ray() -> Part:
+    """Start a worker and ask it; takes some seconds."""
+    from guerdon.parallel.ray_engine import ray_works
+
+    try:
+        ok, detail = ray_works()
+    except (GuerdonError, OSError, RuntimeError) as error:
+        ok, detail = False, f"{str(error).splitlines()[0]}; engine=local does without it"
+    return Part(name="ray works", ok=ok, optional=True, detail=detail)
 
 
 def _tabletop() -> Part:

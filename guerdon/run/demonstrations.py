@@ -12,14 +12,14 @@ from guerdon.config import RewardConfig
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.recorded import Demonstration, open_demonstrations
 from guerdon.learn.replay import ReplayBuffer
+from guerdon.run.reward_group import RewardGroup
 from guerdon.serve.relabel import judged_frames
-from guerdon.serve.worker import ImageRewardWorker
 
 
 def fill_with_demonstrations(
     path: Path,
     spec: ObsSpec,
-    reward_worker: ImageRewardWorker | None,
+    rewards: RewardGroup | None,
     cfg: RewardConfig,
     make_replay: Callable[[int, int, int], ReplayBuffer],
     seed: int,
@@ -29,7 +29,7 @@ def fill_with_demonstrations(
     Args:
         path: a data set in any format that keeps states and actions.
         spec: what the policy observes.
-        reward_worker: judges the frames, as it does those of the run.
+        rewards: judge the frames, as they do those of the run.
         cfg: the `reward` section.
         make_replay: (num_envs, capacity, seed) -> a buffer like the run's own.
         seed: of sampling.
@@ -37,25 +37,23 @@ def fill_with_demonstrations(
     with open_demonstrations(path, spec) as shown:
         replay = make_replay(1, sum(map(len, shown)), seed)
         for item in shown:
-            _add(replay, item, reward_worker, cfg)
+            _add(replay, item, rewards, cfg)
     return replay
 
 
-def _add(
-    replay: ReplayBuffer, shown: Demonstration, reward_worker: ImageRewardWorker | None, cfg: RewardConfig
-) -> None:
+def _add(replay: ReplayBuffer, shown: Demonstration, rewards: RewardGroup | None, cfg: RewardConfig) -> None:
     """Add one episode, which ends with its last step."""
     count, episode, kept = len(shown), shown.episode, slice(shown.first, None)
     done = np.arange(count) == count - 1
     terminated = np.zeros(count, np.bool_) if episode.terminated is None else episode.terminated[kept]
     env_rewards = np.zeros(count, np.float32) if episode.env_rewards is None else episode.env_rewards[kept]
     extras: dict[str, Any] = {}
-    if reward_worker is not None:
+    if rewards is not None:
         judged = judged_frames(done, cfg)
-        reward_worker.manager.contract.check_frames(episode.frames)
-        frames = {name: episode.frames[name][kept] for name in reward_worker.manager.image_keys}
+        rewards.facts.contract.check_frames(episode.frames)
+        frames = {name: episode.frames[name][kept] for name in rewards.facts.image_keys}
         extras["prob_success"] = np.full(count, np.nan, np.float32)
-        extras["prob_success"][judged] = reward_worker.judge(
+        extras["prob_success"][judged] = rewards.judge(
             {name: images[judged] for name, images in frames.items()}
         ).prob_success
         if cfg.relabel_at == "sampling":

@@ -14,20 +14,23 @@ import torch
 from omegaconf import OmegaConf
 
 from guerdon.config import GuerdonConfig, to_plain
-from guerdon.errors import ConfigError, DataError, GuerdonError
+from guerdon.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
 from guerdon.fit.logs import MetricLog
 from guerdon.learn.cloning import clone, demonstrations, imitate
 from guerdon.learn.dqn import DQN
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.ppo import PPO
+from guerdon.parallel import Engine, make_engine
 from guerdon.progress import progress_bar
+from guerdon.run.acting import PolicySpec, RolloutWorker
+from guerdon.run.env_group import EnvGroup
 from guerdon.run.evaluate import Evaluation, FilmedEpisode, evaluate
 from guerdon.run.loop import Iteration, Loop
 from guerdon.run.offpolicy import OffPolicyLoop
 from guerdon.run.onpolicy import OnPolicyLoop
 from guerdon.run.policy_files import AnyLearner, load_policy, make_learner, save_policy
+from guerdon.run.reward_group import RewardGroup
 from guerdon.run.workers import EnvWorker
-from guerdon.serve import RewardWorker
 from guerdon.serve.worker import ImageRewardWorker
 from guerdon.store.atomic import make_directory, write_atomic
 from guerdon.types import display_path
@@ -38,6 +41,8 @@ from guerdon.watch.video import write_video
 log = logging.getLogger("guerdon")
 
 NUM_FILMS = 4
+HURRY_SECONDS = 5.0
+"""How long workers may take to finish writing when a run breaks off."""
 
 
 class EmbodiedRunner:
@@ -57,45 +62,61 @@ class EmbodiedRunner:
             raise ConfigError("reward.standalone ends episodes on a robot; use the wrappers for it")
         if config.learner.num_threads is not None:
             torch.set_num_threads(config.learner.num_threads)
-        self.reward_worker = self._reward_worker()
-        cameras = () if self.reward_worker is None else self.reward_worker.manager.image_keys
-        self.env_worker = EnvWorker(
+        self.alarms: list[str] = []
+        self.engine: Engine = make_engine(config.engine, config.cluster)
+        try:
+            self._make_workers()
+        except BaseException:
+            self.engine.close()
+            raise
+        self.monitor = self._make_monitor()
+
+    def _make_workers(self) -> None:
+        """Reward workers and env workers, the learner, and the loop that puts them together."""
+        config = self.config
+        self.rewards: RewardGroup | None = None
+        if config.reward.use_reward_model:
+            self.rewards = RewardGroup(self.engine, config.reward, config.runner.task_type)
+        self.envs = EnvGroup(
+            self.engine,
             config.env.train,
             config.reward,
             config.collect,
-            cameras=cameras,
+            cameras=() if self.rewards is None else self.rewards.facts.image_keys,
             num_steps=config.learner.ppo.num_steps if config.learner.algorithm == "ppo" else 1,
+            seed=config.seed,
         )
-        if self.reward_worker is not None:
-            self.reward_worker.manager.contract.check_frames(self.env_worker.first_frames)
-        env = self.env_worker.env
-        self.spaces = (env.single_observation_space, env.single_action_space)
+        if self.rewards is not None:
+            self.rewards.facts.contract.check_frames(self.envs.facts.first_frames)
+        self.spaces = self.envs.facts.spaces
         self.learner: AnyLearner = make_learner(config.learner, *self.spaces, config.seed)
         self.loop: Loop = self._make_loop()
-        self.monitor = self._make_monitor()
-        self.alarms: list[str] = []
-
-    def _reward_worker(self) -> ImageRewardWorker | None:
-        if not self.config.reward.use_reward_model:
-            return None
-        worker = RewardWorker(self.config.reward, task_type=self.config.runner.task_type)
-        worker.init_worker()
-        return worker.embodied
 
     def _make_loop(self) -> Loop:
-        shared = (self.env_worker, self.reward_worker, self.config.reward)
         if isinstance(self.learner, PPO):
-            return OnPolicyLoop(self.learner, *shared)
+            policy = PolicySpec(cfg=self.config.learner, spaces=self.spaces)
+            self.envs.attach(policy, RolloutWorker(self.learner))
+            return OnPolicyLoop(self.engine, self.learner, self.envs, self.rewards, self.config.reward)
+        shared = (self.envs, self.rewards, self.config.reward)
         return OffPolicyLoop(self.learner, *shared, self.config.learner, self.spaces, self.config.seed)
 
+    @property
+    def env_worker(self) -> EnvWorker:
+        """The env worker, where it is in this process."""
+        return self.envs.local
+
+    @property
+    def reward_worker(self) -> ImageRewardWorker | None:
+        """The reward worker, where it is in this process."""
+        return None if self.rewards is None else self.rewards.local
+
     def _make_monitor(self) -> RewardMonitor | None:
-        if self.reward_worker is None or self.config.monitor.action == "off":
+        if self.rewards is None or self.config.monitor.action == "off":
             return None
-        manager = self.reward_worker.manager
         return RewardMonitor(
             self.config.monitor,
-            manager.contract,
-            manager.threshold,
+            self.rewards.facts.contract,
+            self.rewards.facts.threshold,
             self.folder,
             knows_success=self.loop.knows_success(),
         )
@@ -106,12 +127,12 @@ class EmbodiedRunner:
         """Train to the end; returns what `summary.json` holds."""
         started = time.perf_counter()
         self._write_config()
-        resumed = self._begin()
         cfg = self.config.learner
         stopped: str | None = None
-        resume_step = self.loop.env_steps if resumed else None
         boards = "tensorboard" in self.config.runner.logger.backends
         try:
+            resumed = self._begin()
+            resume_step = self.loop.env_steps if resumed else None
             with (
                 MetricLog(self.folder, tensorboard=boards, resume_step=resume_step) as logs,
                 progress_bar("training", total=cfg.total_steps, unit="step") as bar,
@@ -132,9 +153,13 @@ class EmbodiedRunner:
                         self._save(step)
                 result, films = self._evaluate(cfg.eval_episodes, NUM_FILMS)
                 logs.write(self.loop.env_steps, result.metrics())
+            self.envs.close()
+            return self._finish(result, films, stopped, time.perf_counter() - started)
+        except BaseException:
+            self.envs.close(HURRY_SECONDS)  # what was collected so far is written
+            raise
         finally:
-            self.env_worker.close()
-        return self._finish(result, films, stopped, time.perf_counter() - started)
+            self.engine.close()
 
     def _begin(self) -> bool:
         """Warm start or resume; returns whether a run is resumed."""
@@ -189,8 +214,9 @@ class EmbodiedRunner:
             iteration = self.loop.advance(progress)
         except GuerdonError as error:
             if all(bool(torch.isfinite(value).all()) for value in _tensors(self.learner.state_dict())):
-                step, kept = self.loop.env_steps, display_path(self._save(self.loop.env_steps))
-                raise type(error)(f"{error} (step {step}; the last good state is {kept})") from error
+                step = self.loop.env_steps
+                kept = display_path(self._write_checkpoint(step))
+                raise _with_note(error, f"(step {step}; the last good state is {kept})") from error
             raise
         bad = [name for name, value in iteration.metrics.items() if not np.isfinite(value)]
         if bad:
@@ -211,7 +237,7 @@ class EmbodiedRunner:
         return None
 
     def _evaluate(self, episodes: int, num_films: int = 0) -> tuple[Evaluation, list[FilmedEpisode]]:
-        cameras = () if self.reward_worker is None else self.reward_worker.manager.image_keys
+        cameras = () if self.rewards is None else self.rewards.facts.image_keys
         result, films = evaluate(
             lambda obs: self.learner.act(obs, deterministic=True),
             self.config.env.eval,
@@ -224,6 +250,11 @@ class EmbodiedRunner:
 
     def _save(self, step: int) -> Path:
         """Save everything, then begin new episodes, as a resumed run does."""
+        folder = self._write_checkpoint(step)
+        self.loop.reset(self._env_seed(step))
+        return folder
+
+    def _write_checkpoint(self, step: int) -> Path:
         folder = self.folder / "checkpoints" / f"step_{step}"
         make_directory(folder)
         state = {
@@ -232,7 +263,6 @@ class EmbodiedRunner:
             "alarms": list(self.alarms),
         }
         save_policy(folder, self.learner, self.config.learner, self.config.env.eval, self.spaces, step, state)
-        self.loop.reset(self._env_seed(step))
         return folder
 
     # What is left behind
@@ -256,6 +286,7 @@ class EmbodiedRunner:
             "env_steps": self.loop.env_steps,
             "stopped": stopped,
             "alarms": self.alarms,
+            "restarts": sum(self.engine.restarts.values()),
             "checkpoint": str(self.folder / "checkpoints" / f"step_{self.loop.env_steps}"),
             "seconds": round(seconds, 2),
         }
@@ -265,17 +296,23 @@ class EmbodiedRunner:
         return summary
 
     def _write_film(self, number: int, film: FilmedEpisode) -> None:
-        assert self.reward_worker is not None
-        verdict = self.reward_worker.judge(film.frames)
+        assert self.rewards is not None
+        verdict, facts = self.rewards.judge(film.frames), self.rewards.facts
         make_directory(self.folder / "videos")
         write_video(
             self.folder / "videos" / f"eval_{number}.gif",
-            film.frames[self.reward_worker.manager.image_keys[0]],
+            film.frames[facts.image_keys[0]],
             verdict.prob_success,
-            self.reward_worker.manager.threshold,
+            facts.threshold,
             film.env_success,
             fps=10,
         )
+
+
+def _with_note(error: GuerdonError, note: str) -> GuerdonError:
+    """The same kind of error with more to say; what was lost with a worker ends the run as its cluster's."""
+    kind = ClusterError if isinstance(error, WorkerLostError) else type(error)
+    return kind(f"{error} {note}")
 
 
 def _due(before: int, now: int, interval: int) -> bool:

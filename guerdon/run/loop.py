@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.serve.worker import ImageRewardWorker
-from guerdon.types import BoolArray, FloatArray
+from guerdon.types import BoolArray, FloatArray, IntArray
 from guerdon.watch.monitor import Watched
 
 FEATURE_FRAMES = 64
@@ -110,10 +109,6 @@ def reward_metrics(
     return values
 
 
-def pick_features(worker: ImageRewardWorker, frames: dict[str, Any], seed: int) -> FloatArray | None:
-    """Pooled features of some of the judged frames, float32 [K, F]; None if nothing was judged."""
-    count = len(next(iter(frames.values()))) if frames else 0
-    if count == 0:
-        return None
-    rows = np.sort(np.random.default_rng(seed).permutation(count)[:FEATURE_FRAMES])
-    return worker.manager.features({name: images[rows] for name, images in frames.items()})
+def feature_rows(count: int, seed: int) -> IntArray:
+    """Which of `count` judged frames are compared with the training frames, ascending."""
+    return np.sort(np.random.default_rng(seed).permutation(count)[:FEATURE_FRAMES])

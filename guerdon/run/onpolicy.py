@@ -9,11 +9,15 @@ import numpy as np
 
 from guerdon.config import RewardConfig
 from guerdon.learn.ppo import PPO
-from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, pick_features, reward_metrics
-from guerdon.run.workers import Actor, EnvWorker, RolloutWorker
+from guerdon.learn.rollout import Rollout
+from guerdon.parallel.engine import Engine, Pending
+from guerdon.run.env_group import EnvGroup, Fragment
+from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, feature_rows, reward_metrics
+from guerdon.run.reward_group import FramesLostError, RewardGroup
+from guerdon.run.workers import Actor
+from guerdon.serve.manager import Verdict
 from guerdon.serve.relabel import RewardScale, learned_rewards, training_rewards
-from guerdon.serve.worker import ImageRewardWorker
-from guerdon.types import FloatArray
+from guerdon.types import FloatArray, IntArray, UInt8Array
 from guerdon.watch.monitor import Watched
 from guerdon.watch.reaches import check_reward_path
 
@@ -22,52 +26,83 @@ class OnPolicyLoop:
     """One iteration is a rollout and an update."""
 
     def __init__(
-        self, learner: PPO, env_worker: EnvWorker, reward_worker: ImageRewardWorker | None, cfg: RewardConfig
+        self, engine: Engine, learner: PPO, envs: EnvGroup, rewards: RewardGroup | None, cfg: RewardConfig
     ) -> None:
-        self.env_worker, self.reward_worker, self.cfg = env_worker, reward_worker, cfg
-        self.rollout_worker, self.actor = RolloutWorker(learner), Actor(learner)
+        self.envs, self.rewards, self.cfg = envs, rewards, cfg
+        self.learner, self.actor = learner, Actor(learner)
         self.scale = RewardScale() if cfg.normalize else None
         self.env_steps = 0
-        self.path_checked = reward_worker is None
+        self.path_checked = rewards is None
+        self._engine = engine
+        self._fragments: list[Fragment] = []
+        self._verdicts: list[Verdict] = []
 
     def knows_success(self) -> bool:
         """Whether the environments tell success."""
-        return self.env_worker.knows_success
+        return bool(self.envs.facts.knows_success)
 
     def reset(self, seed: int) -> None:
         """Begin new episodes."""
-        self.env_worker.reset(seed)
+        self.envs.reset(seed, self.env_steps)
 
     def advance(self, progress: float) -> Iteration:
         """A rollout, its rewards, an update."""
         watch = Stopwatch()
-        self.rollout_worker.sync(self.actor.version)
-        rollout = self.env_worker.interact(self.rollout_worker)
-        self.actor.receive(rollout)
+        version = self.actor.version
+        weights = None if self._engine.shares_memory else self._engine.put(self.learner.policy_state())
+        self._fragments = self.envs.rollouts(version, weights, self.env_steps)
+        watch.lap("rollout")
+        self._judge(weights)
+        watch.lap("compute_model_rewards")
+        rollout = self._receive()
         watch.lap("rollout")
         metrics, watched = self._apply_reward_model()
         watch.lap("compute_model_rewards")
         train = self.actor.update(progress)
         watch.lap("update")
-        self.env_steps += rollout.env_rewards.numel()
+        self.env_steps += rollout.num_transitions
         metrics |= {f"train/{name}": value for name, value in train.items()}
-        metrics |= episode_metrics(self.env_worker.rollouts.pop_episodes())
-        return Iteration(metrics={**metrics, **watch.metrics(rollout.env_rewards.numel())}, watched=watched)
+        episodes = [record for fragment in self._fragments for record in fragment.played.episodes]
+        metrics |= episode_metrics(episodes) | self.envs.fault_metrics()
+        return Iteration(metrics={**metrics, **watch.metrics(rollout.num_transitions)}, watched=watched)
+
+    def _judge(self, weights: Pending | None) -> None:
+        """Ask for verdicts on all judged frames; rollouts whose frames got lost are played again."""
+        while self.rewards is not None:
+            counts = [len(item.played.rows) for item in self._fragments]
+            try:
+                self._verdicts = self.rewards.judge_parts([item.frames for item in self._fragments], counts)
+                return
+            except FramesLostError as error:
+                lost = self._fragments[error.part]
+                again = self.envs.again(lost, lost.played.policy_version, weights)
+                self._fragments[error.part] = again
+
+    def _receive(self) -> Rollout:
+        """Put the rollouts of all workers side by side and hand them to the actor."""
+        played = [fragment.played for fragment in self._fragments]
+        rollout = Rollout.join([item.arrays for item in played], played[0].policy_version)
+        if played[0].generator is not None:  # all copies of the policy drew the same numbers
+            self.learner.set_generator(played[0].generator)
+        self.actor.receive(rollout)
+        return rollout
 
     def _apply_reward_model(self) -> tuple[dict[str, float], Watched | None]:
-        """Judge the rollout's frames in one batch and hand the training rewards to the actor."""
+        """Make training rewards of the verdicts and hand them to the actor."""
         rollout = self.actor.rollout
         env_rewards = rollout.env_rewards.numpy()
-        if self.reward_worker is None or self.env_worker.judged is None:
+        if self.rewards is None:
             mean = float(env_rewards.mean())
             return {"rollout/rewards": mean, "rollout/env_rewards": mean}, None
         done = (rollout.terminated | rollout.truncated).numpy()
-        rows, frames = self.env_worker.judged.gathered()
-        verdict = self.reward_worker.judge(frames)
         prob: FloatArray = np.full(done.shape, np.nan, np.float32)
         spread: FloatArray = np.full(done.shape, np.nan, np.float32)
-        prob.reshape(-1)[rows], spread.reshape(-1)[rows] = verdict.prob_success, verdict.disagreement
-        threshold = self.reward_worker.manager.threshold
+        for fragment, verdict in zip(self._fragments, self._verdicts, strict=True):
+            places = self._places(fragment)
+            prob.reshape(-1)[places] = verdict.prob_success
+            spread.reshape(-1)[places] = verdict.disagreement
+        facts = self.rewards.facts
+        threshold = facts.threshold
         if not self.path_checked and (done.any() or self.cfg.reward_mode == "per_step"):
             check_reward_path(self._relabel, self.actor.objective, done, self.cfg, threshold)
             self.path_checked = True
@@ -75,6 +110,7 @@ class OnPolicyLoop:
         if self.scale is not None:
             self.scale.update(learned)
         held = self._relabel(prob)
+        rollout.reward_version = facts.version
         success = rollout.success.numpy() if self.knows_success() else None
         metrics = reward_metrics(prob, env_rewards, held, learned, success, threshold)
         watched = Watched(
@@ -82,22 +118,44 @@ class OnPolicyLoop:
             done=done,
             env_success=success,
             elapsed=rollout.elapsed.numpy(),
-            disagreement=spread if self.reward_worker.manager.model.num_members > 1 else None,
-            features=pick_features(self.reward_worker, frames, self.env_steps),
-            frame=self.env_worker.judged.frame,
+            disagreement=spread if facts.num_members > 1 else None,
+            features=self._features(),
+            frame=self._frame,
         )
         return metrics, watched
 
+    def _places(self, fragment: Fragment) -> IntArray:
+        """Where the judged steps of a worker lie in the flat [T * N] of all."""
+        steps, envs = np.divmod(fragment.played.rows, fragment.stop - fragment.start)
+        return steps * self.envs.num_envs + fragment.start + envs
+
+    def _features(self) -> FloatArray | None:
+        """Of some of the judged frames; which ones does not depend on who made them."""
+        assert self.rewards is not None
+        places = [self._places(fragment) for fragment in self._fragments]
+        everything = np.sort(np.concatenate(places))
+        if not len(everything):
+            return None
+        picked = everything[feature_rows(len(everything), self.env_steps)]
+        rows = [np.flatnonzero(np.isin(mine, picked)) for mine in places]
+        return self.rewards.features([fragment.frames for fragment in self._fragments], rows)
+
+    def _frame(self, t: int, env: int) -> UInt8Array:
+        """The first camera's frame of a judged step."""
+        assert self.rewards is not None
+        fragment = next(item for item in self._fragments if item.start <= env < item.stop)
+        return fragment.frame(t, env, self.rewards.facts.image_keys[0])
+
     def _relabel(self, prob_success: FloatArray) -> FloatArray:
         """From probabilities [T, N] to the training rewards that the actor holds."""
-        assert self.reward_worker is not None
+        assert self.rewards is not None
         rollout = self.actor.rollout
         rewards = training_rewards(
             prob_success,
             rollout.env_rewards.numpy(),
             (rollout.terminated | rollout.truncated).numpy(),
             self.cfg,
-            self.reward_worker.manager.threshold,
+            self.rewards.facts.threshold,
             self.scale,
         )
         return self.actor.update_rewards(rewards)

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from guerdon.config import ConfigError, GuerdonConfig
+from guerdon.config import GuerdonConfig
 from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.evaluate import evaluate
 from guerdon.run.policy_files import load_policy
@@ -16,8 +16,6 @@ from guerdon.types import display_path
 
 def train(config: GuerdonConfig) -> tuple[Path, dict[str, Any]]:
     """Train as the config says; leaves metrics, checkpoints, videos and `report.html` in the run's folder."""
-    if config.engine == "ray":
-        raise ConfigError("engine=ray is not part of this version yet; use engine=local")
     folder = run_folder(config)
     return folder, EmbodiedRunner(config, folder).run()
 

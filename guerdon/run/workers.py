@@ -1,15 +1,17 @@
 """The workers that an embodied run is made of: plain classes, which an engine may put anywhere.
 
-`EnvWorker` steps environments and shows what they look like, `RolloutWorker` chooses actions, `Actor` learns;
-the reward worker is in `guerdon.serve`. `EmbodiedRunner` calls them in order.
+`EnvWorker` steps environments and shows what they look like, `RolloutWorker` (in `acting`) chooses actions,
+`Actor` learns; the reward worker is in `guerdon.serve`. `EmbodiedRunner` calls them in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -21,8 +23,11 @@ from guerdon.collect.wrapper import VectorDataCollectorWrapper
 from guerdon.config import CollectConfig, EnvConfig, RewardConfig
 from guerdon.envs.make import make_vector_env
 from guerdon.errors import ConfigError
+from guerdon.learn.episodes import EpisodeRecord
 from guerdon.learn.ppo import PPO
-from guerdon.learn.rollout import Rollout, RolloutCollector
+from guerdon.learn.rollout import Rollout, RolloutArrays, RolloutCollector, RolloutPolicy
+from guerdon.parallel.engine import Handle
+from guerdon.run.acting import DistantPolicy, PolicySpec, RolloutPolicyWorker, RolloutWorker
 from guerdon.serve.relabel import judged_frames
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 
@@ -69,14 +74,48 @@ class JudgedFrames:
         rows = np.concatenate([t * self._shape[1] + env_ids for t, env_ids, _ in self._some])
         return rows, {name: np.concatenate([part[2][name] for part in self._some]) for name in self._cameras}
 
-    def frame(self, t: int, env: int) -> UInt8Array:
-        """The first camera's frame of one judged step."""
-        if self._every:
-            whole: UInt8Array = self._all[self._cameras[0]][t, env]
-            return whole
-        _, env_ids, frames = next(item for item in self._some if item[0] == t and env in item[1])
-        one: UInt8Array = frames[self._cameras[0]][int(np.flatnonzero(env_ids == env)[0])]
-        return one
+
+@dataclass(frozen=True, kw_only=True)
+class EnvFacts:
+    """What others need to know of the environments of a worker."""
+
+    knows_success: bool
+    """Whether they tell success."""
+    first_frames: dict[str, UInt8Array]
+    """What the cameras show after one step."""
+    spaces: tuple[gym.Space[Any], gym.Space[Any]]
+    """Of observations and actions of a single one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """A rollout of one worker's environments as it travels."""
+
+    arrays: RolloutArrays
+    rows: IntArray
+    """Which steps have a frame to be judged, as places in a flat [T * n], ascending."""
+    episodes: list[EpisodeRecord]
+    """Those that ended in it; environments are numbered through over all workers."""
+    policy_version: int
+    generator: NDArray[Any] | None
+    """Where the policy's random numbers are afterwards; None if the policy is the learner itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepped:
+    """One step of one worker's environments, [n, ...] each."""
+
+    obs: Any
+    reached: Any
+    """Observations that the actions led to: the final ones where an episode ended."""
+    env_rewards: FloatArray
+    terminated: BoolArray
+    truncated: BoolArray
+    success: BoolArray
+    rows: IntArray
+    """Which environments have a frame to be judged."""
+    frames: dict[str, UInt8Array]
+    """Camera -> uint8 [len(rows), H, W, C]."""
 
 
 class EnvWorker:
@@ -90,6 +129,8 @@ class EnvWorker:
         *,
         cameras: Sequence[str] = (),
         num_steps: int = 1,
+        first_env: int = 0,
+        total_envs: int | None = None,
     ) -> None:
         """Make the environments.
 
@@ -99,7 +140,12 @@ class EnvWorker:
             collect: the `collect` section; `enabled` saves episodes as the second document does.
             cameras: what the reward model looks at; none if there is no reward model.
             num_steps: steps of each environment in a rollout.
+            first_env: the number of the first of them, where several workers divide the environments.
+            total_envs: environments of all workers together; None: `cfg.num_envs`.
         """
+        total = cfg.num_envs if total_envs is None else total_envs
+        self.first_env, self.share = first_env, (first_env, first_env + cfg.num_envs, total)
+        self._policy: RolloutPolicyWorker | None = None
         self.env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
         self.knows_success, self.first_frames = _probe(self.env, cameras)
         if (collect.enabled or reward.collect_data) and not self.knows_success:
@@ -134,21 +180,75 @@ class EnvWorker:
         """Environments in parallel."""
         return self.env.num_envs
 
+    def describe(self) -> EnvFacts:
+        """What others need to know."""
+        spaces = (self.env.single_observation_space, self.env.single_action_space)
+        return EnvFacts(knows_success=self.knows_success, first_frames=self.first_frames, spaces=spaces)
+
+    def attach(self, policy: RolloutWorker | PolicySpec | Handle) -> None:
+        """Take a policy to play rollouts with: the learner's own, a copy made here, or one elsewhere."""
+        if isinstance(policy, PolicySpec):
+            self._policy = RolloutWorker(policy.make(), self.share)
+        elif isinstance(policy, Handle):
+            self._policy = DistantPolicy(policy, self.share)
+        else:
+            self._policy = policy
+
     def reset(self, seed: int) -> None:
-        """Begin new episodes in all environments, for rollouts."""
+        """Begin new episodes for rollouts; environment i of all workers together is seeded with seed + i."""
         self._cut()
-        self.rollouts.reset(seed)
+        self.rollouts.reset(seed + self.first_env)
 
     def first_obs(self, seed: int) -> Any:
-        """Begin new episodes in all environments; returns their observations, for stepping by hand."""
+        """Begin new episodes in the same way; returns the observations, for stepping by hand."""
         self._cut()
-        return self.env.reset(seed=seed)[0]
+        return self.env.reset(seed=seed + self.first_env)[0]
+
+    def rollout(
+        self, version: int, weights: dict[str, Any] | None = None
+    ) -> tuple[Played, dict[str, UInt8Array]]:
+        """Play one rollout with the given weights; also the frames to be judged, camera -> [K, H, W, C]."""
+        assert self._policy is not None  # `attach` comes first
+        self._policy.sync(version, weights)
+        arrays = self.interact(self._policy).arrays()
+        rows, frames = (np.zeros(0, np.int64), {}) if self.judged is None else self.judged.gathered()
+        episodes = [
+            replace(record, env=record.env + self.first_env) for record in self.rollouts.pop_episodes()
+        ]
+        played = Played(
+            arrays=arrays,
+            rows=rows,
+            episodes=episodes,
+            policy_version=version,
+            generator=self._policy.generator_state(),
+        )
+        return played, frames
+
+    def step(self, actions: NDArray[Any]) -> Stepped:
+        """One step of all environments by hand."""
+        obs, env_rewards, terminated, truncated, info = self.env.step(actions)
+        terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
+        done = terminated | truncated
+        reached = with_final(obs, info.get("final_obs"), done)
+        told = per_env(info, "success", len(done), done)
+        self.on_step(0, self.env, reached, done, info)
+        rows, frames = (np.zeros(0, np.int64), {}) if self.judged is None else self.judged.gathered()
+        return Stepped(
+            obs=obs,
+            reached=reached,
+            env_rewards=np.asarray(env_rewards, np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            success=np.zeros(len(done), np.bool_) if told is None else told >= 0.5,
+            rows=rows,
+            frames=frames,
+        )
 
     def _cut(self) -> None:
         if self._collector is not None:
             self._collector.cut()
 
-    def interact(self, policy: RolloutWorker) -> Rollout:
+    def interact(self, policy: RolloutPolicy) -> Rollout:
         """One rollout; the frames to be judged are in `judged` afterwards."""
         return self.rollouts.collect(policy, self.on_step)
 
@@ -186,25 +286,6 @@ def _probe(env: VectorEnv[Any, Any, Any], cameras: Sequence[str]) -> tuple[bool,
     reached = with_final(obs, info.get("final_obs"), done)
     frames = FrameSource(env, cameras).frames(reached, done, np.arange(len(done))) if cameras else {}
     return per_env(info, "success", len(done), done) is not None, frames
-
-
-class RolloutWorker:
-    """Chooses actions with the weights it was given last."""
-
-    def __init__(self, learner: PPO) -> None:
-        self.learner, self.version = learner, 0
-
-    def sync(self, version: int) -> None:
-        """Take the actor's weights; in one process they are the same, and the version is noted."""
-        self.version = version
-
-    def step(self, obs: Any) -> tuple[NDArray[Any], torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Actions for the environments, and as the learner needs them: actions, log-probabilities, values."""
-        return self.learner.step(obs)
-
-    def values(self, obs: Any) -> torch.Tensor:
-        """Values of observations, [N]."""
-        return self.learner.values(obs)
 
 
 class Actor:

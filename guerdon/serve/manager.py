@@ -20,7 +20,7 @@ from guerdon.fit.calibrate import Calibration
 from guerdon.models import load_checkpoint
 from guerdon.models.accelerate import Scorer, make_scorer
 from guerdon.models.base import pool_features
-from guerdon.models.contract import changed_settings
+from guerdon.models.contract import Contract, changed_settings
 from guerdon.models.int8 import int8_path, int8_scorer, load_int8
 from guerdon.serve.relabel import map_rewards
 from guerdon.store.atomic import make_directory
@@ -39,6 +39,21 @@ class Verdict:
     """float32 [N], calibrated."""
     disagreement: FloatArray
     """float32 [N]; deviation between ensemble members, 0 for a single one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardFacts:
+    """What others need to know of a loaded reward model."""
+
+    image_keys: tuple[str, ...]
+    """The cameras it looks at."""
+    threshold: float
+    """Above which a probability counts as success in this run."""
+    num_members: int
+    """Heads of its ensemble."""
+    contract: Contract
+    version: str
+    """The data it was fitted to and where it was loaded from."""
 
 
 class RewardManager:
@@ -73,6 +88,17 @@ class RewardManager:
         self._checked = False
         folder = cfg.model.debug_save_dir or os.environ.get(DEBUG_VARIABLE)
         self._debug = None if folder is None else DebugPictures(Path(folder))
+
+    @property
+    def facts(self) -> RewardFacts:
+        """What others need to know."""
+        return RewardFacts(
+            image_keys=self.image_keys,
+            threshold=self.threshold,
+            num_members=self.model.num_members,
+            contract=self.contract,
+            version=self.version,
+        )
 
     def _threshold(self, path: Path) -> float:
         if self.cfg.reward_threshold != "calibrated":

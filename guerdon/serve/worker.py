@@ -11,9 +11,9 @@ import numpy as np
 from guerdon.config import RewardConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.models import save_checkpoint
-from guerdon.serve.manager import RewardManager, Verdict, available_device
+from guerdon.serve.manager import RewardFacts, RewardManager, Verdict, available_device
 from guerdon.serve.relabel import map_rewards
-from guerdon.types import FloatArray, UInt8Array
+from guerdon.types import FloatArray, IntArray, UInt8Array
 
 MINI_BATCH = 256
 
@@ -58,6 +58,25 @@ class ImageRewardWorker:
             disagreement=np.concatenate([part.disagreement for part in parts]),
         )
 
+    def describe(self) -> RewardFacts:
+        """What others need to know of the model."""
+        return self.manager.facts
+
+    def judge_some(self, frames: Mapping[str, UInt8Array], start: int, stop: int) -> Verdict:
+        """Verdicts on the frames from `start` to `stop`; frames that do not fit fail the request alone."""
+        some = {name: images[start:stop] for name, images in frames.items()}
+        for name, size in self.manager.contract.frame_sizes.items():
+            if name in some and some[name].shape[1:] != size:
+                shape = list(some[name].shape)
+                raise DataError(
+                    f"frames of {name!r} have shape {shape}, the model judges [N, {str(size)[1:-1]}]"
+                )
+        return self.judge(some)
+
+    def features_of(self, frames: Mapping[str, UInt8Array], rows: IntArray) -> FloatArray:
+        """Pooled encoder features of the frames `rows`, float32 [K, F]."""
+        return self.manager.features({name: images[rows] for name, images in frames.items()})
+
     def compute_batch_rewards(self, observations: Any) -> FloatArray:
         """Learned rewards of a batched observation, however large -> float32 [N]."""
         frames = self.manager.images(observations)
@@ -76,6 +95,13 @@ class ImageRewardWorker:
 
 EmbodiedRewardWorker = ImageRewardWorker
 """The older name."""
+
+
+def load_image_worker(cfg: RewardConfig, task_type: Literal["embodied", "text"]) -> ImageRewardWorker:
+    """A reward worker that has its model, ready to judge."""
+    worker = RewardWorker(cfg, task_type=task_type)
+    worker.init_worker()
+    return worker.embodied
 
 
 class RewardWorker:

@@ -284,7 +284,6 @@ def test_what_the_environment_does_not_tell(tmp_path):
     ("more", "message"),
     [
         (["learner.algorithm=dqn"], "DQN needs discrete actions"),
-        (["engine=ray"], "engine=ray is not part of this version yet"),
         (["runner.task_type=text"], "text tasks have no environment"),
         (["reward.standalone=true"], "standalone"),
     ],

@@ -1,0 +1,134 @@
+"""Ranks for torch.distributed: start a function once per rank, each in a Ray actor of its own.
+
+Every rank finds `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in
+its environment, as `torch.distributed.init_process_group(init_method="env://")` reads them. If one rank fails
+or is lost, the others, which would wait for it for ever, are stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from guerdon.config import ClusterConfig
+from guerdon.errors import ClusterError, GuerdonError, WorkerError, WorkerLostError
+from guerdon.parallel.engine import Group, Pending, WorkerSpec
+from guerdon.parallel.ray_engine import RayEngine
+
+WAKE_SECONDS = 2.0
+"""How much longer than its follower the rank that failed first may take to be noticed."""
+
+
+class Rank:
+    """One of several processes that compute together."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Take part in what `environment` describes."""
+        os.environ.update(environment)
+
+    def address(self) -> tuple[str, int]:
+        """This machine and a free port of it, for the ranks to meet."""
+        import ray
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+            return host, int(probe.getsockname()[1])
+
+    def meet(self, address: str, port: int) -> None:
+        """Where rank 0 waits for the others."""
+        os.environ.update({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The function's own result."""
+        return function(*args)
+
+
+def launch_ranks(
+    function: Callable[..., Any],
+    num_ranks: int,
+    *args: Any,
+    cluster: ClusterConfig | None = None,
+    component: str = "reward",
+    threads: int | None = None,
+    timeout_seconds: float | None = None,
+) -> list[Any]:
+    """Call `function(*args)` in `num_ranks` processes at the same time.
+
+    Args:
+        function: importable, the same for all; it learns its rank from the environment.
+        num_ranks: how many.
+        *args: handed to every rank.
+        cluster: the `cluster` section; without a placement of `component`, ranks take the first slots.
+        component: whose placement the ranks have: `reward` for fitting a reward model.
+        threads: of torch in each rank; None: as in this process.
+        timeout_seconds: for the whole; None waits as long as it takes.
+
+    Returns:
+        What each rank returned, in the order of ranks.
+
+    Raises:
+        ClusterError: there is no room for so many ranks, or one of them was lost.
+        GuerdonError: what the first rank that failed raised.
+    """
+    cfg = ClusterConfig() if cluster is None else cluster
+    if component not in cfg.component_placement:
+        placement = {**cfg.component_placement, component: f"0-{num_ranks - 1}"}
+        cfg = ClusterConfig(
+            address=cfg.address,
+            num_nodes=cfg.num_nodes,
+            component_placement=placement,
+            node_groups=cfg.node_groups,
+        )
+    engine = RayEngine(cfg)
+    try:
+        slots = engine.plan[component]
+        if len(slots) != num_ranks:
+            raise ClusterError(f"{num_ranks} ranks are asked for, {component} has {len(slots)} slots")
+        nodes = [slot.node_id for slot in slots]
+        specs = [
+            WorkerSpec(cls=Rank, args=(_environment(rank, nodes),), threads=threads)
+            for rank in range(num_ranks)
+        ]
+        group = engine.group(component, specs)
+        group.call("meet", *group.submit(0, "address").result())
+        pending = [group.submit(rank, "run", function, *args) for rank in range(num_ranks)]
+        return _all_or_none(group, pending, timeout_seconds)
+    finally:
+        engine.close()
+
+
+def _environment(rank: int, nodes: Sequence[str]) -> dict[str, str]:
+    """What a rank knows of itself; `nodes` has the machine of each."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(nodes)),
+        "LOCAL_RANK": str(nodes[:rank].count(nodes[rank])),
+        "LOCAL_WORLD_SIZE": str(nodes.count(nodes[rank])),
+    }
+
+
+def _all_or_none(group: Group, pending: Sequence[Pending], timeout_seconds: float | None) -> list[Any]:
+    """Wait for all; the first failure ends the waiting.
+
+    When a rank dies, the others fail in its wake; so a failure is told only after a look at the others.
+    """
+    waiting, answers = dict(enumerate(pending)), dict[int, Any]()
+    failure: GuerdonError | None = None
+    while waiting:
+        ranks = list(waiting)
+        seconds = timeout_seconds if failure is None else WAKE_SECONDS
+        place = group.first_ready([waiting[rank] for rank in ranks], seconds)
+        if place is None:
+            raise failure or WorkerError(f"ranks {ranks} did not finish in {timeout_seconds:g} s")
+        try:
+            answers[ranks[place]] = waiting.pop(ranks[place]).result()
+        except WorkerLostError as error:
+            raise ClusterError(f"rank {error.rank} of {len(pending)} was lost: {error.reason}") from error
+        except GuerdonError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return [answers[rank] for rank in range(len(pending))]

@@ -1,0 +1,414 @@
+"""The engine on a Ray cluster: workers are actors, slots are placement groups.
+
+Every slot that is used gets a placement group of one bundle on its machine; the workers of all components
+that share the slot share the bundle. An actor is not restarted by Ray but by `RayGroup.restart`, because a
+new worker has to be told what the old one knew, and because its machine may have gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from guerdon.config import ClusterConfig
+from guerdon.errors import ClusterError, ConfigError, GuerdonError, WorkerError, WorkerLostError
+from guerdon.parallel import guardian
+from guerdon.parallel.engine import Engine, Group, Handle, Pending, WorkerSpec
+from guerdon.parallel.placement import Node, Plan, Slot, make_plan, order_nodes, own_rollout_group
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+try:
+    import ray
+    from ray.exceptions import (
+        GetTimeoutError,
+        ObjectLostError,
+        RayActorError,
+        RayError,
+        RayTaskError,
+        WorkerCrashedError,
+    )
+    from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+except ImportError as missing:  # the extra is not installed
+    raise ConfigError("engine=ray needs Ray: pip install 'guerdon[ray]'") from missing
+
+log = logging.getLogger("guerdon")
+
+SLOT_SECONDS = 15.0
+"""How long a free slot may take to be given to us."""
+START_SECONDS = 120.0
+"""How long a worker may take to start and to be made: importing torch on a busy machine takes a while."""
+NODE_SECONDS = 60.0
+"""How long the cluster may take to notice that a machine has gone."""
+
+
+class RemoteTraceback(Exception):
+    """What happened in the worker; the cause of the error that the user sees."""
+
+
+class _Host:
+    """The actor: a process that holds one worker."""
+
+    def __init__(self, threads: int | None) -> None:
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+        if threads is not None:
+            import torch
+
+            torch.set_num_threads(threads)
+        self._worker: Any = None
+
+    def make(self, spec: WorkerSpec) -> int:
+        """Make the worker; returns the process id."""
+        self._worker = spec.make()
+        return os.getpid()
+
+    def call(self, method: str, *args: Any) -> Any:
+        """One method of the worker."""
+        return getattr(self._worker, method)(*args)
+
+
+class RayPending(Pending):
+    """An object in Ray's store."""
+
+    def __init__(self, ref: Any, role: str, rank: int) -> None:
+        self.ref, self._role, self._rank = ref, role, rank
+
+    def result(self, timeout_seconds: float | None = None) -> Any:
+        """Arrays are views of the store where it is on this machine, and read-only."""
+        try:
+            return ray.get(self.ref, timeout=timeout_seconds)
+        except GetTimeoutError as error:
+            raise WorkerLostError(self._role, self._rank, f"no answer in {timeout_seconds:g} s") from error
+        except RayError as error:
+            raise _readable(error, self._role, self._rank) from _trace(error)
+
+
+def _readable(error: RayError, role: str, rank: int) -> GuerdonError:
+    """One of our errors, in a line, from one of Ray's."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        if isinstance(cause, WorkerLostError):  # of another worker that this one talked to
+            return cause
+        if isinstance(cause, RayError):
+            return _readable(cause, role, rank)
+        if isinstance(cause, GuerdonError):
+            return type(cause)(*cause.args)
+        told = str(cause).strip().splitlines() or ["no message"]
+        return WorkerError(f"{role} worker {rank} failed: {type(cause).__name__}: {told[0]}")
+    if isinstance(error, ObjectLostError):
+        return WorkerLostError("object", rank, "the machine that held its data has gone")
+    if isinstance(error, RayActorError | WorkerCrashedError):
+        return WorkerLostError(role, rank, "its process has gone")
+    return WorkerError(f"{role} worker {rank} failed: {type(error).__name__}: {str(error).splitlines()[0]}")
+
+
+def _trace(error: RayError) -> Exception:
+    return RemoteTraceback(str(error)) if isinstance(error, RayTaskError) else error
+
+
+class RayHandle(Handle):
+    """An actor, for another worker."""
+
+    def __init__(self, actor: Any, role: str, rank: int) -> None:
+        self._actor, self._role, self._rank = actor, role, rank
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Ask and wait."""
+        return RayPending(self._actor.call.remote(method, *args), self._role, self._rank).result()
+
+
+class RayGroup(Group):
+    """Actors of one role."""
+
+    def __init__(self, engine: RayEngine, role: str, specs: Sequence[WorkerSpec]) -> None:
+        super().__init__(role, len(specs))
+        self._engine, self._specs = engine, list(specs)
+        engine.groups.append(self)
+        self._actors: list[Any] = [None] * self.size
+        self.pids: list[int] = [0] * self.size
+        made = [self._begin(rank) for rank in range(self.size)]
+        for rank, pending in enumerate(made):
+            self.pids[rank] = self._finish(rank, pending)
+
+    def submit(self, rank: int, method: str, *args: Any) -> RayPending:
+        """Ask one worker; what is `Pending` is passed by reference."""
+        ref = self._actors[rank].call.remote(method, *map(_given, args))
+        return RayPending(ref, self.role, rank)
+
+    def submit_pair(self, rank: int, method: str, *args: Any) -> tuple[Pending, Pending]:
+        """Two objects."""
+        call = self._actors[rank].call.options(num_returns=2)
+        one, other = call.remote(method, *map(_given, args))
+        return RayPending(one, self.role, rank), RayPending(other, self.role, rank)
+
+    def first_ready(self, pending: Sequence[Pending], timeout_seconds: float | None) -> int | None:
+        """Wait for one of them."""
+        refs = [item.ref for item in pending if isinstance(item, RayPending)]
+        ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_seconds, fetch_local=False)
+        return refs.index(ready[0]) if ready else None
+
+    def restart(self, rank: int, reason: str) -> None:
+        """Kill what may be left, and make the worker anew, on another machine if its own has gone."""
+        ray.kill(self._actors[rank], no_restart=True)
+        self._engine.restarts[self.role] += 1
+        log.warning("%s worker %d is started again: %s", self.role, rank, reason)
+        self.pids[rank] = self._finish(rank, self._begin(rank))
+
+    def handle(self, rank: int) -> RayHandle:
+        """The actor."""
+        return RayHandle(self._actors[rank], self.role, rank)
+
+    def close(self) -> None:
+        """Kill the actors."""
+        for actor in self._actors:
+            if actor is not None:
+                ray.kill(actor, no_restart=True)
+
+    def _begin(self, rank: int) -> Any:
+        spec = self._specs[rank]
+        options = self._engine.options(self.role, rank)
+        name = f"{self.role}-{rank}"
+        actor: Any = ray.remote(_Host).options(**options, max_restarts=0).remote(spec.threads)
+        self._actors[rank] = actor
+        log.debug("%s starts on %s", name, self._engine.slot(self.role, rank))
+        return actor.make.remote(spec)
+
+    def _finish(self, rank: int, made: Any) -> int:
+        """Wait for a new worker; where its machine goes away meanwhile, begin again on another one."""
+        until = time.monotonic() + START_SECONDS
+        while True:
+            ready, _ = ray.wait([made], timeout=1.0, fetch_local=False)
+            if ready:
+                try:
+                    return int(RayPending(made, self.role, rank).result())
+                except WorkerLostError as error:
+                    if self._engine.is_alive(self._engine.slot(self.role, rank), wait=True):
+                        raise ClusterError(
+                            f"{self.role} worker {rank} does not start: {error.reason}"
+                        ) from error
+            if not self._engine.is_alive(self._engine.slot(self.role, rank)):
+                made = self._begin(rank)
+            elif time.monotonic() > until:
+                raise ClusterError(f"{self.role} worker {rank} did not start in {START_SECONDS:g} s")
+
+
+def _given(item: Any) -> Any:
+    return item.ref if isinstance(item, RayPending) else item
+
+
+class RayEngine(Engine):
+    """Workers on a Ray cluster: the one at `cluster.address` or `RAY_ADDRESS`, or a local one of our own."""
+
+    shares_memory = False
+
+    def __init__(self, cfg: ClusterConfig) -> None:
+        """Connect and plan; a placement that cannot be satisfied is refused here."""
+        super().__init__()
+        self.cfg = cfg
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._owns = False
+        self.groups: list[RayGroup] = []
+        self._slots: dict[Slot, PlacementGroup] = {}
+        self._order: list[str] = []
+        try:
+            self._owns = self._connect()
+            self._plan_now()
+        except BaseException:
+            self.close()
+            raise
+
+    # The cluster
+
+    def _connect(self) -> bool:
+        """Join a cluster or start one; returns whether it is ours to shut down."""
+        debug = log.isEnabledFor(logging.DEBUG)
+        _print_to_stderr(debug)
+        if ray.is_initialized():
+            return False
+        shared: dict[str, Any] = {
+            "log_to_driver": debug,
+            "logging_level": logging.INFO if debug else logging.ERROR,
+            "namespace": "guerdon",
+        }
+        address = self.cfg.address or os.environ.get("RAY_ADDRESS")
+        if address is not None:
+            try:
+                ray.init(address=address, **shared)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                reason = str(error).strip().splitlines()[0]
+                raise ClusterError(f"there is no Ray cluster at {address!r}: {reason}") from error
+            return True
+        self._start_cluster(shared)
+        return True
+
+    def _start_cluster(self, shared: dict[str, Any]) -> None:
+        """A cluster on this machine, with a guardian that clears up if we are killed."""
+        folder = tempfile.mkdtemp(prefix="guerdon-ray-", dir=_short_temporary())
+        self._guardian = subprocess.Popen(
+            [sys.executable, guardian.__file__, folder, folder],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is not for it
+        )
+        os.environ[guardian.VARIABLE] = folder  # what the cluster starts inherits it
+        try:
+            ray.init(include_dashboard=False, _temp_dir=folder, **shared)
+        finally:
+            del os.environ[guardian.VARIABLE]
+
+    def nodes(self) -> list[Node]:
+        """The machines that are alive, in the order of their slots."""
+        alive = [
+            Node(
+                id=item["NodeID"],
+                name=item["NodeManagerHostname"],
+                num_cpus=int(item["Resources"].get("CPU", 0)),
+                num_gpus=int(item["Resources"].get("GPU", 0)),
+                labels=item.get("Labels", {}),
+            )
+            for item in ray.nodes()  # type: ignore[no-untyped-call]
+            if item["Alive"]
+        ]
+        return order_nodes(alive, ray.get_runtime_context().get_node_id(), self._order)
+
+    def is_alive(self, slot: Slot, *, wait: bool = False) -> bool:
+        """Whether the machine of a slot is there; `wait` gives the cluster time to notice that it is not."""
+        until = time.monotonic() + (NODE_SECONDS if wait else 0.0)
+        while True:
+            alive = slot.node_id in {node.id for node in self.nodes()}
+            if not alive or time.monotonic() >= until:
+                return alive
+            time.sleep(0.2)  # nothing tells us when the cluster notices
+
+    def _plan_now(self) -> Plan:
+        nodes = self.nodes()
+        plan = make_plan(self.cfg, nodes)
+        self._order = [node.id for node in nodes]
+        self.plan = plan
+        return plan
+
+    # Slots
+
+    def num_workers(self, role: str) -> int:
+        """As planned."""
+        if role == "rollout" and not own_rollout_group(self.plan):
+            return 0
+        return len(self.plan[role])
+
+    def workers_beside(self, role: str) -> int:
+        """On the fullest machine."""
+        nodes = [slot.node_id for slot in self.plan[role]]
+        return max(nodes.count(node) for node in nodes)
+
+    def slot(self, role: str, rank: int) -> Slot:
+        """Where a worker runs, or will run."""
+        return self.plan[role][rank]
+
+    def options(self, role: str, rank: int) -> dict[str, Any]:
+        """Ray's options for a worker: its bundle and its share of it."""
+        slot = self.slot(role, rank)
+        if not self.is_alive(slot):
+            self._plan_now()
+            slot = self.slot(role, rank)
+        bundle = self._bundle(slot)
+        sharing = sum(slot in self.plan[name] for name in ("env", "rollout", "reward"))
+        share = int(1e3 / sharing) / 1e3
+        strategy = PlacementGroupSchedulingStrategy(bundle, placement_group_bundle_index=0)
+        resources = {"num_gpus": share} if slot.kind == "GPU" else {"num_cpus": share}
+        return {"scheduling_strategy": strategy, "num_cpus": 0, **resources}
+
+    def _bundle(self, slot: Slot) -> PlacementGroup:
+        """The placement group of a slot; refused, not waited for, if others hold what it needs."""
+        if slot in self._slots:
+            return self._slots[slot]
+        unit = {"GPU": 1.0} if slot.kind == "GPU" else {"CPU": 1.0}
+        pinned = [{"ray.io/node-id": slot.node_id}]
+        group: PlacementGroup = placement_group([unit], strategy="STRICT_PACK", bundle_label_selector=pinned)
+        if not group.wait(SLOT_SECONDS):
+            remove_placement_group(group)
+            free = ray.available_resources()  # type: ignore[no-untyped-call]
+            listed = ", ".join(f"{free.get(kind, 0.0):g} {kind}" for kind in ("CPU", "GPU"))
+            raise ClusterError(
+                f"slot {slot.index} ({slot.kind}) was not given to us in {SLOT_SECONDS:g} s: it is taken; "
+                f"free in the whole cluster: {listed}"
+            )
+        self._slots[slot] = group
+        return group
+
+    # Workers
+
+    def group(self, role: str, specs: Sequence[WorkerSpec]) -> RayGroup:
+        """Start an actor for each spec."""
+        return RayGroup(self, role, specs)
+
+    def put(self, value: Any) -> RayPending:
+        """Once into the store of this machine."""
+        return RayPending(ray.put(value), "driver", 0)
+
+    def close(self) -> None:
+        """Kill the actors, give the slots back, shut down what is ours."""
+        if ray.is_initialized():
+            self._release()
+        if self._guardian is not None:
+            assert self._guardian.stdin is not None
+            self._guardian.stdin.close()  # it removes what is left
+            self._guardian.wait()
+            self._guardian = None
+
+    def _release(self) -> None:
+        with contextlib.suppress(RayError):  # the cluster may be what broke
+            for group in self.groups:
+                group.close()
+            for bundle in self._slots.values():
+                remove_placement_group(bundle)
+        self.groups, self._slots = [], {}
+        if self._owns:
+            ray.shutdown()
+
+
+def _print_to_stderr(debug: bool) -> None:
+    """Keep what Ray prints (deaths of workers, their output) off stdout, where our results go.
+
+    Ray has no setting for it: `log_to_driver=False` leaves out the workers' output, but not the deaths. What
+    we know of them is logged anyway, so that they are shown with `--debug` alone.
+    """
+    real = ray._private.worker.print_worker_logs
+    real = getattr(real, "guerdon_real", real)
+
+    def printed(data: dict[str, Any], print_file: Any, ignore_prefix: bool = False) -> None:
+        if debug:
+            real(data, sys.stderr, ignore_prefix)
+
+    printed.guerdon_real = real  # type: ignore[attr-defined]
+    ray._private.worker.print_worker_logs = printed
+
+
+def _short_temporary() -> str | None:
+    """A place for sockets, whose paths must be short; None for the system's own."""
+    return "/tmp" if len(tempfile.gettempdir()) > 20 and Path("/tmp").is_dir() else None
+
+
+def ray_works(seconds: float = 60.0) -> tuple[bool, str]:
+    """Whether an actor can be started and asked; and what is there, in words."""
+    engine = RayEngine(ClusterConfig())
+    try:
+        group = engine.group("env", [WorkerSpec(cls=_Answer)])
+        answer = group.submit(0, "double", 21).result(seconds)
+        nodes = engine.nodes()
+        listed = ", ".join(f"{node.name} ({node.offers})" for node in nodes)
+        return answer == 42, f"a worker answers on {listed}"
+    finally:
+        engine.close()
+
+
+class _Answer:
+    def double(self, value: int) -> int:
+        return 2 * value

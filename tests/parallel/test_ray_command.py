@@ -1,0 +1,138 @@
+"""The command with engine=ray: what it prints, what it leaves behind, and what survives a kill."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from guerdon.config import load_config
+from guerdon.run.train import train
+from tests.run.test_embodied import lines, without_times
+
+ROOT = Path(__file__).parents[2]
+LONG = ["learner.total_steps=10_000_000", "learner.eval_interval=10_000_000"]
+
+
+@pytest.fixture
+def place():
+    """A short path for temporary files, by which the processes of a run can be told from others."""
+    folder = Path(tempfile.mkdtemp(prefix="g", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def environment(place):
+    return {**os.environ, "TMPDIR": str(place), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def start(place, arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "guerdon.cli", "train", *arguments, "engine=ray", "--json"],
+        cwd=place,
+        env=environment(place),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def processes_of(place):
+    """Ids of all processes that were started with this TMPDIR."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and f"TMPDIR={place}\0".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def wait_for(what, seconds=120):
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it took too long"
+        time.sleep(0.1)
+
+
+def shared_memory():
+    return set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are enough
+
+
+def nothing_is_left(place, before):
+    wait_for(lambda: not processes_of(place), 30)
+    wait_for(lambda: not shared_memory() - before, 30)  # other tests may have some of their own for a moment
+    return not list(place.glob("guerdon-ray-*"))
+
+
+def test_a_killed_learner_resumes_and_the_command_leaves_nothing_behind(settings, tmp_path, place):
+    settings = [*settings, "learner.ppo.anneal_lr=false"]  # which depends on the length of the run
+    before = shared_memory()
+    killed = tmp_path / "killed"
+    run = start(place, [*settings, *LONG, f"runner.logger.log_path={killed}"])
+    saved = killed / "checkpoints" / "step_400" / "state.pt"
+    try:
+        wait_for(lambda: saved.is_file() or run.poll() is not None)
+        assert run.poll() is None, run.stderr.read()
+    finally:
+        run.kill()
+        run.communicate()
+    assert nothing_is_left(place, before)  # Ray's processes go with the one that started them
+
+    resumed = tmp_path / "resumed"
+    checkpoint = killed / "checkpoints" / "step_400"
+    more = [f"runner.resume_dir={checkpoint}", f"runner.logger.log_path={resumed}"]
+    run = start(place, [*settings, *more])
+    out, err = run.communicate(timeout=200)
+    assert run.returncode == 0, err
+    assert json.loads(out)["env_steps"] == 800  # one JSON object and nothing else
+    assert "raylet" not in err and "ray::" not in err and "Traceback" not in err
+    assert nothing_is_left(place, before)
+
+    whole, _ = train(load_config("train", [*settings, f"runner.logger.log_path={tmp_path / 'whole'}"]))
+    expected = [without_times(entry) for entry in lines(whole) if entry["step"] > 400]
+    assert [without_times(entry) for entry in lines(resumed)] == expected and len(expected) >= 2
+
+
+def test_an_interrupted_command_leaves_nothing_behind(settings, tmp_path, place):
+    before = shared_memory()
+    folder = tmp_path / "run"
+    run = start(place, [*settings, *LONG, f"runner.logger.log_path={folder}"])
+    try:
+        metrics = folder / "metrics.jsonl"
+        wait_for(lambda: (metrics.is_file() and metrics.stat().st_size > 0) or run.poll() is not None)
+        assert len(processes_of(place)) > 3
+        os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+        out, err = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert run.returncode == 1 and err.strip().endswith("guerdon: interrupted") and not out
+    assert nothing_is_left(place, before)
+
+
+def test_a_machine_that_leaves(settings, tmp_path, place):
+    more = ["learner.total_steps=100_000", "reward.use_reward_model=false"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.parallel.node_loss", str(tmp_path / "run"), *settings, *more],
+        env=environment(place),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    # the third machine takes the place of the second; when it goes too, nothing can
+    assert result["restarts"]["env"] >= 1 and result["iterations"] == 4
+    assert "cluster.num_nodes asks for 2 machines, 1 machine is there" in result["told"]
+    assert "the last good state is" in result["told"]
+    assert (tmp_path / "run" / "checkpoints" / "step_600" / "state.pt").is_file()
+    assert len([entry for entry in lines(tmp_path / "run") if "train/policy_loss" in entry]) == 3
+    wait_for(lambda: not processes_of(place), 60)
