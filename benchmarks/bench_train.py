@@ -23,6 +23,7 @@ from guerdon.run.embodied import EmbodiedRunner
 from guerdon.serve import ImageRewardWorker
 
 ITERATIONS, STEPS = 6, 50
+PARTS = ("rollout", "compute_model_rewards", "update")
 MODEL = RewardModelConfig(model_type="binary_classifier", arch="resnet10", image_size=(3, 64, 64))
 
 
@@ -46,29 +47,35 @@ def make_checkpoint(folder: Path) -> Path:
 
 
 def iteration(folder: Path, checkpoint: Path) -> list[Result]:
-    """PPO from images with the documents' config: share of the time that judging takes."""
-    config = load_config(
-        "maniskill_ppo_cnn",
-        [
-            "env=tabletop",
-            "reward.use_reward_model=true",
-            f"reward.model.checkpoint_path={checkpoint}",
-            "reward.model.precision=int8",
-            "monitor.action=off",
-        ],
-        "examples/embodiment/config",
-    )
-    runner = EmbodiedRunner(config, folder)
-    runner.loop.reset(0)
-    runner.loop.advance(0.0)  # warm-up
-    shares, total = [], 0.0
+    """PPO from images with the documents' config: what judging adds to an iteration.
+
+    Frames are judged while the rollout goes on, so that no clock shows what it costs: the same iterations are
+    run with the env's reward too, in turns.
+    """
+    learned = [
+        "reward.use_reward_model=true",
+        f"reward.model.checkpoint_path={checkpoint}",
+        "reward.model.precision=int8",
+        "monitor.action=off",
+    ]
+    runners = {}
+    for name, overrides in {"learned": learned, "env": ["reward.use_reward_model=false"]}.items():
+        config = load_config("maniskill_ppo_cnn", ["env=tabletop", *overrides], "examples/embodiment/config")
+        runners[name] = EmbodiedRunner(config, folder)
+        runners[name].loop.reset(0)
+        runners[name].loop.advance(0.0)  # warm-up
+    shares = []
     for _ in range(ITERATIONS):
-        metrics = runner.loop.advance(0.0).metrics
-        parts = {name: metrics[f"time/{name}"] for name in ("rollout", "compute_model_rewards", "update")}
-        total = sum(parts.values())
-        shares.append(parts["compute_model_rewards"] / total)
-        print("   " + ", ".join(f"{name} {value:.2f} s" for name, value in parts.items()), flush=True)
-    runner.env_worker.close()
+        seconds = {}
+        for name, runner in runners.items():
+            started = time.perf_counter()
+            metrics = runner.loop.advance(0.0).metrics
+            seconds[name] = time.perf_counter() - started
+            parts = {each: metrics.get(f"time/{each}", 0.0) for each in PARTS}
+            print(f"   {name}: " + ", ".join(f"{each} {value:.2f} s" for each, value in parts.items()))
+        shares.append(1.0 - seconds["env"] / seconds["learned"])
+    for runner in runners.values():
+        runner.env_worker.close()
     value = 100 * float(np.median(shares))
     what = "judging, share of a PPO iteration on images"
     return [Result(what=what, value=value, target=15.0, at_least=False, unit="%")]

@@ -23,6 +23,8 @@ from guerdon.parallel.engine import Engine, Group, LocalGroup, Pending, RestartC
 from guerdon.parallel.placement import divide
 from guerdon.run.acting import PolicySpec, RolloutWorker, make_rollout_worker
 from guerdon.run.workers import EnvFacts, EnvWorker, Played, Stepped
+from guerdon.serve.ahead import JudgeAhead
+from guerdon.serve.worker import ImageRewardWorker
 from guerdon.types import UInt8Array
 
 log = logging.getLogger("guerdon")
@@ -116,6 +118,13 @@ class EnvGroup:
                 rank, "attach", self.rollout_group.handle(rank % self.rollout_group.size)
             )
         return self.group.submit(rank, "attach", self._policy)
+
+    def judge_ahead(self, worker: ImageRewardWorker) -> JudgeAhead:
+        """Let a reward worker of this process judge frames while rollouts go on."""
+        judged = self.local.judged
+        assert judged is not None
+        judged.ahead = JudgeAhead(worker)
+        return judged.ahead
 
     def reset(self, seed: int, env_steps: int) -> None:
         """Begin new episodes everywhere, for rollouts."""

@@ -15,6 +15,7 @@ from guerdon.run.env_group import EnvGroup, Fragment
 from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, feature_rows, reward_metrics
 from guerdon.run.reward_group import FramesLostError, RewardGroup
 from guerdon.run.workers import Actor
+from guerdon.serve.ahead import JudgeAhead
 from guerdon.serve.manager import Verdict
 from guerdon.serve.relabel import RewardScale, learned_rewards, training_rewards
 from guerdon.types import FloatArray, IntArray, UInt8Array
@@ -36,6 +37,9 @@ class OnPolicyLoop:
         self._engine = engine
         self._fragments: list[Fragment] = []
         self._verdicts: list[Verdict] = []
+        self._ahead: JudgeAhead | None = None
+        if engine.shares_memory and rewards is not None and cfg.reward_mode == "per_step":
+            self._ahead = envs.judge_ahead(rewards.local)
 
     def knows_success(self) -> bool:
         """Whether the environments tell success."""
@@ -68,6 +72,9 @@ class OnPolicyLoop:
 
     def _judge(self, weights: Pending | None) -> None:
         """Ask for verdicts on all judged frames; rollouts whose frames got lost are played again."""
+        if self._ahead is not None:
+            self._verdicts = [self._ahead.verdict()]
+            return
         while self.rewards is not None:
             counts = [len(item.played.rows) for item in self._fragments]
             try:

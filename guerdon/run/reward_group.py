@@ -14,11 +14,9 @@ from guerdon.config import RewardConfig
 from guerdon.errors import WorkerLostError
 from guerdon.parallel.engine import Engine, LocalGroup, Pending, RestartCounter, WorkerSpec
 from guerdon.serve.manager import RewardFacts, Verdict
-from guerdon.serve.worker import MINI_BATCH, ImageRewardWorker, load_image_worker
+from guerdon.serve.worker import REQUEST_FRAMES, ImageRewardWorker, join_verdicts, load_image_worker
 from guerdon.types import FloatArray, IntArray, UInt8Array
 
-REQUEST_FRAMES = 4 * MINI_BATCH
-"""Frames in a request to a reward worker; whole mini-batches, so that sharing changes no verdict."""
 AHEAD = 2
 """Requests that a reward worker has at a time: while it works on one, the next one travels."""
 
@@ -58,7 +56,7 @@ class RewardGroup:
         """Verdicts on frames of this process, camera -> uint8 [N, H, W, C], or nothing at all."""
         count = len(next(iter(frames.values()))) if frames else 0
         if not count:
-            return _joined_verdict([])
+            return join_verdicts([])
         return self.judge_parts([self.put(frames)], [count])[0]
 
     def judge_parts(self, parts: Sequence[Pending], counts: Sequence[int]) -> list[Verdict]:
@@ -70,7 +68,7 @@ class RewardGroup:
                 owners.append(part)
         answers = self._share(jobs, owners)
         return [
-            _joined_verdict([answer for answer, owner in zip(answers, owners, strict=True) if owner == part])
+            join_verdicts([answer for answer, owner in zip(answers, owners, strict=True) if owner == part])
             for part in range(len(parts))
         ]
 
@@ -135,13 +133,3 @@ class RewardGroup:
                 return
             except WorkerLostError as other:
                 error = other
-
-
-def _joined_verdict(parts: Sequence[Verdict]) -> Verdict:
-    if not parts:
-        empty = np.zeros(0, np.float32)
-        return Verdict(prob_success=empty, disagreement=empty)
-    return Verdict(
-        prob_success=np.concatenate([part.prob_success for part in parts]),
-        disagreement=np.concatenate([part.disagreement for part in parts]),
-    )

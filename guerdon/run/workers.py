@@ -28,6 +28,7 @@ from guerdon.learn.ppo import PPO
 from guerdon.learn.rollout import Rollout, RolloutArrays, RolloutCollector, RolloutPolicy
 from guerdon.parallel.engine import Handle
 from guerdon.run.acting import DistantPolicy, PolicySpec, RolloutPolicyWorker, RolloutWorker
+from guerdon.serve.ahead import JudgeAhead
 from guerdon.serve.relabel import judged_frames
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 
@@ -46,11 +47,15 @@ class JudgedFrames:
         self._all: dict[str, UInt8Array] = {}
         self._some: list[tuple[int, IntArray, dict[str, UInt8Array]]] = []
         self.num_rendered = 0
+        self.ahead: JudgeAhead | None = None
+        """Who is told of frames as soon as they are there, where every frame is judged."""
 
     def add(self, t: int, reached_obs: Any, done: BoolArray) -> None:
         """Take the frames that step `t` led to; of ended episodes the final ones."""
         if t == 0:
             self._some = []
+            if self.ahead is not None:
+                self.ahead.begin()
         env_ids = np.flatnonzero(judged_frames(done, self._cfg))
         if len(env_ids) == 0:
             return
@@ -63,12 +68,17 @@ class JudgedFrames:
             if name not in self._all:
                 self._all[name] = np.empty((*self._shape, *images.shape[1:]), np.uint8)
             self._all[name][t] = images
+        if self.ahead is not None:
+            num_steps, num_envs = self._shape
+            self.ahead.ready(self._flat(), (t + 1) * num_envs, last=t == num_steps - 1)
+
+    def _flat(self) -> dict[str, UInt8Array]:
+        return {name: images.reshape(-1, *images.shape[2:]) for name, images in self._all.items()}
 
     def gathered(self) -> tuple[IntArray, dict[str, UInt8Array]]:
         """Which steps were judged, as places in a flat [T * N], and their frames, camera -> [K, H, W, C]."""
         if self._every:
-            flat = {name: images.reshape(-1, *images.shape[2:]) for name, images in self._all.items()}
-            return np.arange(self._shape[0] * self._shape[1]), flat
+            return np.arange(self._shape[0] * self._shape[1]), self._flat()
         if not self._some:
             return np.zeros(0, np.int64), {}
         rows = np.concatenate([t * self._shape[1] + env_ids for t, env_ids, _ in self._some])
@@ -271,6 +281,8 @@ class EnvWorker:
 
     def close(self) -> None:
         """Finish writing and close the environments."""
+        if self.judged is not None and self.judged.ahead is not None:
+            self.judged.ahead.close()
         try:
             if self._collector is not None:
                 self._collector.close()

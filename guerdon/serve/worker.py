@@ -16,6 +16,17 @@ from guerdon.serve.relabel import map_rewards
 from guerdon.types import FloatArray, IntArray, UInt8Array
 
 MINI_BATCH = 256
+REQUEST_FRAMES = 4 * MINI_BATCH
+"""Frames in a request to a reward worker; whole mini-batches, so that sharing changes no verdict."""
+
+
+def join_verdicts(parts: Sequence[Verdict]) -> Verdict:
+    """One verdict on the frames of all parts, in their order; parts may be missing altogether."""
+    none = [np.zeros(0, np.float32)]
+    return Verdict(
+        prob_success=np.concatenate([part.prob_success for part in parts] or none),
+        disagreement=np.concatenate([part.disagreement for part in parts] or none),
+    )
 
 
 class ImageRewardWorker:
@@ -46,16 +57,11 @@ class ImageRewardWorker:
     def judge(self, frames: Mapping[str, UInt8Array]) -> Verdict:
         """Verdicts on frames (camera -> uint8 [N, H, W, C], or nothing at all) in mini-batches of 256."""
         count = len(next(iter(frames.values()))) if frames else 0
-        parts = [
-            self.manager.judge({name: images[start : start + MINI_BATCH] for name, images in frames.items()})
-            for start in range(0, count, MINI_BATCH)
-        ]
-        if not parts:
-            empty = np.zeros(0, np.float32)
-            return Verdict(prob_success=empty, disagreement=empty)
-        return Verdict(
-            prob_success=np.concatenate([part.prob_success for part in parts]),
-            disagreement=np.concatenate([part.disagreement for part in parts]),
+        return join_verdicts(
+            [
+                self.manager.judge({name: each[start : start + MINI_BATCH] for name, each in frames.items()})
+                for start in range(0, count, MINI_BATCH)
+            ]
         )
 
     def describe(self) -> RewardFacts:
