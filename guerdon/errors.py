@@ -21,3 +21,7 @@ class UnsafeDataError(DataError):
 
 class StorageError(GuerdonError):
     """Writing failed (full disk, missing permission); what was finished before is safe."""
+
+
+class WorkerError(GuerdonError):
+    """A worker process died, stopped answering, or was never met; the message says which one."""
