@@ -288,11 +288,13 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 def _train_reward(arguments: argparse.Namespace) -> int:
     from guerdon.config import load_config
+    from guerdon.fit.team import speaks_for_all
     from guerdon.run.train_reward import fit_lines, fit_summary, train_reward
 
     config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
     folder, result = train_reward(config)
-    _print(arguments, {**fit_summary(result), "folder": str(folder)}, fit_lines(result, folder))
+    if speaks_for_all():
+        _print(arguments, {**fit_summary(result), "folder": str(folder)}, fit_lines(result, folder))
     return 0
 
 

@@ -24,7 +24,7 @@ class StorageError(GuerdonError):
 
 
 class WorkerError(GuerdonError):
-    """A worker failed in its own code; the message names it, the cause holds the remote traceback."""
+    """A worker process failed, died or was never met; the message names it, a cause has its traceback."""
 
 
 class WorkerLostError(GuerdonError):

@@ -11,11 +11,15 @@ from tqdm import tqdm
 T = TypeVar("T")
 
 
-def progress(items: Iterable[T], what: str, total: int | None = None, unit: str = "it") -> Iterable[T]:
+def progress(
+    items: Iterable[T], what: str, total: int | None = None, unit: str = "it", *, quiet: bool = False
+) -> Iterable[T]:
     """Iterate with a progress bar if stderr is a terminal; quietly otherwise."""
-    return tqdm(items, desc=what, total=total, unit=unit, disable=not sys.stderr.isatty(), leave=False)
+    hidden = quiet or not sys.stderr.isatty()
+    return tqdm(items, desc=what, total=total, unit=unit, disable=hidden, leave=False)
 
 
-def progress_bar(what: str, total: int | None = None, unit: str = "it") -> Any:
+def progress_bar(what: str, total: int | None = None, unit: str = "it", *, quiet: bool = False) -> Any:
     """A bar to be moved by hand; close it (or use `with`) when done."""
-    return tqdm(desc=what, total=total, unit=unit, disable=not sys.stderr.isatty(), leave=False)
+    hidden = quiet or not sys.stderr.isatty()
+    return tqdm(desc=what, total=total, unit=unit, disable=hidden, leave=False)

@@ -17,6 +17,7 @@ from guerdon.config.schema import (
 from guerdon.config.schema_fit import (
     AugmentConfig,
     CalibrationConfig,
+    DistributedConfig,
     EarlyStopConfig,
     FitConfig,
     FitDataConfig,
@@ -44,6 +45,7 @@ __all__ = [
     "ConfigError",
     "DQNConfig",
     "DataCollectionConfig",
+    "DistributedConfig",
     "EarlyStopConfig",
     "EnvConfig",
     "EnvsConfig",

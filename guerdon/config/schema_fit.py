@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from guerdon.config.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
+from guerdon.config.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +99,18 @@ class FitDataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """`fit.distributed`: several processes that share every global batch."""
+
+    num_processes: PositiveInt = 1
+    """Processes to start on this machine; under `torchrun` or Ray those that they start count."""
+    communication: Literal["auto", "gloo", "nccl"] = "auto"
+    """`auto`: NCCL between GPUs, gloo otherwise."""
+    timeout_seconds: PositiveFloat = 1800.0
+    """A process that keeps the others waiting for longer ends the fit; one that dies ends it at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FitConfig:
     """`fit`: stage 2, from labelled episodes to a reward model."""
 
@@ -106,8 +118,9 @@ class FitConfig:
     """Fit a reward model within `guerdon train`; `guerdon train-reward` always does."""
     only: bool = False
     """Fit and end, without touching the environment."""
-    backend: Literal["simple", "fsdp"] = "simple"
-    """One process, or sharded over several."""
+    backend: Literal["auto", "simple", "ddp", "fsdp"] = "auto"
+    """One process (`simple`), or several with a copy of the model (`ddp`) or a shard of it (`fsdp`) each;
+    `auto`: `simple` for one, `fsdp` for several."""
     gpu_id: NonNegativeInt = 0
     """The GPU to use where there is one."""
     epochs: PositiveInt = 100
@@ -115,7 +128,9 @@ class FitConfig:
     global_batch_size: PositiveInt = 32
     """Frames per optimiser step."""
     micro_batch_size: PositiveInt | None = None
-    """Frames per forward pass; null means the whole global batch."""
+    """Frames per forward pass of a process; null means its whole share of the global batch."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the forward pass while fitting; weights, gradients and their sums stay fp32."""
     log_interval: PositiveInt = 100
     """Steps between log lines."""
     save_interval: PositiveInt = 1000
@@ -132,3 +147,4 @@ class FitConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     data: FitDataConfig = field(default_factory=FitDataConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)

@@ -148,6 +148,8 @@ class BCConfig:
     """Transitions in a gradient step."""
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam."""
+    anneal_lr: bool = False
+    """Let it fall to zero in a straight line; for PPO."""
 
 
 @dataclass(frozen=True, kw_only=True)

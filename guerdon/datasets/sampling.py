@@ -48,7 +48,39 @@ class EpochSampler:
         return order[rank < self.num_samples_per_episode]
 
 
-def global_batches(rows: IntArray, size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[IntArray]:
-    """Cut an epoch into batches of `size` frames and give each rank its share of every one of them."""
+def global_batches(rows: IntArray, size: int) -> Iterator[IntArray]:
+    """Cut an epoch into batches of `size` frames; the last one may be smaller."""
     for start in range(0, len(rows), size):
-        yield rows[start : start + size][rank::world_size]
+        yield rows[start : start + size]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The frames that one rank passes forward at once, and where they stand in the global batch."""
+
+    rows: IntArray
+    """int [n]; n may be 0 if the batch is smaller than the number of ranks."""
+    positions: IntArray
+    """int [n], their places in the global batch."""
+    total: int
+    """Frames of the global batch."""
+
+    @classmethod
+    def of(cls, rows: IntArray) -> Share:
+        """A whole batch at once."""
+        return cls(rows=rows, positions=np.arange(len(rows)), total=len(rows))
+
+
+def shares(batch: IntArray, micro_size: int | None, *, rank: int = 0, world_size: int = 1) -> list[Share]:
+    """The passes of one rank over a global batch, as many on every rank.
+
+    Args:
+        batch: int [n].
+        micro_size: frames of one rank in a pass; None: all in one.
+        rank: this one among `world_size`.
+        world_size: how many share the batch; pass k of all ranks together is the k-th part of the batch.
+    """
+    size = len(batch) if micro_size is None else micro_size * world_size
+    everything = np.arange(len(batch))
+    parts = [everything[start : start + size][rank::world_size] for start in range(0, len(batch), size)]
+    return [Share(rows=batch[part], positions=part, total=len(batch)) for part in parts]

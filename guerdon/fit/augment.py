@@ -14,34 +14,45 @@ def is_active(cfg: AugmentConfig) -> bool:
     return bool(cfg.shift_pixels or cfg.crop_fraction or cfg.color or cfg.blur)
 
 
-def augment(frames: Tensor, cfg: AugmentConfig, generator: torch.Generator) -> Tensor:
+def augment(
+    frames: Tensor,
+    cfg: AugmentConfig,
+    generator: torch.Generator,
+    *,
+    positions: Tensor | None = None,
+    total: int | None = None,
+) -> Tensor:
     """Change each image of a batch in its own way.
 
     Args:
         frames: uint8 [N, H, W, C].
         cfg: how strongly.
         generator: where the random numbers come from.
+        positions: int [N], places of these images in a larger batch of `total`; the numbers are drawn for
+            all of it, so that an image is changed in the same way whoever works on which part.
+        total: see `positions`.
 
     Returns:
         uint8 [N, H, W, C].
     """
     if not is_active(cfg):
         return frames
+    count = len(frames) if total is None else total
+    place = slice(None) if positions is None else positions
     pixels = frames.permute(0, 3, 1, 2).float()
     if cfg.shift_pixels or cfg.crop_fraction:
-        pixels = _move(pixels, cfg, generator)
+        pixels = _move(pixels, cfg, torch.rand(count, 3, generator=generator)[place] * 2 - 1)
     if cfg.color:
-        pixels = _recolor(pixels, cfg.color, generator)
+        pixels = _recolor(pixels, cfg.color, torch.rand(3, count, 1, 1, 1, generator=generator)[:, place])
     if cfg.blur:
-        chosen = torch.rand(len(pixels), generator=generator) < cfg.blur
+        chosen = torch.rand(count, generator=generator)[place] < cfg.blur
         pixels = torch.where(chosen[:, None, None, None], _blurred(pixels), pixels)
     return pixels.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 
-def _move(pixels: Tensor, cfg: AugmentConfig, generator: torch.Generator) -> Tensor:
+def _move(pixels: Tensor, cfg: AugmentConfig, uniform: Tensor) -> Tensor:
     """Shift by whole pixels and zoom into a crop, edges repeated, as one resampling of the batch."""
     count, _, height, width = pixels.shape
-    uniform = torch.rand(count, 3, generator=generator) * 2 - 1
     scale = 1 - cfg.crop_fraction * uniform[:, 2].abs()
     shift = torch.round(uniform[:, :2] * cfg.shift_pixels)
     theta = torch.zeros(count, 2, 3)
@@ -52,9 +63,9 @@ def _move(pixels: Tensor, cfg: AugmentConfig, generator: torch.Generator) -> Ten
     return F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def _recolor(pixels: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Brightness, contrast and saturation, each by up to `strength`."""
-    factors = 1 + strength * (torch.rand(3, len(pixels), 1, 1, 1, generator=generator) * 2 - 1)
+def _recolor(pixels: Tensor, strength: float, uniform: Tensor) -> Tensor:
+    """Brightness, contrast and saturation, each by up to `strength`; `uniform` is [3, N, 1, 1, 1]."""
+    factors = 1 + strength * (uniform * 2 - 1)
     pixels = pixels * factors[0]
     mean = pixels.mean(dim=(1, 2, 3), keepdim=True)
     pixels = mean + (pixels - mean) * factors[1]

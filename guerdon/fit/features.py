@@ -15,6 +15,7 @@ from torch import Tensor
 from guerdon.config import AugmentConfig
 from guerdon.datasets import RewardDataset
 from guerdon.fit.augment import augment, is_active
+from guerdon.fit.team import Team
 from guerdon.models import RewardModel
 from guerdon.progress import progress
 from guerdon.store.atomic import storage_error
@@ -23,6 +24,8 @@ from guerdon.types import IntArray
 log = logging.getLogger("guerdon")
 
 ENCODE_BATCH = 256
+FILE = "features.f32"
+"""In the run's folder; on the second machine of a team `features-{rank}.f32`, in case they share the disk."""
 
 
 class FeatureCache:
@@ -30,7 +33,7 @@ class FeatureCache:
 
     View 0 is of the frame as it is; further views are of augmented copies, drawn from at random in training.
     The file lives as long as the fit: it is made anew for each one, since it costs one pass and depends on
-    the encoder's weights.
+    the encoder's weights. The processes of a machine share one file, and the work of filling it.
     """
 
     def __init__(
@@ -38,25 +41,36 @@ class FeatureCache:
         model: RewardModel,
         dataset: RewardDataset,
         cfg: AugmentConfig,
-        path: Path,
+        folder: Path,
         *,
         seed: int,
         device: torch.device,
+        team: Team,
     ) -> None:
         self.num_views = 1 + (cfg.num_views if is_active(cfg) else 0)
-        self._path = path
+        self._path = folder / (f"features-{team.leader}.f32" if team.leader else FILE)
         self._shape = (self.num_views, len(dataset), *model.feature_shape)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._map: NDArray[Any] = np.memmap(path, np.float32, mode="w+", shape=self._shape)
-            with path.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, self._map.nbytes)  # a full disk shows here
-        except OSError as error:
-            raise storage_error(path, error) from error
+        self._team = team
+        self._map: NDArray[Any] = team.leaders_first(self._open)
         model.eval()
         with torch.no_grad():
             for view in range(self.num_views):
                 self._encode(model, dataset, cfg, view, seed, device)
+        team.wait()
+
+    def _open(self) -> NDArray[Any]:
+        """Make the file; on all but the first process of a machine, map the one that is there."""
+        path = self._path
+        try:
+            if self._team.local_rank > 0:
+                return np.memmap(path, np.float32, mode="r+", shape=self._shape)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            array: NDArray[Any] = np.memmap(path, np.float32, mode="w+", shape=self._shape)
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, array.nbytes)  # a full disk shows here
+            return array
+        except OSError as error:
+            raise storage_error(path, error) from error
 
     def _encode(
         self,
@@ -67,9 +81,11 @@ class FeatureCache:
         seed: int,
         device: torch.device,
     ) -> None:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + view)
-        starts = range(0, len(dataset), ENCODE_BATCH)
-        for start in progress(starts, f"encoding view {view + 1}/{self.num_views}", unit="batch"):
+        team, what = self._team, f"encoding view {view + 1}/{self.num_views}"
+        mine = range(team.local_rank * ENCODE_BATCH, len(dataset), team.local_size * ENCODE_BATCH)
+        for start in progress(mine, what, unit="batch", quiet=not team.first):
+            draw = np.random.SeedSequence([seed, view, start]).generate_state(1)
+            generator = torch.Generator().manual_seed(int(draw[0]))
             indices = np.arange(start, min(start + ENCODE_BATCH, len(dataset)))
             frames = {
                 name: torch.from_numpy(images) for name, images in dataset.batch(indices).frames.items()
@@ -87,4 +103,5 @@ class FeatureCache:
     def close(self) -> None:
         """Remove the file."""
         del self._map
-        self._path.unlink(missing_ok=True)
+        if self._team.local_rank == 0:
+            self._path.unlink(missing_ok=True)

@@ -12,16 +12,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import Self
 
 from guerdon.config import FitConfig, RewardModelConfig
 from guerdon.datasets import RewardDataset
 from guerdon.datasets.frames import describe, open_store, rows_of, split_store
 from guerdon.datasets.pictures import save_training_pictures
 from guerdon.datasets.sampling import EpochSampler
-from guerdon.errors import DataError
+from guerdon.errors import ConfigError, DataError
 from guerdon.fit.calibrate import Calibration, calibrate
 from guerdon.fit.metrics import Scores, summarize
 from guerdon.fit.quantized import quantize_checkpoint
+from guerdon.fit.spread import strategy_of
+from guerdon.fit.team import Team
 from guerdon.fit.threshold import Threshold, choose_threshold
 from guerdon.fit.trainer import Trainer, latest_checkpoint
 from guerdon.models import Contract, RewardModel, build_model, save_checkpoint
@@ -53,6 +56,29 @@ class FitResult:
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class FitJob:
+    """Everything that a process needs to know to take part in a fit."""
+
+    model: RewardModelConfig
+    """The `reward.model` section."""
+    cfg: FitConfig
+    """The `fit` section."""
+    folder: Path
+    """The run's folder: metrics and, unless `cfg.save_dir` says otherwise, `checkpoints/`."""
+    seed: int = 0
+    """Decides split, weights, order and augmentation."""
+    resume_dir: Path | None = None
+    """A checkpoint or a folder of checkpoints to go on from."""
+    tensorboard: bool = True
+    """Whether to log there beside `metrics.jsonl`."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where `step_{N}/` and `best_model/` go."""
+        return self.folder / "checkpoints" if self.cfg.save_dir is None else Path(self.cfg.save_dir)
+
+
 def fit_reward_model(
     model_cfg: RewardModelConfig,
     cfg: FitConfig,
@@ -61,8 +87,9 @@ def fit_reward_model(
     seed: int = 0,
     resume_dir: Path | None = None,
     tensorboard: bool = True,
+    team: Team | None = None,
 ) -> FitResult:
-    """Fit, validate, calibrate and save.
+    """Fit, validate, calibrate and save, in as many processes as `cfg.distributed` says.
 
     Args:
         model_cfg: the `reward.model` section.
@@ -71,51 +98,107 @@ def fit_reward_model(
         seed: decides split, weights, order and augmentation.
         resume_dir: a checkpoint or a folder of checkpoints to go on from.
         tensorboard: whether to log there beside `metrics.jsonl`.
+        team: the processes that do it together, if they have met already; each of them calls this.
     """
-    started = time.perf_counter()
-    store, faults = open_data(model_cfg, cfg, folder)
-    checkpoints = folder / "checkpoints" if cfg.save_dir is None else Path(cfg.save_dir)
-    splits = split_store(store, val_fraction=cfg.data.val_fraction, seed=seed, camera=model_cfg.image_keys[0])
-    dataset = RewardDataset(store, cameras=model_cfg.image_keys)
-    if cfg.data.debug_save_dir is not None:
-        save_training_pictures(dataset, Path(cfg.data.debug_save_dir), rows_of(store, splits["train"]))
-    torch.manual_seed(seed)
-    model = build_model(model_cfg)
-    contract = _contract(model_cfg, model, dataset, rows_of(store, splits["train"]), seed)
-    device = torch.device(f"cuda:{cfg.gpu_id}" if torch.cuda.is_available() else "cpu")
-    train_rows = rows_of(store, splits["train"])
-    sampler = EpochSampler(
-        rows=train_rows,
-        positive=store.labels[train_rows] >= 0.5,
-        episode=store.episode[train_rows],
-        num_samples_per_episode=cfg.data.num_samples_per_episode,
-        fail_success_ratio=cfg.data.fail_success_ratio,
-        seed=seed,
+    from guerdon.fit.distributed import run_job  # it needs what is here
+
+    return run_job(
+        FitJob(
+            model=model_cfg,
+            cfg=cfg,
+            folder=folder,
+            seed=seed,
+            resume_dir=resume_dir,
+            tensorboard=tensorboard,
+        ),
+        team,
     )
-    val_rows = rows_of(store, splits["val"])
-    with Trainer(
-        model,
-        dataset,
-        sampler,
-        val_rows,
-        cfg,
-        contract,
-        folder=folder,
-        checkpoints=checkpoints,
-        seed=seed,
-        device=device,
-        tensorboard=tensorboard,
-    ) as trainer:
-        if resume_dir is not None:
-            trainer.resume(find_checkpoint(resume_dir))
-        trainer.run()
-        result = _finish(trainer, store, val_rows, tuple(faults), started)
-    if model_cfg.precision == "int8":
-        try:
-            quantize_checkpoint(result.checkpoint, dataset, train_rows, val_rows, seed=seed)
-        except DataError as error:
-            log.warning("the model is saved, but without an int8 version: %s", error)
-    return result
+
+
+class Fitting:
+    """One process's part in a fit: data, model and trainer; use it in a `with` block."""
+
+    def __init__(self, job: FitJob, team: Team) -> None:
+        """Open the data and set up; nothing is trained yet."""
+        self._started = time.perf_counter()
+        self._job, self._team = job, team
+        cfg, seed = job.cfg, job.seed
+        strategy_of(cfg, team.world_size)  # a contradiction shows before the data is read
+        store, self._faults = team.leaders_first(lambda: open_data(job.model, cfg, job.folder))
+        team.same("data set (content hash)", store.content_hash)
+        splits = split_store(
+            store, val_fraction=cfg.data.val_fraction, seed=seed, camera=job.model.image_keys[0]
+        )
+        self._train_rows, self._val_rows = rows_of(store, splits["train"]), rows_of(store, splits["val"])
+        self._dataset = RewardDataset(store, cameras=job.model.image_keys)
+        if cfg.data.debug_save_dir is not None and team.first:
+            save_training_pictures(self._dataset, Path(cfg.data.debug_save_dir), self._train_rows)
+        torch.manual_seed(seed)
+        model = build_model(job.model)
+        sampler = EpochSampler(
+            rows=self._train_rows,
+            positive=store.labels[self._train_rows] >= 0.5,
+            episode=store.episode[self._train_rows],
+            num_samples_per_episode=cfg.data.num_samples_per_episode,
+            fail_success_ratio=cfg.data.fail_success_ratio,
+            seed=seed,
+        )
+        self.trainer = Trainer(
+            model,
+            self._dataset,
+            sampler,
+            self._val_rows,
+            cfg,
+            _contract(job.model, model, self._dataset, self._train_rows, seed),
+            folder=job.folder,
+            checkpoints=job.checkpoints,
+            seed=seed,
+            device=_device(cfg, team),
+            tensorboard=job.tensorboard,
+            team=team,
+        )
+        if job.resume_dir is not None:
+            place = job.resume_dir
+            self.trainer.resume(team.from_first(lambda: find_checkpoint(place)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the feature cache."""
+        self.trainer.close()
+
+    def run(self) -> FitResult:
+        """Train, then calibrate the best model on rank 0 and save it; every rank gets the result."""
+        self.trainer.run()
+        return self._team.from_first(self._finish)
+
+    def _finish(self) -> FitResult:
+        job, dataset = self._job, self._dataset
+        result = _finish(self.trainer, dataset.store, self._val_rows, tuple(self._faults), self._started)
+        if job.model.precision == "int8":
+            try:
+                quantize_checkpoint(
+                    result.checkpoint, dataset, self._train_rows, self._val_rows, seed=job.seed
+                )
+            except DataError as error:
+                log.warning("the model is saved, but without an int8 version: %s", error)
+        return result
+
+
+def _device(cfg: FitConfig, team: Team) -> torch.device:
+    """`cfg.gpu_id` for a process alone, a GPU for each of several; the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    number = cfg.gpu_id
+    if team.world_size > 1:
+        if cfg.distributed.communication == "gloo":
+            return torch.device("cpu")
+        number = team.local_rank % torch.cuda.device_count()
+        if team.local_size > torch.cuda.device_count() > 1:  # one: a launcher shows each process its own
+            raise ConfigError(f"{team.local_size} processes, but only {torch.cuda.device_count()} GPUs here")
+        torch.cuda.set_device(number)
+    return torch.device(f"cuda:{number}")
 
 
 def open_data(model_cfg: RewardModelConfig, cfg: FitConfig, folder: Path) -> tuple[EpisodeStore, list[Fault]]:

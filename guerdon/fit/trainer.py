@@ -1,7 +1,8 @@
-"""The one training loop of the image models.
+"""The one training loop of the image models, for one process and for many that share every global batch.
 
-Everything random follows from the seed and the number of the step or epoch, never from how often a generator
-was asked before: a run that is interrupted and resumed gives the same losses to the digit.
+Everything random follows from the seed, the number of the step or epoch and a frame's place in the global
+batch, never from how often a generator was asked before: a run that is interrupted and resumed gives the same
+losses to the digit, and one that is shared by several processes gives them up to rounding.
 """
 
 from __future__ import annotations
@@ -12,24 +13,26 @@ import re
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import Self
 
 from guerdon.config import FitConfig
 from guerdon.datasets import RewardDataset
-from guerdon.datasets.sampling import EpochSampler, global_batches
+from guerdon.datasets.sampling import EpochSampler, Share, global_batches, shares
 from guerdon.errors import DataError
 from guerdon.fit.augment import augment
 from guerdon.fit.features import FeatureCache
+from guerdon.fit.layers import Draws, trains_batch_norm, use_frame_dropout
 from guerdon.fit.logs import MetricLog
 from guerdon.fit.metrics import accuracy, auc, log_loss
 from guerdon.fit.schedule import lr_at
+from guerdon.fit.spread import Spread, strategy_of
+from guerdon.fit.team import Team
 from guerdon.models import Contract, RewardModel, load_checkpoint, save_checkpoint
 from guerdon.models.base import mean_logit, pool_features
 from guerdon.progress import progress_bar
@@ -60,6 +63,11 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the best validation."""
 
+    def take(self, other: Progress) -> None:
+        """Stand where `other` stands."""
+        for name, value in vars(other).items():
+            setattr(self, name, value)
+
 
 class Trainer:
     """Fits a model to the training rows of a data set and keeps the best by validation."""
@@ -78,8 +86,7 @@ class Trainer:
         seed: int = 0,
         device: torch.device | str = "cpu",
         tensorboard: bool = True,
-        rank: int = 0,
-        world_size: int = 1,
+        team: Team | None = None,
     ) -> None:
         """Set up; nothing is trained yet.
 
@@ -95,29 +102,28 @@ class Trainer:
             seed: decides order, dropout and augmentation.
             device: where to compute.
             tensorboard: whether to log there too.
-            rank: this process among `world_size` that share every global batch.
-            world_size: how many processes there are.
+            team: the processes that share every global batch; None: this one alone.
         """
         self.model = model.to(device)
         self.cfg, self.contract, self.seed = cfg, contract, seed
         self.checkpoints = checkpoints
         self.progress = Progress()
+        self.team = team or Team()
+        self._strategy = strategy_of(cfg, self.team.world_size)
         self._dataset, self._sampler, self._val_rows = dataset, sampler, val_rows
         self._device = torch.device(device)
-        self._rank, self._world_size = rank, world_size
         self._folder, self._tensorboard = folder, tensorboard
         self._cache: FeatureCache | None = None
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        make = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[cfg.optim.optimizer]
-        self._optimizer = make(trainable, lr=cfg.optim.lr, weight_decay=cfg.optim.weight_decay, fused=True)
+        self._logs: MetricLog | None = None
+        self._spread: Spread | None = None
+        self._optimizer_state: dict[str, Any] | None = None  # from a checkpoint, until there is an optimiser
+        self._draws = Draws(seed)
+        use_frame_dropout(self.model, self._draws)
         self._labels: FloatArray = dataset.store.labels
         self._steps_per_epoch = math.ceil(len(sampler.epoch(0)) / cfg.global_batch_size)
         self.total_steps = cfg.epochs * self._steps_per_epoch
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """Remove the feature cache."""
         if self._cache is not None:
             self._cache.close()
@@ -127,42 +133,70 @@ class Trainer:
 
     def run(self) -> Progress:
         """Train to the end, or until validation stops improving."""
-        if self._may_cache():
+        self.start()
+        resume_step = self.progress.step or None
+        if not self.team.first:
+            self._loop()
+            return self.progress
+        with MetricLog(self._folder, tensorboard=self._tensorboard, resume_step=resume_step) as self._logs:
+            self._loop()
+        self._logs = None
+        return self.progress
+
+    def start(self) -> None:
+        """Encode once if the encoder is frozen, spread the model over the team, make the optimiser."""
+        if self._spread is not None:
+            return
+        if self._may_cache():  # with the model still whole
             self._cache = FeatureCache(
                 self.model,
                 self._dataset,
                 self.cfg.augment,
-                self._folder / "features.f32",
+                self._folder,
                 seed=self.seed,
                 device=self._device,
+                team=self.team,
             )
-        resume_step = self.progress.step or None
-        with MetricLog(self._folder, tensorboard=self._tensorboard, resume_step=resume_step) as logs:
-            self._loop(logs)
-        return self.progress
+        if self._strategy != "simple":
+            self._say_how()
+        self._spread = Spread(self.model, self._strategy, self.team, self._device, self.cfg.precision)
+        cfg = self.cfg.optim
+        make = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[cfg.optimizer]
+        trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._optimizer = make(trainable, lr=cfg.lr, weight_decay=cfg.weight_decay, fused=True)
+        if self._optimizer_state is not None:
+            self._spread.load_optimizer_state(self._optimizer, self._optimizer_state)
+            self._optimizer_state = None
+
+    def _say_how(self) -> None:
+        count, micro = self.team.world_size, self.cfg.micro_batch_size
+        log.info("%s over %d processes, %s", self._strategy, count, self._device.type)
+        if micro is not None and trains_batch_norm(self.model):
+            log.info(
+                "BatchNorm sees the %d frames that all processes pass forward together: one process with "
+                "fit.micro_batch_size=%d trains the same model",
+                micro * count,
+                micro * count,
+            )
 
     def load_best(self) -> dict[str, Any]:
-        """Take the weights of the best validation; returns what was saved beside them."""
+        """Take the weights of the best validation, whole and in this process; returns what else was saved."""
         best, _, extra = load_checkpoint(self.checkpoints / "best.pt")
-        self.model.load_state_dict(best.state_dict())
+        self.model, self.team = best.to(self._device), Team()
+        self._spread = Spread(self.model, "simple", self.team, self._device, "fp32")
         return extra
 
     def _may_cache(self) -> bool:
         """Whether every frame has the same features in every epoch."""
         return self.model.encoder_frozen
 
-    def _loop(self, logs: MetricLog) -> None:
+    def _loop(self) -> None:
         state = self.progress
         started, frames_seen = time.perf_counter(), 0
-        with progress_bar("fitting", total=self.total_steps, unit="step") as bar:
+        with progress_bar("fitting", total=self.total_steps, unit="step", quiet=not self.team.first) as bar:
             bar.update(state.step)
             while state.epoch < self.cfg.epochs:
-                rows = self._sampler.epoch(state.epoch)
-                batches = list(
-                    global_batches(
-                        rows, self.cfg.global_batch_size, rank=self._rank, world_size=self._world_size
-                    )
-                )
+                batches = list(global_batches(self._sampler.epoch(state.epoch), self.cfg.global_batch_size))
                 for batch in batches[state.step - state.epoch * self._steps_per_epoch :]:
                     loss = self._train_step(batch)
                     frames_seen += len(batch)
@@ -170,42 +204,42 @@ class Trainer:
                     bar.set_postfix(loss=f"{loss:.4f}", best=f"{state.best_value:.4f}", refresh=False)
                     if state.step % self.cfg.log_interval == 0:
                         rate = frames_seen / (time.perf_counter() - started)
-                        logs.write(
-                            state.step,
-                            {"train/loss": loss, "train/lr": self._lr, "train/frames_per_second": rate},
-                        )
+                        self._log({"train/loss": loss, "train/lr": self._lr, "train/frames_per_second": rate})
                     at_end = state.step % self._steps_per_epoch == 0
                     if at_end:
-                        self._end_epoch(logs)
+                        self._end_epoch()
                     interval = self.cfg.val_check_interval
-                    if (at_end if interval is None else state.step % interval == 0) and self._check(logs):
+                    if (at_end if interval is None else state.step % interval == 0) and self._check():
                         return
                     if state.step % self.cfg.save_interval == 0:
                         self.save(self.checkpoints / f"step_{state.step}" / "checkpoint.pt")
             if state.best_step == 0:  # no validation fell on a step
-                self._check(logs)
+                self._check()
+
+    def _log(self, values: dict[str, float]) -> None:
+        """Rank 0 keeps the log."""
+        if self._logs is not None:
+            self._logs.write(self.progress.step, values)
 
     def _train_step(self, rows: IntArray) -> float:
         """One optimiser step on one global batch; returns its loss."""
-        state = self.progress
+        state, spread, team = self.progress, self.spread, self.team
         self.model.train()
         self._lr = lr_at(state.step, self.total_steps, self.cfg.optim.lr, self.cfg.lr_sched)
         for group in self._optimizer.param_groups:
             group["lr"] = self._lr
         self._optimizer.zero_grad(set_to_none=True)
-        torch.manual_seed(_mix(self.seed, state.step, self._rank))
-        size = self.cfg.micro_batch_size or len(rows)
-        total = 0.0
-        for start in range(0, len(rows), size):
-            part = rows[start : start + size]
-            labels = torch.from_numpy(self._labels[part]).to(self._device)
-            logits = self.logits(part, train=True)
-            loss = F.binary_cross_entropy_with_logits(logits, labels[:, None].expand_as(logits))
-            loss = loss * (len(part) / len(rows))
+        self._draws.step = state.step
+        passes = shares(rows, self.cfg.micro_batch_size, rank=team.rank, world_size=team.world_size)
+        total, hits = 0.0, 0
+        for number, share in enumerate(passes, start=1):
+            with spread.gradient_pass(last=number == len(passes)):
+                loss, correct = self._pass(share)
+                (loss * spread.loss_factor).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
-            loss.backward()  # type: ignore[no-untyped-call]
-            hits = ((logits.detach().mean(dim=1) > 0) == (labels >= 0.5)).sum()
-            state.epoch_hits += int(hits)
+            hits += correct
+        total, hits_of_all = (float(value) for value in team.sum(np.array([total, hits], np.float64)))
+        state.epoch_hits += int(hits_of_all)
         state.epoch_frames += len(rows)
         if not math.isfinite(total):
             self._refuse_nan(rows)
@@ -216,35 +250,61 @@ class Trainer:
         state.train_loss = total
         return total
 
-    def logits(self, rows: IntArray, *, train: bool = False) -> Tensor:
-        """Logits of all members for the frames `rows` (int [n]) -> [n, M]."""
-        return self.model.head(self._features(rows, train))
+    def _pass(self, share: Share) -> tuple[Tensor, int]:
+        """This share's part of the global batch's loss, and how many of its frames are judged rightly."""
+        self._draws.share = share
+        labels = torch.from_numpy(self._labels[share.rows]).to(self._device)
+        logits = self.logits(share.rows, train=True)
+        if not len(share.rows):  # it still takes part in every exchange
+            return logits.sum(), 0
+        loss = F.binary_cross_entropy_with_logits(logits, labels[:, None].expand_as(logits))
+        hits = ((logits.detach().mean(dim=1) > 0) == (labels >= 0.5)).sum()
+        return loss * (len(share.rows) / share.total), int(hits)
 
-    def _features(self, rows: IntArray, train: bool) -> Tensor:
-        """Features of the frames `rows`, from the cache where there is one -> [n, *feature_shape]."""
+    @property
+    def spread(self) -> Spread:
+        """The model as the team holds it; after `start`."""
+        assert self._spread is not None
+        return self._spread
+
+    def logits(self, rows: IntArray, *, train: bool = False) -> Tensor:
+        """Logits of all members for the frames `rows` (int [n]) -> [n, M]; all ranks must ask."""
+        return self.spread.logits(self._inputs(rows, train), encoded=self._cache is not None)
+
+    def _inputs(self, rows: IntArray, train: bool) -> Tensor:
+        """Features of the frames `rows` from the cache where there is one, otherwise pixels to encode."""
+        share = self._draws.share
         if self._cache is not None:
             view = None
             if train and self._cache.num_views > 1:
-                view = np.random.default_rng([self.seed, self.progress.step]).integers(
-                    1, self._cache.num_views, len(rows)
+                views = np.random.default_rng([self.seed, self.progress.step]).integers(
+                    1, self._cache.num_views, share.total
                 )
+                view = views[share.positions]
             return self._cache.read(rows, view).to(self._device)
         frames = {name: torch.from_numpy(images) for name, images in self._dataset.batch(rows).frames.items()}
         if train:
-            generator = torch.Generator().manual_seed(_mix(self.seed, self.progress.step, self._rank))
-            frames = {name: augment(images, self.cfg.augment, generator) for name, images in frames.items()}
-        return self.model.encode(self.model.preprocess(frames).to(self._device))
+            generator, positions = self._draws.generator(0), torch.from_numpy(share.positions)
+            frames = {
+                name: augment(images, self.cfg.augment, generator, positions=positions, total=share.total)
+                for name, images in frames.items()
+            }
+        return self.model.preprocess(frames).to(self._device)
 
     def score(self, rows: IntArray) -> NDArray[np.float64]:
-        """Logits of the model's verdict on the frames `rows`, in evaluation mode -> float64 [n]."""
+        """Logits of the model's verdict on the frames `rows`, in evaluation mode -> float64 [n].
+
+        Every rank judges its share; all of them must ask, and all get the whole answer.
+        """
         self.model.eval()
-        parts = []
+        rank, count = self.team.rank, self.team.world_size
+        logits = np.zeros(len(rows))
         with torch.no_grad():
-            for start in range(0, len(rows), SCORE_BATCH):
-                parts.append(
-                    mean_logit(self.logits(rows[start : start + SCORE_BATCH])).double().cpu().numpy()
-                )
-        return np.concatenate(parts)
+            for start in range(0, len(rows), SCORE_BATCH * count):
+                part = np.arange(start, min(start + SCORE_BATCH * count, len(rows)))[rank::count]
+                judged = self.logits(rows[part])
+                logits[part] = mean_logit(judged).double().cpu().numpy()
+        return self.team.sum(logits)
 
     def feature_statistics(self, rows: IntArray) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and deviation of the encoder's features, pooled over space, to notice drift by."""
@@ -252,63 +312,81 @@ class Trainer:
         parts = []
         with torch.no_grad():
             for start in range(0, len(rows), SCORE_BATCH):
-                features = self._features(rows[start : start + SCORE_BATCH], train=False)
-                parts.append(pool_features(features))
+                inputs = self._inputs(rows[start : start + SCORE_BATCH], train=False)
+                parts.append(pool_features(inputs if self._cache is not None else self.model.encode(inputs)))
         everything = torch.cat(parts).double()
         return tuple(everything.mean(dim=0).tolist()), tuple(everything.std(dim=0).tolist())
 
     # Validation
 
-    def _end_epoch(self, logs: MetricLog) -> None:
+    def _end_epoch(self) -> None:
         state = self.progress
         state.epoch += 1
         state.train_accuracy = state.epoch_hits / max(state.epoch_frames, 1)
         state.epoch_hits = state.epoch_frames = 0
-        logs.write(state.step, {"train/accuracy": state.train_accuracy, "train/epoch": float(state.epoch)})
+        self._log({"train/accuracy": state.train_accuracy, "train/epoch": float(state.epoch)})
 
-    def _check(self, logs: MetricLog) -> bool:
-        """Validate, keep the model if it is the best so far; returns whether it is time to stop."""
-        state, labels = self.progress, self._labels[self._val_rows]
+    def _check(self) -> bool:
+        """Validate, keep the model if it is the best so far; returns whether it is time to stop.
+
+        All ranks judge, rank 0 decides, and the others do as it says.
+        """
         logits = self.score(self._val_rows)
+        is_best, decided = self.team.from_first(lambda: self._decide(logits))
+        self.progress.take(decided)
+        if is_best:
+            self.save(self.checkpoints / "best.pt")
+        patience, bad_checks = self.cfg.early_stop.patience, self.progress.bad_checks
+        if patience is not None and bad_checks >= patience:
+            log.info("stopped early: %s has not improved for %d checks", self.cfg.best_by, bad_checks)
+            return True
+        return False
+
+    def _decide(self, logits: NDArray[np.float64]) -> tuple[bool, Progress]:
+        """Whether these verdicts on the validation frames are the best so far, and where the run stands."""
+        state, labels = self.progress, self._labels[self._val_rows]
         prob = 1.0 / (1.0 + np.exp(-logits))
         values = {
             "val_auc": auc(prob, labels),
             "val_accuracy": accuracy(prob, labels, 0.5),
             "val_loss": log_loss(prob, labels),
         }
-        logs.write(state.step, {name.replace("_", "/", 1): value for name, value in values.items()})
+        self._log({name.replace("_", "/", 1): value for name, value in values.items()})
         value = {**values, "train_accuracy": state.train_accuracy}[self.cfg.best_by]
         sign = 1.0 if HIGHER_IS_BETTER[self.cfg.best_by] else -1.0
         if math.isnan(state.best_value) or sign * (value - state.best_value) > self.cfg.early_stop.min_delta:
             state.best_value, state.best_step, state.bad_checks = value, state.step, 0
             state.metrics = values
-            self.save(self.checkpoints / "best.pt")
-        else:
-            state.bad_checks += 1
-        patience = self.cfg.early_stop.patience
-        if patience is not None and state.bad_checks >= patience:
-            log.info("stopped early: %s has not improved for %d checks", self.cfg.best_by, state.bad_checks)
-            return True
-        return False
+            return True, state
+        state.bad_checks += 1
+        return False, state
 
     # Checkpoints
 
     def save(self, path: Path) -> None:
-        """Everything that resuming needs, in the documents' `.pt` layout."""
-        state = self.progress
+        """Everything that resuming needs, in the documents' `.pt` layout, whole; all ranks must ask."""
+        state, spread = self.progress, self.spread
+        weights = spread.weights()
         extra = {
             "epoch": state.epoch,
-            "optimizer_state_dict": self._optimizer.state_dict(),
+            "optimizer_state_dict": spread.optimizer_state(self._optimizer),
             "train_loss": state.train_loss,
             "train_acc": state.train_accuracy,
             "progress": asdict(state),
             "seed": self.seed,
         }
-        if self._rank == 0:
-            save_checkpoint(path, self.model, self.contract, extra)
+        self.team.from_first(lambda: save_checkpoint(path, weights, self.contract, extra))
 
     def resume(self, path: Path) -> None:
-        """Go on from a checkpoint that `save` wrote."""
+        """Go on from a checkpoint that `save` wrote, in a team of any size; before `start`."""
+        weights, extra = self.team.from_first(lambda: self._read(path))
+        self.model.load_state_dict(weights)
+        self._optimizer_state = extra["optimizer_state_dict"]
+        self.progress = Progress(**extra["progress"])
+        log.info("resumed from %s at step %d", display_path(path), self.progress.step)
+
+    def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Weights and training state of a checkpoint of this very fit."""
         model, contract, extra = load_checkpoint(path)
         if "progress" not in extra or extra.get("seed") != self.seed:
             raise DataError(
@@ -324,19 +402,15 @@ class Trainer:
                 f"{display_path(path)} was fitted to other data (hash {contract.data_hash}) than is here now "
                 f"({self.contract.data_hash})"
             )
-        self.model.load_state_dict(model.state_dict())
-        self._optimizer.load_state_dict(extra["optimizer_state_dict"])
-        self.progress = Progress(**extra["progress"])
-        log.info("resumed from %s at step %d", display_path(path), self.progress.step)
+        return model.state_dict(), extra
 
-    def _refuse_nan(self, rows: IntArray) -> None:
+    def _refuse_nan(self, rows: IntArray) -> NoReturn:
         """Name the batch and its files; the last good state is on disk."""
         store = self._dataset.store
         sources = store.episode_column("source")
         named = sorted({sources[number] or f"episode {number}" for number in store.episode[rows].tolist()})
-        good = latest_checkpoint(self.checkpoints)
-        finite = all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters())
-        if good is None and finite:
+        good = self.team.from_first(lambda: latest_checkpoint(self.checkpoints))
+        if good is None and self.spread.is_finite():
             good = self.checkpoints / f"step_{self.progress.step}" / "checkpoint.pt"
             self.save(good)
         kept = "no checkpoint was written yet"
@@ -356,8 +430,3 @@ def latest_checkpoint(folder: Path) -> Path | None:
         if (match := re.fullmatch(r"step_(\d+)", item.name)) and (item / "checkpoint.pt").exists()
     ]
     return max(found)[1] if found else None
-
-
-def _mix(seed: int, step: int, rank: int) -> int:
-    """A seed for one step of one rank."""
-    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])

@@ -49,6 +49,8 @@ def clone(
     weights = list(actor.parameters())
     device = weights[0].device
     optimizer = torch.optim.Adam(weights, lr=cfg.lr, fused=True)
+    updates = num_updates(num_rows(data[0]), cfg)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1.0 - cfg.anneal_lr * done / updates)
     actor.observe({name: part.to(device) for name, part in data[0].items()})
 
     def step(obs: Obs, actions: Tensor) -> float:
@@ -57,6 +59,7 @@ def clone(
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        rates.step()
         return float(loss.detach())
 
     outcome = imitate(step, data, cfg, seed)
@@ -90,8 +93,17 @@ def imitate(
     first, last = losses[0], losses[-1]
     if not np.isfinite(last):
         raise DataError(f"cloning went astray: the loss is {last}; are the demonstrations finite numbers?")
-    updates = cfg.epochs * -(-count // cfg.batch_size)
-    return {"loss_first": first, "loss_last": last, "num_transitions": count, "num_updates": updates}
+    return {
+        "loss_first": first,
+        "loss_last": last,
+        "num_transitions": count,
+        "num_updates": num_updates(count, cfg),
+    }
+
+
+def num_updates(count: int, cfg: BCConfig) -> int:
+    """Gradient steps on `count` demonstrated actions; at least one, so that it can be divided by."""
+    return max(cfg.epochs * -(-count // cfg.batch_size), 1)
 
 
 def demonstrations(path: Path | str, spec: ObsSpec) -> tuple[Obs, Tensor]:

@@ -60,19 +60,23 @@ _FOREIGN_NAMES = (  # what RLinf calls the parts that are the same; one camera
 
 
 def save_checkpoint(
-    path: Path | str, model: RewardModel, contract: Contract, extra: Mapping[str, Any] | None = None
+    path: Path | str,
+    model: RewardModel | Mapping[str, Tensor],
+    contract: Contract,
+    extra: Mapping[str, Any] | None = None,
 ) -> Path:
     """Save a model with its contract; an existing checkpoint of that name is replaced.
 
     Args:
         path: `.pt` or `.pth` for the documents' file, any other name for a directory of ours.
-        model: its weights are saved.
+        model: its weights are saved; or the weights themselves, if the model is spread over processes.
         contract: saved with them.
         extra: what else a training script needs. In a `.pt` file these are further entries such as `epoch`,
             `optimizer_state_dict`, `train_loss` and `train_acc`; in a directory they must fit into JSON.
     """
     path = Path(path)
-    weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    named = model if isinstance(model, Mapping) else model.state_dict()
+    weights = {name: value.detach().cpu().contiguous() for name, value in named.items()}
     if path.suffix in TORCH_SUFFIXES:
         content = {**(extra or {}), "model_state_dict": weights, "contract": _dump(contract.to_dict())}
         make_directory(path.parent)

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from guerdon.config import GuerdonConfig, to_plain
 from guerdon.fit import FitResult, fit_reward_model
+from guerdon.fit.distributed import torchrun_team
 from guerdon.store.atomic import make_directory, write_atomic
 from guerdon.types import display_path
 
@@ -25,21 +26,30 @@ def run_folder(config: GuerdonConfig) -> Path:
 
 def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:
     """Fit as the config says; leaves config, metrics, checkpoints and `summary.json` in the run's folder."""
+    resume = config.runner.resume_dir
+    with torchrun_team(config.fit) as team:
+        folder = team.from_first(lambda: _new_folder(config))
+        result = fit_reward_model(
+            config.reward.model,
+            config.fit,
+            folder=folder,
+            seed=config.seed,
+            resume_dir=None if resume is None else Path(resume),
+            tensorboard="tensorboard" in config.runner.logger.backends,
+            team=team,
+        )
+        if team.first:
+            summary = json.dumps(fit_summary(result), indent=1).encode()
+            write_atomic(folder / "summary.json", lambda file: file.write(summary))
+    return folder, result
+
+
+def _new_folder(config: GuerdonConfig) -> Path:
+    """The run's folder with its `config.yaml`."""
     folder = run_folder(config)
     text = OmegaConf.to_yaml(OmegaConf.create(to_plain(config))).encode()
     write_atomic(folder / "config.yaml", lambda file: file.write(text))
-    resume = config.runner.resume_dir
-    result = fit_reward_model(
-        config.reward.model,
-        config.fit,
-        folder=folder,
-        seed=config.seed,
-        resume_dir=None if resume is None else Path(resume),
-        tensorboard="tensorboard" in config.runner.logger.backends,
-    )
-    summary = json.dumps(fit_summary(result), indent=1).encode()
-    write_atomic(folder / "summary.json", lambda file: file.write(summary))
-    return folder, result
+    return folder
 
 
 def fit_summary(result: FitResult) -> dict[str, Any]:

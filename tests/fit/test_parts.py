@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.config import AugmentConfig, LRScheduleConfig
-from guerdon.datasets.sampling import EpochSampler, global_batches
+from guerdon.datasets.sampling import EpochSampler, global_batches, shares
 from guerdon.fit.augment import augment
 from guerdon.fit.logs import MetricLog
 from guerdon.fit.schedule import lr_at
@@ -61,13 +61,28 @@ def test_an_episode_with_fewer_frames_gives_what_it_has():
     assert sorted(frames.episode[frames.epoch(0)].tolist()) == [0, 0, 1]
 
 
-@given(st.integers(1, 200), st.integers(1, 50), st.integers(1, 4))
-def test_ranks_share_every_batch_without_overlap(count, size, world):
-    rows = np.arange(count)
-    shares = [list(global_batches(rows, size, rank=rank, world_size=world)) for rank in range(world)]
-    for number, whole in enumerate(global_batches(rows, size)):
-        parts = np.concatenate([share[number] for share in shares])
-        assert sorted(parts.tolist()) == whole.tolist()
+@given(st.integers(1, 200), st.integers(1, 50), st.integers(1, 4), st.none() | st.integers(1, 20))
+def test_ranks_share_every_batch_without_overlap(count, size, world, micro):
+    rows = np.arange(count) + 1000
+    batches = list(global_batches(rows, size))
+    assert np.concatenate(batches).tolist() == rows.tolist()
+    for batch in batches:
+        by_rank = [shares(batch, micro, rank=rank, world_size=world) for rank in range(world)]
+        assert len({len(passes) for passes in by_rank}) == 1  # nobody waits for a pass that never comes
+        everyone = [share for passes in by_rank for share in passes]
+        assert sorted(np.concatenate([share.rows for share in everyone]).tolist()) == batch.tolist()
+        assert all(micro is None or len(share.rows) <= micro for share in everyone)
+        for share in everyone:
+            assert share.total == len(batch)
+            np.testing.assert_array_equal(batch[share.positions], share.rows)
+
+
+@pytest.mark.parametrize(("ranks", "micro"), [(1, 6), (2, 3), (3, 2)])
+def test_the_frames_in_flight_are_the_same_however_many_ranks_share_them(ranks, micro):
+    batch = np.arange(14)
+    passes = zip(*(shares(batch, micro, rank=rank, world_size=ranks) for rank in range(ranks)), strict=True)
+    together = [sorted(np.concatenate([share.rows for share in each]).tolist()) for each in passes]
+    assert together == [list(range(6)), list(range(6, 12)), [12, 13]]
 
 
 def test_schedules():

@@ -209,3 +209,28 @@ def test_mismatched_lengths_are_refused():
     actor = ActorCritic(ObsSpec(state_size=4), ACTIONS, NetworkConfig(hidden=(8,)))
     with pytest.raises(DataError, match="cannot clone"):
         clone(actor, ({"state": torch.zeros(5, 4)}, torch.zeros(4, 4)), BCConfig(), seed=0)
+
+
+class Slope(torch.nn.Module):
+    """Its loss falls at the same rate everywhere: every step of Adam is as long as the learning rate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def observe(self, obs: Any) -> None:
+        pass
+
+    def prepare(self, obs: Any) -> Any:
+        return obs
+
+    def imitation_loss(self, prepared: Any, actions: torch.Tensor) -> torch.Tensor:
+        return self.weight
+
+
+@pytest.mark.parametrize(("anneal_lr", "way"), [(False, 10 * 0.1), (True, 0.1 * sum(range(1, 11)) / 10)])
+def test_the_learning_rate_falls_if_asked_to(anneal_lr: bool, way: float):
+    actor, cfg = Slope(), BCConfig(epochs=5, batch_size=4, lr=0.1, anneal_lr=anneal_lr)
+    outcome = clone(actor, ({"state": torch.zeros(8, 1)}, torch.zeros(8, 1)), cfg, seed=0)
+    assert outcome["num_updates"] == 10
+    assert float(actor.weight) == pytest.approx(-way, rel=1e-4)

@@ -1,0 +1,175 @@
+"""A model spread over a team: plain in one process, a copy on every rank (DDP), or in shards (FSDP2).
+
+What goes to disk and comes from it is always whole, so a checkpoint does not tell how many ranks wrote it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from guerdon.config import FitConfig
+from guerdon.errors import ConfigError
+from guerdon.fit.layers import use_team_batch_norm
+from guerdon.fit.team import Team
+from guerdon.models import RewardModel
+from guerdon.models.encoders import BasicBlock, Bottleneck
+
+Strategy: TypeAlias = Literal["simple", "ddp", "fsdp"]
+
+
+def strategy_of(cfg: FitConfig, world_size: int) -> Strategy:
+    """How a model is spread over so many processes; refuses what does not go together."""
+    if world_size == 1:
+        return "simple"  # there is nobody to share with
+    if cfg.backend == "simple":
+        raise ConfigError(
+            f"fit.backend is simple, which is one process, but there are {world_size}: set it to ddp or fsdp"
+        )
+    if cfg.global_batch_size < world_size:
+        raise ConfigError(
+            f"fit.global_batch_size is {cfg.global_batch_size}: too few frames for {world_size} processes"
+        )
+    return "fsdp" if cfg.backend == "auto" else cfg.backend
+
+
+class Judge(nn.Module):
+    """A model's way from its inputs to logits as one `forward`, which is what DDP and FSDP wrap."""
+
+    def __init__(self, model: RewardModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor, encoded: bool) -> Tensor:
+        """Pixels of `preprocess`, or features if they are `encoded` already -> logits [n, M]."""
+        return self.model.head(inputs if encoded else self.model.encode(inputs))
+
+
+class Spread:
+    """The trainer's view of its model: forward passes, gradients of the global batch, whole state.
+
+    After `Spread(...)` the model's weights are those of rank 0; its optimiser is made from its parameters
+    only then, since FSDP replaces them by shards.
+    """
+
+    def __init__(
+        self, model: RewardModel, strategy: Strategy, team: Team, device: torch.device, precision: str
+    ) -> None:
+        self.model, self._team, self._strategy = model, team, strategy
+        self._device, self._precision = device, precision
+        self._judge: nn.Module = Judge(model)
+        if strategy == "simple":
+            return
+        for tensor in model.state_dict().values():
+            dist.broadcast(tensor, src=0)
+        use_team_batch_norm(model, team.channel())
+        if strategy == "fsdp":
+            self._shard()
+        else:
+            self._copy()
+
+    def _copy(self) -> None:
+        """Every rank has the whole model; buffers agree already, since BatchNorm sees all frames."""
+        ddp: Any = nn.parallel.DistributedDataParallel
+        is_new = "forward_sync_buffers" in inspect.signature(ddp).parameters
+        option = {"forward_sync_buffers" if is_new else "broadcast_buffers": False}
+        # About axes of length 1, whose strides mean nothing.
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+        self._judge = ddp(self._judge, **option)
+
+    def _shard(self) -> None:
+        """Each residual block and each head is gathered on its own when it is needed."""
+        try:
+            from torch.distributed.fsdp import fully_shard
+        except ImportError as error:
+            raise ConfigError("fit.backend=fsdp needs torch 2.6 or newer; ddp works with this one") from error
+        mesh = dist.device_mesh.init_device_mesh(self._device.type, (self._team.world_size,))
+        for parameter in self.model.parameters():  # FSDP takes no other memory layout
+            parameter.data = parameter.data.contiguous()
+        parts = [m for m in self.model.modules() if isinstance(m, BasicBlock | Bottleneck)]
+        for part in [*parts, *self.model.classifiers, self._judge]:
+            fully_shard(part, mesh=mesh)
+
+    def logits(self, inputs: Tensor, *, encoded: bool) -> Tensor:
+        """Logits of all members, float32 [n, M]."""
+        judge: Any = self._judge
+        if self._strategy == "ddp" and not torch.is_grad_enabled():
+            judge = judge.module  # the copy here is whole: nobody need be asked
+        with self._arithmetic():
+            logits: Tensor = judge(inputs, encoded)
+        return logits.float()
+
+    def _arithmetic(self) -> Any:
+        if self._precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self._device.type, torch.bfloat16)
+
+    @contextmanager
+    def gradient_pass(self, last: bool) -> Iterator[None]:
+        """One of the passes over a global batch; gradients are exchanged in the last one alone."""
+        if self._strategy == "fsdp":
+            self._judge.set_requires_gradient_sync(last)  # type: ignore[operator]
+        with self._judge.no_sync() if self._strategy == "ddp" and not last else nullcontext():  # type: ignore[operator]
+            yield
+
+    @property
+    def loss_factor(self) -> float:
+        """Gradients are averaged over the ranks, and the loss of a global batch is a sum over them."""
+        return float(self._team.world_size)
+
+    def is_finite(self) -> bool:
+        """Whether all weights are, on all ranks."""
+        bad = sum(not bool(torch.isfinite(_local(value)).all()) for value in self.model.parameters())
+        return sum(self._team.gather(bad)) == 0
+
+    def weights(self) -> dict[str, Tensor]:
+        """The whole weights on every rank; all ranks must ask."""
+        return {name: _whole(value) for name, value in self.model.state_dict().items()}
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The whole state as one process has it; all ranks must ask."""
+        state = optimizer.state_dict()
+        whole = {
+            number: {name: _whole(value) for name, value in entry.items()}
+            for number, entry in state["state"].items()
+        }
+        return {**state, "state": whole}
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        """Take up what `optimizer_state` gave, here or in a team of another size."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        entries = {
+            number: {name: _like(value, parameters[number]) for name, value in entry.items()}
+            for number, entry in state["state"].items()
+        }
+        optimizer.load_state_dict({**state, "state": entries})
+
+
+def _whole(value: Any) -> Any:
+    """A tensor put together from its shards; anything else as it is."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def _local(value: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds."""
+    local: Tensor = value.to_local() if hasattr(value, "to_local") else value
+    return local
+
+
+def _like(value: Any, parameter: Any) -> Any:
+    """A whole tensor cut into shards as its parameter is; single numbers stay as they are."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    if not hasattr(parameter, "device_mesh"):
+        # In the parameter's memory layout too, which the fused optimiser takes for granted.
+        return torch.empty_like(parameter).copy_(value)
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)

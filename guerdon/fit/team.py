@@ -1,0 +1,232 @@
+"""`Team`: the processes that fit one model together, and the few things they tell each other.
+
+A team of one answers at once and needs no process group, so the trainer is written for a team alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+from guerdon.errors import ConfigError, DataError, WorkerError
+
+log = logging.getLogger("guerdon")
+
+T = TypeVar("T")
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What `torchrun` tells every process that it starts."""
+
+
+class Team:
+    """This process among those that share every global batch. `Team()` is a team of one.
+
+    Attributes:
+        rank: number of this process, from 0.
+        world_size: how many there are.
+        local_rank: number of this process among those on its machine.
+        local_size: how many there are on this machine.
+        leader: the lowest rank on this machine.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = 0, 1
+        self.local_rank, self.local_size, self.leader = 0, 1, 0
+        self._joined = False
+        self._timeout = timedelta(0)
+
+    @classmethod
+    def join(
+        cls,
+        rank: int,
+        world_size: int,
+        *,
+        address: str | None = None,
+        port: int | None = None,
+        hosted: bool = False,
+        communication: str = "auto",
+        timeout_seconds: float = 1800.0,
+    ) -> Team:
+        """Meet the other processes; returns when all of them are there.
+
+        Args:
+            rank: of this process.
+            world_size: how many there are; 1 needs no address.
+            address: of the machine where rank 0 is; None: as `torchrun` says.
+            port: a free one on that machine.
+            hosted: the meeting point exists already; otherwise rank 0 opens it.
+            communication: `gloo`, `nccl`, or `auto`: NCCL between GPUs, gloo otherwise.
+            timeout_seconds: how long to wait for the others, now and later.
+        """
+        team = cls()
+        if world_size == 1:
+            return team
+        timeout = timedelta(seconds=timeout_seconds)
+        backend = backend_of(communication)
+        try:
+            if address is None or port is None:
+                dist.init_process_group(backend, timeout=timeout)
+            else:
+                store = open_store(address, port, world_size, rank == 0 and not hosted, timeout)
+                dist.init_process_group(
+                    backend, store=store, rank=rank, world_size=world_size, timeout=timeout
+                )
+        except (RuntimeError, ValueError) as error:  # torch's DistError is a RuntimeError
+            place = "as torchrun says" if address is None else f"at {address}:{port}"
+            raise WorkerError(
+                f"rank {rank} of {world_size} did not meet the others {place} "
+                f"within {timeout_seconds:g} s: {str(error).splitlines()[0]}"
+            ) from error
+        team.rank, team.world_size, team._joined, team._timeout = rank, world_size, True, timeout
+        hosts = team.gather(socket.gethostname())
+        here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+        team.local_rank, team.local_size, team.leader = here.index(rank), len(here), here[0]
+        if rank > 0:
+            log.setLevel(max(log.getEffectiveLevel(), logging.WARNING))  # rank 0 speaks for all
+        return team
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which decides and writes."""
+        return self.rank == 0
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Element-wise sum over the ranks."""
+        if not self._joined:
+            return values
+        total = torch.from_numpy(np.array(values, np.float64))
+        dist.all_reduce(total)
+        return total.numpy()
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in their order."""
+        if not self._joined:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What `make` returns on rank 0, where alone it is called; if it fails, it fails on all ranks."""
+        if not self._joined:
+            return make()
+        answer: list[Any] = [None, None]
+        if self.first:
+            try:
+                answer[0] = make()
+            except Exception as error:
+                answer[1] = portable(error)
+                self._tell(answer)
+                raise
+        self._tell(answer)
+        if answer[1] is not None:
+            raise answer[1]
+        result: T = answer[0]
+        return result
+
+    def leaders_first(self, make: Callable[[], T]) -> T:
+        """Call `make` on one process per machine and then on the others, which find its files there."""
+        if not self._joined:
+            return make()
+        result: T | None = None
+        for turn in (True, False):
+            error: Exception | None = None
+            if (self.rank == self.leader) is turn:
+                try:
+                    result = make()
+                except Exception as caught:
+                    error = caught
+            errors = [other for other in self.gather(error and portable(error)) if other is not None]
+            if errors:
+                raise error or errors[0]
+        return result  # type: ignore[return-value]  # one of the turns was ours
+
+    def same(self, what: str, value: object) -> None:
+        """Refuse to go on if the ranks differ in `value`."""
+        values = self.gather(value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                raise DataError(f"rank {rank} has another {what} than rank 0: {other} instead of {values[0]}")
+
+    def channel(self) -> dist.ProcessGroup | None:
+        """A group of all ranks whose messages never mix with others, with the same limit on waiting."""
+        return dist.new_group(timeout=self._timeout)  # type: ignore[no-any-return]
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        if self._joined:
+            dist.barrier()
+
+    def leave(self) -> None:
+        """End the process group."""
+        if self._joined:
+            self._joined = False
+            dist.destroy_process_group()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def _tell(self, answer: list[Any]) -> None:
+        dist.broadcast_object_list(answer, src=0)
+
+
+def open_store(address: str, port: int, world_size: int, is_host: bool, timeout: timedelta) -> Any:
+    """The meeting point of a team; the host opens it (port 0: any that is free), the others find it."""
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        address, port, world_size, is_master=is_host, timeout=timeout, wait_for_workers=False
+    )
+
+
+def under_torchrun() -> bool:
+    """Whether this process is one of several that a launcher of torch's kind has started."""
+    return all(os.environ.get(name) for name in TORCHRUN)
+
+
+def speaks_for_all() -> bool:
+    """Whether results are printed here: not in the other processes that `torchrun` has started."""
+    return not under_torchrun() or os.environ["RANK"] == "0"
+
+
+def lost_contact(error: BaseException) -> bool:
+    """Whether an error is only the echo of another rank's end."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(
+        sign in text for sign in ("gloo", "nccl", "connection closed", "connection reset", "broken pipe")
+    )
+
+
+def portable(error: Exception) -> Exception:
+    """The error itself if it can travel to another process, its text otherwise."""
+    with suppress(Exception):  # whatever pickling raises, the text is what remains
+        if str(pickle.loads(pickle.dumps(error))) == str(error):  # noqa: S301  # our own bytes
+            return error
+    return WorkerError(f"{type(error).__name__}: {error}")
+
+
+def backend_of(communication: str) -> str:
+    """Torch's name for `fit.distributed.communication`; refuses what this machine does not have."""
+    if communication == "auto":
+        communication = "nccl" if torch.cuda.is_available() else "gloo"
+    if communication == "nccl" and not torch.cuda.is_available():
+        raise ConfigError("fit.distributed.communication is nccl, but there is no GPU: use gloo")
+    # What lives on the CPU (decisions, sums, small arrays) goes over gloo in any case.
+    return "cpu:gloo,cuda:nccl" if communication == "nccl" else "gloo"
