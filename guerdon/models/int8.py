@@ -207,7 +207,11 @@ def load_int8(path: Path, model: RewardModel, threshold_logit: float | None) -> 
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{shown} is damaged ({error}): {remedy}") from error
     int8 = Int8Model(onnx=onnx, weights=weights, **numbers)
-    if version != quantize.FORMAT or weights != weights_fingerprint(model):
+    if version != quantize.FORMAT:
+        raise DataError(
+            f"{shown} has the format {version}, and this Guerdon makes {quantize.FORMAT}: {remedy}"
+        )
+    if weights != weights_fingerprint(model):
         raise DataError(f"{shown} was made from other weights than the checkpoint has: {remedy}")
     if threshold_logit is not None and not math.isclose(
         int8.threshold_logit, threshold_logit, rel_tol=1e-4, abs_tol=1e-4

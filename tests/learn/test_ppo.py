@@ -461,6 +461,21 @@ def test_a_rollout_knows_the_step_within_each_episode():
     env.close()
 
 
+@pytest.mark.parametrize("anneal", [True, False])
+def test_the_learning_rate_falls_with_the_progress_of_the_run(anneal):
+    env = cartpoles(2)
+    cfg = PPOConfig(num_steps=8, lr=1e-3, anneal_lr=anneal)
+    ppo, collector = learner(env, cfg), RolloutCollector(env, 8)
+    collector.reset(0)
+    for progress, share in ((0.0, 1.0), (0.25, 0.75), (1.0, 0.0), (1.5, 0.0)):
+        before = [part.detach().clone() for part in ppo.actor.parameters()]
+        told = ppo.update(collector.collect(ppo), progress)
+        assert told["lr"] == pytest.approx(1e-3 * (share if anneal else 1.0))
+        same = all(torch.equal(*pair) for pair in zip(ppo.actor.parameters(), before, strict=True))
+        assert same == (anneal and share == 0.0)
+    env.close()
+
+
 def test_returns_that_do_not_vary_leave_no_number_that_is_none():
     env = cartpoles(2)
     ppo, collector = learner(env, PPOConfig(num_steps=8, gamma=0.0)), RolloutCollector(env, 8)

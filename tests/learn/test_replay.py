@@ -260,3 +260,22 @@ def test_a_train_batch_is_checked_and_joined():
     assert torch.equal(joined.next_obs["front"][3:], second.next_obs["front"])
     with pytest.raises(DataError, match=r"training_rewards must have shape \[3\]"):
         TrainBatch(**{**vars(parts[0]), "training_rewards": torch.ones(3, 1)})
+
+
+def test_a_cut_leaves_episodes_alone_that_have_ended():
+    replay = ReplayBuffer(ObsSpec(state_size=1), (), np.int64, 2, 20, seed=0)
+    zeros, no = np.zeros(2), np.zeros(2, np.bool_)
+    replay.add(np.array([[1.0], [2.0]], np.float32), zeros, zeros, no, no)
+    ends = np.array([True, False])
+    replay.add(np.array([[3.0], [4.0]], np.float32), zeros, zeros, ends, no, np.array([[5.0], [9.0]]))
+    for _ in range(2):  # the second time there is nothing left to cut
+        replay.cut(np.array([[7.0], [6.0]], np.float32))  # 7 begins the next episode of the first
+        batch = replay.sample(200, gamma=0.9)
+        flags = zip(batch.terminated.tolist(), batch.truncated.tolist(), strict=True)
+        pairs = zip(batch.obs["state"][:, 0].tolist(), batch.next_obs["state"][:, 0].tolist(), strict=True)
+        assert dict(zip(pairs, flags, strict=True)) == {
+            (1.0, 3.0): (False, False),
+            (2.0, 4.0): (False, False),
+            (3.0, 5.0): (True, False),
+            (4.0, 6.0): (False, True),
+        }

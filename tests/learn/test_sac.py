@@ -151,6 +151,14 @@ def test_targets_follow_the_formula(entropy_in_backup):
     assert ended.any() and torch.equal(targets[ended], batch.training_rewards[ended])
 
 
+def test_a_deviation_at_its_limit_is_not_pushed_further():
+    sac, batch = SAC(SPEC, SPACE, SACConfig(), SMALL, seed=0), make_batch()
+    sac.actor._layers[-1][1][0, 0, 2:] = torch.tensor([5.0, 0.0])  # log deviations of the two actions
+    sac._update_actor(batch.obs["state"], batch.actions, 0)
+    slopes = sac.actor._slots[-1][1][0, 0]
+    assert slopes[2] == 0.0 and (slopes[[0, 1, 3]] != 0.0).all()
+
+
 def test_target_critics_follow_slowly():
     sac = SAC(SPEC, SPACE, SACConfig(tau=0.1), SMALL, seed=0)
     for seed in range(3):

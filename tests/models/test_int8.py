@@ -10,7 +10,7 @@ import torch
 
 from guerdon.envs import ScriptedExpert, TabletopVectorEnv
 from guerdon.errors import ConfigError, DataError
-from guerdon.models import BinaryRewardClassifier, ResNetRewardModel
+from guerdon.models import BinaryRewardClassifier, ResNetRewardModel, build_model
 from guerdon.models.accelerate import make_scorer
 from guerdon.models.int8 import (
     MIN_AGREEMENT,
@@ -23,7 +23,7 @@ from guerdon.models.int8 import (
     verify_agreement,
     weights_fingerprint,
 )
-from guerdon.models.quantize import quantize, resnet_steps
+from guerdon.models.quantize import FORMAT, quantize, resnet_steps
 from tests.models.frames import eager, lively, random_frames
 
 
@@ -163,7 +163,7 @@ def test_the_file_gives_the_same_scorer(fitted, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_file_that_does_not_fit_is_refused(fitted, tmp_path):
+def test_a_file_that_does_not_fit_is_refused(fitted, tmp_path, monkeypatch):
     model = fitted[0]
     path = tmp_path / "int8.npz"
     with pytest.raises(ConfigError, match=r"does not exist.*guerdon reward quantize"):
@@ -184,6 +184,15 @@ def test_a_file_that_does_not_fit_is_refused(fitted, tmp_path):
     save_int8(path, replace(made, weights="other"))
     with pytest.raises(DataError, match="other weights"):
         load_int8(path, model, 0.0)
+    plain = build_model(replace(model.config, normalize=not model.config.normalize))
+    plain.load_state_dict(model.state_dict())  # the same weights, but they see other numbers
+    save_int8(path, made)
+    with pytest.raises(DataError, match="other weights"):
+        load_int8(path, plain, 0.0)
+    with monkeypatch.context() as later:
+        later.setattr("guerdon.models.quantize.FORMAT", FORMAT + 1)
+        with pytest.raises(DataError, match=f"has the format {FORMAT}"):
+            load_int8(path, model, 0.0)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match="damaged"):
         load_int8(path, model, 0.0)
