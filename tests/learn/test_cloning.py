@@ -233,4 +233,4 @@ def test_the_learning_rate_falls_if_asked_to(anneal_lr: bool, way: float):
     actor, cfg = Slope(), BCConfig(epochs=5, batch_size=4, lr=0.1, anneal_lr=anneal_lr)
     outcome = clone(actor, ({"state": torch.zeros(8, 1)}, torch.zeros(8, 1)), cfg, seed=0)
     assert outcome["num_updates"] == 10
-    assert float(actor.weight) == pytest.approx(-way, rel=1e-4)
+    assert actor.weight.item() == pytest.approx(-way, rel=1e-4)
