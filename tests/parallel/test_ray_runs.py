@@ -11,7 +11,7 @@ from guerdon.config import ClusterConfig, RewardConfig, RewardModelConfig, load_
 from guerdon.errors import ClusterError, ConfigError, DataError, WorkerError
 from guerdon.parallel import make_engine
 from guerdon.run.embodied import EmbodiedRunner
-from guerdon.run.reward_group import RewardGroup
+from guerdon.run.reward_group import FramesLostError, RewardGroup
 from guerdon.run.train import train
 from guerdon.serve.worker import ImageRewardWorker
 from tests.run.conftest import views
@@ -104,8 +104,8 @@ def test_no_episode_is_lost_with_an_env_worker_of_sac(settings, tmp_path):
     assert counted(tmp_path / "run") == len(played) == len({tuple(line["key"]) for line in played})
 
 
-def test_a_killed_rollout_worker_is_replaced(settings, tmp_path):
-    more = ["engine=ray", TWO_ENVS, "+cluster.component_placement.rollout=2", NO_REWARD]
+def test_a_killed_rollout_worker_is_replaced_and_so_are_lost_frames(settings, tmp_path, monkeypatch):
+    more = ["engine=ray", TWO_ENVS, "+cluster.component_placement.rollout=2"]
     runner = make_runner(settings, tmp_path, more)
     try:
         runner.loop.reset(0)
@@ -113,8 +113,21 @@ def test_a_killed_rollout_worker_is_replaced(settings, tmp_path):
         os.kill(runner.envs.rollout_group.pids[0], signal.SIGKILL)
         metrics = runner.loop.advance(0.0).metrics
         assert metrics["fault/rollout_restarts"] == 1.0 and np.isfinite(metrics["train/policy_loss"])
-        assert runner.loop.advance(0.0).metrics["fault/restarts"] == 1.0
+
+        real, parts = runner.rewards.judge_parts, []
+
+        def lose_once(frames, counts):
+            parts.append(frames)
+            if len(parts) == 1:
+                raise FramesLostError(1)
+            return real(frames, counts)
+
+        monkeypatch.setattr(runner.rewards, "judge_parts", lose_once)
+        metrics = runner.loop.advance(0.0).metrics
+        assert metrics["fault/env_restarts"] == 1.0 and metrics["fault/restarts"] == 2.0
+        assert parts[0][0] is parts[1][0] and parts[0][1] is not parts[1][1]  # only those were made again
         assert runner.loop.actor.rollout.policy_version == 2 and runner.loop.actor.version == 3
+        assert runner.loop.actor.rollout.reward_version == runner.rewards.facts.version
     finally:
         runner.engine.close()
 
@@ -141,8 +154,10 @@ def reward_cfg(checkpoint):
 @pytest.fixture
 def rewards(reward_cfg):
     engine = make_engine("ray", ClusterConfig(component_placement={"reward": "1-2"}))
-    yield RewardGroup(engine, reward_cfg, "embodied")
-    engine.close()
+    try:
+        yield RewardGroup(engine, reward_cfg, "embodied")
+    finally:
+        engine.close()
 
 
 def refuse_poison(rewards):
