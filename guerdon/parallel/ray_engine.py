@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -245,6 +246,7 @@ class RayEngine(Engine):
         super().__init__()
         self.cfg = cfg
         self._guardian: subprocess.Popen[bytes] | None = None
+        self._folder = ""
         self._owns = False
         self.groups: list[RayGroup] = []
         self._slots: dict[Slot, PlacementGroup] = {}
@@ -284,6 +286,7 @@ class RayEngine(Engine):
     def _start_cluster(self, shared: dict[str, Any]) -> None:
         """A cluster on this machine, with a guardian that clears up if we are killed."""
         folder = tempfile.mkdtemp(prefix="guerdon-ray-", dir=_short_temporary())
+        self._folder = folder
         self._guardian = subprocess.Popen(
             [sys.executable, guardian.__file__, folder, folder],
             stdin=subprocess.PIPE,
@@ -291,7 +294,7 @@ class RayEngine(Engine):
         )
         os.environ[guardian.VARIABLE] = folder  # what the cluster starts inherits it
         try:
-            ray.init(include_dashboard=False, _temp_dir=folder, **shared)
+            ray.init(address="local", include_dashboard=False, _temp_dir=folder, **shared)
         finally:
             del os.environ[guardian.VARIABLE]
 
@@ -312,6 +315,7 @@ class RayEngine(Engine):
 
     def is_alive(self, slot: Slot, *, wait: bool = False) -> bool:
         """Whether the machine of a slot is there; `wait` gives the cluster time to notice that it is not."""
+        wait = wait and slot.node_id != ray.get_runtime_context().get_node_id()  # this one is there
         until = time.monotonic() + (NODE_SECONDS if wait else 0.0)
         while True:
             alive = slot.node_id in {node.id for node in self.nodes()}
@@ -402,7 +406,7 @@ class RayEngine(Engine):
             self._release()
         if self._guardian is not None:
             assert self._guardian.stdin is not None
-            self._guardian.stdin.close()  # it removes what is left
+            self._guardian.stdin.close()  # after an orderly shutdown it has nothing left to do
             self._guardian.wait()
             self._guardian = None
 
@@ -415,6 +419,8 @@ class RayEngine(Engine):
         self.groups, self._slots = [], {}
         if self._owns:
             ray.shutdown()
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _knock(address: str) -> None:
