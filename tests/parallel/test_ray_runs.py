@@ -14,6 +14,7 @@ from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.reward_group import FramesLostError, RewardGroup
 from guerdon.run.train import train
 from guerdon.serve.worker import ImageRewardWorker
+from guerdon.store import inspect
 from tests.run.conftest import views
 from tests.run.test_embodied import SAC, lines, without_times
 
@@ -48,6 +49,22 @@ def test_the_number_of_workers_changes_nothing(settings, tmp_path):
         assert [entry.keys() for entry in remote] == [entry.keys() for entry in local]
         for entry, expected in zip(remote, local, strict=True):
             assert entry == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_several_workers_collect_into_one_data_set(settings, tmp_path):
+    more = [
+        NO_REWARD,
+        "reward.collect_data=true",
+        f"reward.data_collection.positive_dir={tmp_path / 'positive'}",
+        f"reward.data_collection.negative_dir={tmp_path / 'negative'}",
+        "collect.enabled=true",
+        f"collect.save_dir={tmp_path / 'data'}",
+        "collect.target_failure=20",
+    ]
+    curve(settings, tmp_path / "run", [*more, "engine=ray", TWO_ENVS])
+    # 100 steps of 8 environments, new episodes at the checkpoint after 50: two whole ones before and after it
+    assert sum(1 for place in ("positive", "negative") for _ in (tmp_path / place).glob("*.npy")) == 32
+    assert inspect(tmp_path / "data").num_failure_episodes == 20  # the workers share the limit
 
 
 # Workers that are killed
