@@ -34,7 +34,7 @@ def make_vector_env(
             ) from error
     spec = gym.registry.get(name)
     if spec is None:
-        near = get_close_matches(cfg.id, list(gym.registry), n=1)
+        near = get_close_matches(name, list(gym.registry), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"no environment is registered as {cfg.id!r}{hint}")
     arguments: dict[str, Any] = dict(cfg.init_params)

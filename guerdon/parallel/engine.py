@@ -117,6 +117,10 @@ class Engine(ABC):
         """Make a worker of each spec."""
 
     @abstractmethod
+    def log_notices(self) -> None:
+        """Log what workers had to warn of since the last call, where nobody sees what they log."""
+
+    @abstractmethod
     def put(self, value: Any) -> Pending:
         """Something large that several workers will be given."""
 
@@ -141,6 +145,9 @@ class LocalEngine(Engine):
     def group(self, role: str, specs: Sequence[WorkerSpec]) -> LocalGroup:
         """Make the workers here."""
         return LocalGroup(role, [spec.make() for spec in specs])
+
+    def log_notices(self) -> None:
+        """Nothing: workers in this process log themselves."""
 
     def put(self, value: Any) -> Pending:
         """The value itself."""

@@ -11,10 +11,13 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 VARIABLE = "GUERDON_RAY_CLUSTER"
 """Holds the mark."""
+ROUND_SECONDS, QUIET_ROUNDS = 0.05, 10
+"""A process that is just being started shows no environment: one look is not enough."""
 
 
 def marked(mark: str) -> list[int]:
@@ -33,12 +36,16 @@ def marked(mark: str) -> list[int]:
 def main(mark: str, folder: str) -> None:
     """Wait for the owner's end, then clear up."""
     sys.stdin.buffer.read()
-    for _ in range(3):  # those that start others meanwhile are caught in the next round
-        for pid in marked(mark):
+    quiet = 0 if Path(folder).exists() else QUIET_ROUNDS
+    while quiet < QUIET_ROUNDS:
+        found = marked(mark)
+        quiet = 0 if found else quiet + 1
+        for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+        time.sleep(ROUND_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)
 
 

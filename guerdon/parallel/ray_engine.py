@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -47,6 +49,8 @@ SLOT_SECONDS = 15.0
 """How long a free slot may take to be given to us."""
 START_SECONDS = 120.0
 """How long a worker may take to start and to be made: importing torch on a busy machine takes a while."""
+NOTICE_SECONDS = 2.0
+"""How long to wait for workers that may be busy before their warnings are left for later."""
 NODE_SECONDS = 60.0
 """How long the cluster may take to notice that a machine has gone."""
 
@@ -55,11 +59,30 @@ class RemoteTraceback(Exception):
     """What happened in the worker; the cause of the error that the user sees."""
 
 
+class _Notices(logging.Handler):
+    """Keeps warnings until they are asked for: what a worker logs itself nobody sees."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._kept: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the level and the text."""
+        self._kept.append((record.levelno, record.getMessage()))
+
+    def take(self) -> list[tuple[int, str]]:
+        """What there is, once."""
+        taken, self._kept = self._kept, []
+        return taken
+
+
 class _Host:
     """The actor: a process that holds one worker."""
 
     def __init__(self, threads: int | None) -> None:
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+        self._notices = _Notices()
+        log.addHandler(self._notices)
         if threads is not None:
             import torch
 
@@ -70,6 +93,10 @@ class _Host:
         """Make the worker; returns the process id."""
         self._worker = spec.make()
         return os.getpid()
+
+    def notices(self) -> list[tuple[int, str]]:
+        """Level and text of all warnings since the last call."""
+        return self._notices.take()
 
     def call(self, method: str, *args: Any) -> Any:
         """One method of the worker."""
@@ -167,6 +194,10 @@ class RayGroup(Group):
         """The actor."""
         return RayHandle(self._actors[rank], self.role, rank)
 
+    def notices(self) -> list[Any]:
+        """References to what each worker has to warn of."""
+        return [actor.notices.remote() for actor in self._actors if actor is not None]
+
     def close(self) -> None:
         """Kill the actors."""
         for actor in self._actors:
@@ -215,6 +246,7 @@ class RayEngine(Engine):
         super().__init__()
         self.cfg = cfg
         self._guardian: subprocess.Popen[bytes] | None = None
+        self._folder = ""
         self._owns = False
         self.groups: list[RayGroup] = []
         self._slots: dict[Slot, PlacementGroup] = {}
@@ -242,8 +274,9 @@ class RayEngine(Engine):
         address = self.cfg.address or os.environ.get("RAY_ADDRESS")
         if address is not None:
             try:
+                _knock(address)
                 ray.init(address=address, **shared)
-            except (ConnectionError, RuntimeError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError) as error:
                 reason = str(error).strip().splitlines()[0]
                 raise ClusterError(f"there is no Ray cluster at {address!r}: {reason}") from error
             return True
@@ -253,6 +286,7 @@ class RayEngine(Engine):
     def _start_cluster(self, shared: dict[str, Any]) -> None:
         """A cluster on this machine, with a guardian that clears up if we are killed."""
         folder = tempfile.mkdtemp(prefix="guerdon-ray-", dir=_short_temporary())
+        self._folder = folder
         self._guardian = subprocess.Popen(
             [sys.executable, guardian.__file__, folder, folder],
             stdin=subprocess.PIPE,
@@ -260,7 +294,7 @@ class RayEngine(Engine):
         )
         os.environ[guardian.VARIABLE] = folder  # what the cluster starts inherits it
         try:
-            ray.init(include_dashboard=False, _temp_dir=folder, **shared)
+            ray.init(address="local", include_dashboard=False, _temp_dir=folder, **shared)
         finally:
             del os.environ[guardian.VARIABLE]
 
@@ -281,6 +315,7 @@ class RayEngine(Engine):
 
     def is_alive(self, slot: Slot, *, wait: bool = False) -> bool:
         """Whether the machine of a slot is there; `wait` gives the cluster time to notice that it is not."""
+        wait = wait and slot.node_id != ray.get_runtime_context().get_node_id()  # this one is there
         until = time.monotonic() + (NODE_SECONDS if wait else 0.0)
         while True:
             alive = slot.node_id in {node.id for node in self.nodes()}
@@ -349,6 +384,18 @@ class RayEngine(Engine):
         """Start an actor for each spec."""
         return RayGroup(self, role, specs)
 
+    def log_notices(self) -> None:
+        """The same words from several workers of a role are logged once."""
+        for group in self.groups:
+            refs = group.notices()
+            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=NOTICE_SECONDS)
+            told: dict[tuple[int, str], None] = {}
+            for ref in ready:
+                with contextlib.suppress(RayError):  # a worker that is lost is noticed when it is needed
+                    told |= dict.fromkeys(ray.get(ref))
+            for level, text in told:
+                log.log(level, "%s worker: %s", group.role, text)
+
     def put(self, value: Any) -> RayPending:
         """Once into the store of this machine."""
         return RayPending(ray.put(value), "driver", 0)
@@ -359,7 +406,7 @@ class RayEngine(Engine):
             self._release()
         if self._guardian is not None:
             assert self._guardian.stdin is not None
-            self._guardian.stdin.close()  # it removes what is left
+            self._guardian.stdin.close()  # after an orderly shutdown it has nothing left to do
             self._guardian.wait()
             self._guardian = None
 
@@ -372,6 +419,15 @@ class RayEngine(Engine):
         self.groups, self._slots = [], {}
         if self._owns:
             ray.shutdown()
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _knock(address: str) -> None:
+    """Raise an OSError at once if nobody listens at `host:port`; Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "://" not in address:
+        socket.create_connection((host, int(port)), timeout=10.0).close()
 
 
 def _print_to_stderr(debug: bool) -> None:

@@ -36,8 +36,8 @@ class PolicySpec:
     spaces: tuple[gym.Space[Any], gym.Space[Any]]
 
     def make(self) -> PPO:
-        """A copy, on a GPU only if the learner is on one and there is one here."""
-        device = self.cfg.device if torch.cuda.is_available() else "cpu"
+        """A copy, on a GPU only if the learner is on one and there is one here, under whatever number."""
+        device = torch.device(self.cfg.device).type if torch.cuda.is_available() else "cpu"
         learner = make_learner(replace(self.cfg, device=device), *self.spaces, seed=0)
         assert isinstance(learner, PPO)  # only PPO plays rollouts
         return learner

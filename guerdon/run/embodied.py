@@ -91,6 +91,7 @@ class EmbodiedRunner:
         self.spaces = self.envs.facts.spaces
         self.learner: AnyLearner = make_learner(config.learner, *self.spaces, config.seed)
         self.loop: Loop = self._make_loop()
+        self.engine.log_notices()
 
     def _make_loop(self) -> Loop:
         if isinstance(self.learner, PPO):
@@ -218,6 +219,7 @@ class EmbodiedRunner:
                 kept = display_path(self._write_checkpoint(step))
                 raise _with_note(error, f"(step {step}; the last good state is {kept})") from error
             raise
+        self.engine.log_notices()
         bad = [name for name, value in iteration.metrics.items() if not np.isfinite(value)]
         if bad:
             raise DataError(f"training broke down at step {self.loop.env_steps}: {bad[0]} is not finite")

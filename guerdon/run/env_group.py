@@ -159,7 +159,7 @@ class EnvGroup:
     def again(self, fragment: Fragment, version: int, weights: Pending | None) -> Fragment:
         """Play a rollout again whose frames went with their machine."""
         error = WorkerLostError("env", fragment.rank, "its machine has gone with the frames it made")
-        self._recover({fragment.rank: error}, version, weights)
+        self._recover({fragment.rank: error})
         done: dict[int, Fragment] = {}
         while not done:
             self._play([fragment.rank], version, weights, done)
@@ -183,7 +183,7 @@ class EnvGroup:
             except WorkerLostError as error:
                 lost[rank] = error
         if lost:
-            self._recover(lost, version, weights)
+            self._recover(lost)
 
     def _sync(self, version: int, weights: Pending | None) -> None:
         """Give the rollout workers the weights."""
@@ -205,7 +205,7 @@ class EnvGroup:
         for env_rank in range(rank, self.group.size, self.rollout_group.size):
             self._attach(env_rank)
 
-    def _recover(self, lost: dict[int, WorkerLostError], version: int, weights: Pending | None) -> None:
+    def _recover(self, lost: dict[int, WorkerLostError]) -> None:
         """Replace what was lost, once each, and begin new episodes where rollouts broke off."""
         for rank in sorted({error.rank for error in lost.values() if error.role == "rollout"}):
             self._restart_rollout(

@@ -206,6 +206,20 @@ def test_wrong_settings_are_named():
         make_vector_env(EnvConfig(init_params={"reward": "sprse"}), autoreset_mode=AutoresetMode.SAME_STEP)
 
 
+def test_a_module_that_registers_an_environment_is_imported(tmp_path, monkeypatch):
+    text = "import gymnasium\ngymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    (tmp_path / "my_environments.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    section = EnvConfig(id="my_environments:Mine-v0", num_envs=2)
+    env = make_vector_env(section, autoreset_mode=AutoresetMode.SAME_STEP)
+    assert env.reset(seed=0)[0].shape == (2, 4)
+    env.close()
+    with pytest.raises(ConfigError, match=r"no environment is registered as.*did you mean 'Mine-v0'"):
+        make_vector_env(EnvConfig(id="my_environments:Mime-v0"), autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(ConfigError, match="cannot be imported: No module named 'nowhere'"):
+        make_vector_env(EnvConfig(id="nowhere:Mine-v0"), autoreset_mode=AutoresetMode.SAME_STEP)
+
+
 def test_other_gymnasium_environments_can_be_made():
     env = make_vector_env(EnvConfig(id="CartPole-v1", num_envs=3), autoreset_mode=AutoresetMode.SAME_STEP)
     assert env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP  # nothing of an episode is lost

@@ -319,6 +319,27 @@ def test_seeds_decide_everything_and_leave_the_global_generator_alone():
     assert not torch.equal(one["actor"]["policy.0.weight"], other["actor"]["policy.0.weight"])
 
 
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_copies_that_divide_the_environments_act_as_one(kind: str):
+    env = cartpoles(7) if kind == "discrete" else TabletopVectorEnv(7, autoreset_mode=SAME_STEP)
+    whole, copies = learner(env, CARTPOLE), [learner(env, CARTPOLE, seed=seed) for seed in (5, 6)]
+    obs, _ = env.reset(seed=0)
+    for copy in copies:
+        copy.load_policy(whole.policy_state())
+    for _ in range(3):
+        expected = whole.step(obs)
+        parts = [
+            copy.step(obs[start:stop], (start, stop, 7))
+            for copy, (start, stop) in zip(copies, [(0, 3), (3, 7)], strict=True)
+        ]
+        for answer, *both in zip(expected, *parts, strict=True):
+            joined = np.concatenate([np.asarray(item) for item in both])
+            np.testing.assert_allclose(joined, np.asarray(answer), rtol=1e-5, atol=1e-6)
+    for copy in copies:
+        np.testing.assert_array_equal(copy.generator_state(), whole.generator_state())
+    env.close()
+
+
 def test_a_state_of_other_networks_is_refused():
     env = cartpoles(1)
     state = learner(env, CARTPOLE, hidden=(32, 32)).state_dict()

@@ -163,6 +163,18 @@ def test_a_cut_episode_is_truncated_and_does_not_run_into_the_next():
     assert batch.truncated.all() and not batch.terminated.any()
 
 
+def test_episodes_of_some_environments_are_cut_and_those_of_others_go_on():
+    buffer = ReplayBuffer(ObsSpec(state_size=1), (), np.int64, 2, 20, seed=0)
+    no = np.zeros(2, np.bool_)
+    for obs in ([[0.0], [10.0]], [[50.0], [11.0]]):
+        buffer.add(np.array(obs), np.zeros(2, np.int64), np.ones(2), no, no)
+        if obs[0][0] == 0.0:
+            buffer.cut(np.array([[1.0], [11.0]]), slice(0, 1))
+    batch = buffer.sample(200, gamma=GAMMA)
+    rows = torch.cat([batch.obs["state"], batch.next_obs["state"], batch.truncated[:, None].float()], 1)
+    assert {tuple(row) for row in rows.tolist()} == {(0.0, 1.0, 1.0), (10.0, 11.0, 0.0)}
+
+
 def test_an_image_is_stored_once():
     spec = ObsSpec(state_size=0, images=(("front", (64, 64, 3)),))
     buffer = ReplayBuffer(spec, (4,), np.float32, 4, 1000, seed=0)

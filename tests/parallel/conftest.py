@@ -17,6 +17,7 @@ NUM_CPUS = 4
 def session_cluster():
     folder = tempfile.mkdtemp(prefix="guerdon-test-", dir="/tmp")
     ray.init(
+        address="local",
         num_cpus=NUM_CPUS,
         include_dashboard=False,
         log_to_driver=False,

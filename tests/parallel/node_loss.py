@@ -4,6 +4,7 @@ python node_loss.py RUN_FOLDER key=value ... -> one JSON object.
 """
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -35,7 +36,7 @@ def main(folder, overrides):
     )
     nodes = [cluster.add_node(**shared, labels={RANK_LABEL: str(rank)}) for rank in (1, 2)]
     cluster.wait_for_nodes()
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    os.environ["RAY_ADDRESS"] = cluster.address  # the run joins it
     config = load_config(
         "train",
         [*overrides, "engine=ray", "cluster.num_nodes=2", "+cluster.component_placement.env=0-1"],
@@ -57,9 +58,10 @@ def main(folder, overrides):
     except ClusterError as error:
         told = str(error)
     finally:
-        ray.shutdown()
+        connected = ray.is_initialized()
         cluster.shutdown()
-    print(json.dumps({"told": told, "iterations": len(calls), "restarts": dict(runner.engine.restarts)}))
+    result = {"told": told, "iterations": len(calls), "connected": connected}
+    print(json.dumps({**result, "restarts": dict(runner.engine.restarts)}))
 
 
 if __name__ == "__main__":

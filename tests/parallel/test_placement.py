@@ -144,10 +144,8 @@ def test_environments_are_divided_evenly():
 
 def test_the_examples_in_the_docs():
     page = (Path(__file__).parents[2] / "docs" / "placement.md").read_text()
-    one, robot = (
-        build(GuerdonConfig, yaml.safe_load(text)).cluster
-        for text in re.findall(r"```yaml\n(.*?)```", page, re.S)
-    )
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    one, robot = (build(GuerdonConfig, yaml.safe_load(text)).cluster for text in blocks)
     plan = make_plan(one, [GPU2])
     assert [places(plan, name) for name in COMPONENTS] == [[("g", "GPU", 0)]] * 3 + [[("g", "GPU", 1)]]
     assert places(make_plan(one, [CPU2]), "reward") == [("a", "CPU", 1)]

@@ -117,6 +117,13 @@ def test_an_interrupted_command_leaves_nothing_behind(settings, tmp_path, place)
     assert nothing_is_left(place, before)
 
 
+def test_a_cluster_that_is_not_there(settings, place):
+    run = start(place, [*settings, "cluster.address=127.0.0.1:1"])
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 1 and not out
+    assert "there is no Ray cluster at '127.0.0.1:1': " in err.splitlines()[-1]
+
+
 def test_a_machine_that_leaves(settings, tmp_path, place):
     more = ["learner.total_steps=100_000", "reward.use_reward_model=false"]
     done = subprocess.run(
@@ -131,6 +138,7 @@ def test_a_machine_that_leaves(settings, tmp_path, place):
     result = json.loads(done.stdout.splitlines()[-1])
     # the third machine takes the place of the second; when it goes too, nothing can
     assert result["restarts"]["env"] >= 1 and result["iterations"] == 4
+    assert not result["connected"]
     assert "cluster.num_nodes asks for 2 machines, 1 machine is there" in result["told"]
     assert "the last good state is" in result["told"]
     assert (tmp_path / "run" / "checkpoints" / "step_600" / "state.pt").is_file()

@@ -11,9 +11,10 @@ from guerdon.config import ClusterConfig, RewardConfig, RewardModelConfig, load_
 from guerdon.errors import ClusterError, ConfigError, DataError, WorkerError
 from guerdon.parallel import make_engine
 from guerdon.run.embodied import EmbodiedRunner
-from guerdon.run.reward_group import RewardGroup
+from guerdon.run.reward_group import FramesLostError, RewardGroup
 from guerdon.run.train import train
 from guerdon.serve.worker import ImageRewardWorker
+from guerdon.store import inspect
 from tests.run.conftest import views
 from tests.run.test_embodied import SAC, lines, without_times
 
@@ -48,6 +49,22 @@ def test_the_number_of_workers_changes_nothing(settings, tmp_path):
         assert [entry.keys() for entry in remote] == [entry.keys() for entry in local]
         for entry, expected in zip(remote, local, strict=True):
             assert entry == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_several_workers_collect_into_one_data_set(settings, tmp_path):
+    more = [
+        NO_REWARD,
+        "reward.collect_data=true",
+        f"reward.data_collection.positive_dir={tmp_path / 'positive'}",
+        f"reward.data_collection.negative_dir={tmp_path / 'negative'}",
+        "collect.enabled=true",
+        f"collect.save_dir={tmp_path / 'data'}",
+        "collect.target_failure=20",
+    ]
+    curve(settings, tmp_path / "run", [*more, "engine=ray", TWO_ENVS])
+    # 100 steps of 8 environments, new episodes at the checkpoint after 50: two whole ones before and after it
+    assert sum(1 for place in ("positive", "negative") for _ in (tmp_path / place).glob("*.npy")) == 32
+    assert inspect(tmp_path / "data").num_failure_episodes == 20  # the workers share the limit
 
 
 # Workers that are killed
@@ -104,8 +121,8 @@ def test_no_episode_is_lost_with_an_env_worker_of_sac(settings, tmp_path):
     assert counted(tmp_path / "run") == len(played) == len({tuple(line["key"]) for line in played})
 
 
-def test_a_killed_rollout_worker_is_replaced(settings, tmp_path):
-    more = ["engine=ray", TWO_ENVS, "+cluster.component_placement.rollout=2", NO_REWARD]
+def test_a_killed_rollout_worker_is_replaced_and_so_are_lost_frames(settings, tmp_path, monkeypatch):
+    more = ["engine=ray", TWO_ENVS, "+cluster.component_placement.rollout=2"]
     runner = make_runner(settings, tmp_path, more)
     try:
         runner.loop.reset(0)
@@ -113,8 +130,21 @@ def test_a_killed_rollout_worker_is_replaced(settings, tmp_path):
         os.kill(runner.envs.rollout_group.pids[0], signal.SIGKILL)
         metrics = runner.loop.advance(0.0).metrics
         assert metrics["fault/rollout_restarts"] == 1.0 and np.isfinite(metrics["train/policy_loss"])
-        assert runner.loop.advance(0.0).metrics["fault/restarts"] == 1.0
+
+        real, parts = runner.rewards.judge_parts, []
+
+        def lose_once(frames, counts):
+            parts.append(frames)
+            if len(parts) == 1:
+                raise FramesLostError(1)
+            return real(frames, counts)
+
+        monkeypatch.setattr(runner.rewards, "judge_parts", lose_once)
+        metrics = runner.loop.advance(0.0).metrics
+        assert metrics["fault/env_restarts"] == 1.0 and metrics["fault/restarts"] == 2.0
+        assert parts[0][0] is parts[1][0] and parts[0][1] is not parts[1][1]  # only those were made again
         assert runner.loop.actor.rollout.policy_version == 2 and runner.loop.actor.version == 3
+        assert runner.loop.actor.rollout.reward_version == runner.rewards.facts.version
     finally:
         runner.engine.close()
 
@@ -141,8 +171,10 @@ def reward_cfg(checkpoint):
 @pytest.fixture
 def rewards(reward_cfg):
     engine = make_engine("ray", ClusterConfig(component_placement={"reward": "1-2"}))
-    yield RewardGroup(engine, reward_cfg, "embodied")
-    engine.close()
+    try:
+        yield RewardGroup(engine, reward_cfg, "embodied")
+    finally:
+        engine.close()
 
 
 def refuse_poison(rewards):
