@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
 
 from guerdon.config import GuerdonConfig, to_plain
-from guerdon.fit import FitResult, fit_reward_model
-from guerdon.fit.distributed import torchrun_team
+from guerdon.fit import FitResult
+from guerdon.fit.distributed import run_job, torchrun_team
+from guerdon.fit.fit import FitJob
 from guerdon.store.atomic import make_directory, write_atomic
 from guerdon.types import display_path
 
@@ -26,22 +29,68 @@ def run_folder(config: GuerdonConfig) -> Path:
 
 def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:
     """Fit as the config says; leaves config, metrics, checkpoints and `summary.json` in the run's folder."""
-    resume = config.runner.resume_dir
+    if config.engine == "ray":
+        folder = _new_folder(config)
+        result = _fit_on_ray(config, _job(config, folder.resolve()))
+        _write_summary(folder, result)
+        return folder, result
     with torchrun_team(config.fit) as team:
         folder = team.from_first(lambda: _new_folder(config))
-        result = fit_reward_model(
-            config.reward.model,
-            config.fit,
-            folder=folder,
-            seed=config.seed,
-            resume_dir=None if resume is None else Path(resume),
-            tensorboard="tensorboard" in config.runner.logger.backends,
-            team=team,
-        )
+        result = run_job(_job(config, folder), team)
         if team.first:
-            summary = json.dumps(fit_summary(result), indent=1).encode()
-            write_atomic(folder / "summary.json", lambda file: file.write(summary))
+            _write_summary(folder, result)
     return folder, result
+
+
+def _job(config: GuerdonConfig, folder: Path) -> FitJob:
+    resume = config.runner.resume_dir
+    return FitJob(
+        model=config.reward.model,
+        cfg=config.fit,
+        folder=folder,
+        seed=config.seed,
+        resume_dir=None if resume is None else Path(resume),
+        tensorboard="tensorboard" in config.runner.logger.backends,
+    )
+
+
+def _fit_on_ray(config: GuerdonConfig, job: FitJob) -> FitResult:
+    """Every process of the fit in an actor of its own; folder and data must be readable by all."""
+    from guerdon.parallel.launch import launch_ranks  # Ray is an extra
+
+    count = config.fit.distributed.num_processes
+    threads = max(1, torch.get_num_threads() // count)
+    results = launch_ranks(run_job, count, _placeable(job), cluster=config.cluster, threads=threads)
+    first: FitResult = results[0]
+    return first
+
+
+def _placeable(job: FitJob) -> FitJob:
+    """The same job with paths that mean the same in a process that was started elsewhere."""
+    data = job.cfg.data
+    cfg = replace(
+        job.cfg,
+        save_dir=_absolute(job.cfg.save_dir),
+        data=replace(
+            data,
+            path=_absolute(data.path),
+            positive_dir=_absolute(data.positive_dir),
+            negative_dir=_absolute(data.negative_dir),
+            debug_save_dir=_absolute(data.debug_save_dir),
+        ),
+    )
+    resume = None if job.resume_dir is None else job.resume_dir.resolve()
+    model = replace(job.model, pretrained_encoder_path=_absolute(job.model.pretrained_encoder_path))
+    return replace(job, cfg=cfg, resume_dir=resume, model=model)
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).resolve())
+
+
+def _write_summary(folder: Path, result: FitResult) -> None:
+    text = json.dumps(fit_summary(result), indent=1).encode()
+    write_atomic(folder / "summary.json", lambda file: file.write(text))
 
 
 def _new_folder(config: GuerdonConfig) -> Path:

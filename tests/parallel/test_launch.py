@@ -1,10 +1,16 @@
 """Ranks of torch.distributed, started by Ray."""
 
+import json
+import os
+
+import numpy as np
 import pytest
 
-from guerdon.config import ClusterConfig
+from guerdon.config import ClusterConfig, load_config
 from guerdon.errors import ClusterError, GuerdonError
 from guerdon.parallel.launch import launch_ranks
+from guerdon.run.train_reward import train_reward
+from tests.fit.synthetic import write_store
 from tests.parallel.ranks import one_fails, total
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -32,3 +38,34 @@ def test_too_many_ranks_are_refused():
     placed = ClusterConfig(component_placement={"reward": "0-2"})
     with pytest.raises(ClusterError, match="2 ranks are asked for, reward has 3 slots"):
         launch_ranks(total, 2, 0, cluster=placed)
+
+
+FIT = [
+    "fit.data.path=data",
+    "fit.epochs=1",
+    "fit.global_batch_size=32",
+    "fit.log_interval=1",
+    "reward.model.width=4",
+    "reward.model.hidden_dim=16",
+    "reward.model.image_size=[3,32,32]",
+]
+
+
+def fit_losses(name, *overrides):
+    folder, result = train_reward(
+        load_config("train_reward", [*FIT, f"runner.logger.log_path={name}", *overrides])
+    )
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert (result.checkpoint / "contract.json").is_file()
+    assert json.loads((folder / "summary.json").read_text())["num_steps"] == result.num_steps
+    return [line["train/loss"] for line in lines if "train/loss" in line]
+
+
+def test_a_fit_in_two_actors_has_the_losses_of_one_process(tmp_path, monkeypatch):
+    write_store(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)  # actors are started elsewhere: relative paths must still be ours
+    alone = fit_losses("alone")
+    pair = fit_losses("pair", "engine=ray", "fit.distributed.num_processes=2")
+    assert len(alone) > 3
+    np.testing.assert_allclose(pair, alone, rtol=1e-5)
+    assert "RANK" not in os.environ
