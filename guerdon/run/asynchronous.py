@@ -65,6 +65,8 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         round_updates = self.steps_per_request * envs.num_envs * self.section.updates_per_step
         self.max_owed = max(round_updates, 1.0)
         """No request is handed out while the learner owes more updates than this."""
+        if engine.num_workers("rollout"):
+            log.warning("cluster.component_placement.rollout is not used: env workers choose their actions")
         envs.attach_copies(PolicySpec(cfg=learner_cfg, spaces=spaces))
         self._weights: tuple[int, Pending] | None = None
         self._stored: list[Stored] = []
