@@ -14,6 +14,7 @@ ALL = (
     "bench_fit",
     "bench_ppo",
     "bench_offpolicy",
+    "bench_async",
     "bench_ray",
 )
 

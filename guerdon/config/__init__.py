@@ -3,6 +3,7 @@
 from guerdon.config.build import build, flatten_keys, to_plain
 from guerdon.config.load import load_config, load_tree
 from guerdon.config.schema import (
+    AsynchronousConfig,
     ClusterConfig,
     CollectConfig,
     EnvConfig,
@@ -37,6 +38,7 @@ from guerdon.config.schema_watch import MonitorConfig
 from guerdon.errors import ConfigError
 
 __all__ = [
+    "AsynchronousConfig",
     "AugmentConfig",
     "BCConfig",
     "CalibrationConfig",

@@ -50,6 +50,8 @@ RENAMES: dict[str, str] = {
     "runner.val_check_interval": "fit.val_check_interval",
     "runner.save_interval": "fit.save_interval",
     "runner.early_stop": "fit.early_stop",
+    # An asynchronous run as a switch of the runner.
+    "runner.asynchronous": "asynchronous.enabled",
 }
 """Older path -> today's. A path stands for everything below it; the longest one that fits is used."""
 

@@ -90,6 +90,21 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AsynchronousConfig:
+    """`asynchronous`: acting, judging and learning at the same time (SAC and DQN)."""
+
+    enabled: bool = False
+    """Let env workers, reward workers and the learner go at their own pace."""
+    steps_per_request: PositiveInt = 32
+    """Steps that every environment of a worker takes for one request, at most: fewer where `max_policy_lag`
+    would otherwise make the learner wait."""
+    max_in_flight: PositiveInt = 2
+    """Requests that an env worker has at a time, from asking for steps to storing them."""
+    max_policy_lag: NonNegativeInt = 256
+    """Updates between the weights that acted and those that learn when the steps are stored, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvConfig:
     """`env.train` and `env.eval`: one set of parallel environments."""
 
@@ -157,6 +172,7 @@ class GuerdonConfig:
     """Everything in this process, or workers as Ray actors."""
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)
     env: EnvsConfig = field(default_factory=EnvsConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)

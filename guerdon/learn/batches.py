@@ -100,6 +100,35 @@ class ReplayBatch:
     def __len__(self) -> int:
         return len(self.mask)
 
+    @classmethod
+    def cat(cls, parts: Sequence[ReplayBatch]) -> ReplayBatch:
+        """One batch of several, in order; `rows` then refer to the buffer of each part."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+
+        def joined(name: str) -> Tensor:
+            return torch.cat([getattr(part, name) for part in parts])
+
+        def by_key(name: str) -> dict[str, Tensor]:
+            return {
+                key: torch.cat([getattr(part, name)[key] for part in parts]) for key in getattr(first, name)
+            }
+
+        return cls(
+            obs=by_key("obs"),
+            actions=joined("actions"),
+            env_rewards=joined("env_rewards"),
+            mask=joined("mask"),
+            next_obs=by_key("next_obs"),
+            terminated=joined("terminated"),
+            truncated=joined("truncated"),
+            discount=joined("discount"),
+            gamma=first.gamma,
+            rows=np.concatenate([part.rows for part in parts]),
+            extras=by_key("extras"),
+        )
+
     def train_batch(self, training_rewards: Tensor) -> TrainBatch:
         """For the learner, with the rewards of each step, float32 [B, n]."""
         return TrainBatch(

@@ -134,6 +134,22 @@ class DQN:
         loss = (clipped * (errors - 0.5 * clipped)).mean().item()
         return {"loss": loss, "value": values.mean().item()}
 
+    def policy_state(self) -> dict[str, Any]:
+        """What a copy needs to act as this one would now, as arrays of their own; no target network."""
+        encoder = {
+            name: part.detach().cpu().numpy().copy() for name, part in self.encoder.state_dict().items()
+        }
+        return {"values": self.values.flat.cpu().numpy().copy(), "encoder": encoder}
+
+    def load_policy(self, state: Mapping[str, Any]) -> None:
+        """Act as the learner did when `policy_state` was taken; random actions stay this one's own."""
+        self.values.flat.copy_(torch.tensor(state["values"]))
+        self.encoder.load_state_dict({name: torch.tensor(part) for name, part in state["encoder"].items()})
+
+    def seed_acting(self, seed: int) -> None:
+        """Begin a new sequence of random actions."""
+        self._rng = np.random.default_rng(seed)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that later updates and actions depend on, as a copy."""
         state: dict[str, Any] = {name: part.state_dict() for name, part in self._stateful().items()}

@@ -90,6 +90,14 @@ class ReplayBuffer:
         return self._size * self.num_envs
 
     @property
+    def num_complete(self) -> int:
+        """Transitions that can be sampled: those of the latest step only where their episode ended."""
+        if not self._size:
+            return 0
+        latest = self._steps["final_slot"][(self._row - 1) % self.num_rows]
+        return (self._size - 1) * self.num_envs + int((latest >= 0).sum())
+
+    @property
     def nbytes(self) -> int:
         """Bytes of a full ring and of the final observations so far."""
         arrays = (*self._obs.values(), *self._steps.values(), *self._finals.values())

@@ -242,6 +242,24 @@ class SAC:
         )
         return {name: shift_images(part, moves) if part.ndim == 4 else part for name, part in obs.items()}
 
+    # Copies of the policy elsewhere
+
+    def policy_state(self) -> dict[str, Any]:
+        """What a copy needs to act as this one would now, as arrays of their own; no critics, no moments."""
+        encoder = {
+            name: part.detach().cpu().numpy().copy() for name, part in self.encoder.state_dict().items()
+        }
+        return {"actor": self.actor.flat.cpu().numpy().copy(), "encoder": encoder}
+
+    def load_policy(self, state: Mapping[str, Any]) -> None:
+        """Act as the learner did when `policy_state` was taken; noise stays this one's own."""
+        self.actor.flat.copy_(torch.tensor(state["actor"]))
+        self.encoder.load_state_dict({name: torch.tensor(part) for name, part in state["encoder"].items()})
+
+    def seed_acting(self, seed: int) -> None:
+        """Begin a new sequence of noise for acting."""
+        self._act_noise.manual_seed(seed)
+
     # Saving
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,14 +6,21 @@ from typing import Literal
 
 from guerdon.config import ClusterConfig
 from guerdon.parallel.engine import Engine, Group, Handle, LocalEngine, Pending, WorkerSpec
+from guerdon.parallel.thread_engine import ThreadEngine
 
-__all__ = ["Engine", "Group", "Handle", "LocalEngine", "Pending", "WorkerSpec", "make_engine"]
+__all__ = ["Engine", "Group", "Handle", "LocalEngine", "Pending", "ThreadEngine", "WorkerSpec", "make_engine"]
 
 
-def make_engine(name: Literal["local", "ray"], cluster: ClusterConfig) -> Engine:
-    """The engine that the config names; Ray is imported only for `ray`."""
+def make_engine(name: Literal["local", "ray"], cluster: ClusterConfig, *, threads: bool = False) -> Engine:
+    """The engine that the config names; Ray is imported only for `ray`.
+
+    Args:
+        name: `engine`.
+        cluster: the `cluster` section.
+        threads: whether workers in this process get a thread each, so that they work side by side.
+    """
     if name == "local":
-        return LocalEngine()
+        return ThreadEngine() if threads else LocalEngine()
     from guerdon.parallel.ray_engine import RayEngine
 
     return RayEngine(cluster)

@@ -15,7 +15,7 @@ from guerdon.learn.policies import Share
 from guerdon.learn.ppo import PPO
 from guerdon.learn.rollout import RolloutPolicy
 from guerdon.parallel.engine import Handle
-from guerdon.run.policy_files import make_learner
+from guerdon.run.policy_files import AnyLearner, make_learner
 
 
 class RolloutPolicyWorker(RolloutPolicy, Protocol):
@@ -35,12 +35,11 @@ class PolicySpec:
     cfg: LearnerConfig
     spaces: tuple[gym.Space[Any], gym.Space[Any]]
 
-    def make(self) -> PPO:
+    def make(self) -> AnyLearner:
         """A copy, on a GPU only if the learner is on one and there is one here, under whatever number."""
         device = torch.device(self.cfg.device).type if torch.cuda.is_available() else "cpu"
-        learner = make_learner(replace(self.cfg, device=device), *self.spaces, seed=0)
-        assert isinstance(learner, PPO)  # only PPO plays rollouts
-        return learner
+        small = replace(self.cfg.sac, num_critics=1, num_min_critics=1)  # a copy only acts
+        return make_learner(replace(self.cfg, device=device, sac=small), *self.spaces, seed=0)
 
 
 class RolloutWorker:
@@ -95,7 +94,9 @@ class RolloutWorker:
 
 def make_rollout_worker(spec: PolicySpec) -> RolloutWorker:
     """A rollout worker in a process of its own."""
-    return RolloutWorker(spec.make())
+    learner = spec.make()
+    assert isinstance(learner, PPO)  # only PPO plays rollouts
+    return RolloutWorker(learner)
 
 
 class DistantPolicy:

@@ -23,6 +23,7 @@ from guerdon.learn.ppo import PPO
 from guerdon.parallel import Engine, make_engine
 from guerdon.progress import progress_bar
 from guerdon.run.acting import PolicySpec, RolloutWorker
+from guerdon.run.asynchronous import AsynchronousLoop
 from guerdon.run.env_group import EnvGroup
 from guerdon.run.evaluate import Evaluation, FilmedEpisode, evaluate
 from guerdon.run.loop import Iteration, Loop
@@ -60,10 +61,16 @@ class EmbodiedRunner:
             raise ConfigError("runner.task_type is text, and text tasks have no environment to train in")
         if config.reward.standalone:
             raise ConfigError("reward.standalone ends episodes on a robot; use the wrappers for it")
+        if config.asynchronous.enabled and config.learner.algorithm == "ppo":
+            raise ConfigError(
+                "asynchronous.enabled is for learner.algorithm=sac and dqn: "
+                "PPO learns only from steps of its present weights"
+            )
         if config.learner.num_threads is not None:
             torch.set_num_threads(config.learner.num_threads)
         self.alarms: list[str] = []
-        self.engine: Engine = make_engine(config.engine, config.cluster)
+        threads = config.asynchronous.enabled
+        self.engine: Engine = make_engine(config.engine, config.cluster, threads=threads)
         try:
             self._make_workers()
         except BaseException:
@@ -83,7 +90,7 @@ class EmbodiedRunner:
             config.reward,
             config.collect,
             cameras=() if self.rewards is None else self.rewards.facts.image_keys,
-            num_steps=config.learner.ppo.num_steps if config.learner.algorithm == "ppo" else 1,
+            num_steps=self._steps_at_a_time(),
             seed=config.seed,
         )
         if self.rewards is not None:
@@ -93,13 +100,22 @@ class EmbodiedRunner:
         self.loop: Loop = self._make_loop()
         self.engine.log_notices()
 
+    def _steps_at_a_time(self) -> int:
+        """The most steps that an env worker takes alone."""
+        if self.config.learner.algorithm == "ppo":
+            return self.config.learner.ppo.num_steps
+        return self.config.asynchronous.steps_per_request if self.config.asynchronous.enabled else 1
+
     def _make_loop(self) -> Loop:
         if isinstance(self.learner, PPO):
             policy = PolicySpec(cfg=self.config.learner, spaces=self.spaces)
             self.envs.attach(policy, RolloutWorker(self.learner))
             return OnPolicyLoop(self.engine, self.learner, self.envs, self.rewards, self.config.reward)
-        shared = (self.envs, self.rewards, self.config.reward)
-        return OffPolicyLoop(self.learner, *shared, self.config.learner, self.spaces, self.config.seed)
+        shared = (self.learner, self.envs, self.rewards, self.config.reward, self.config.learner)
+        if self.config.asynchronous.enabled:
+            pace = self.config.asynchronous
+            return AsynchronousLoop(self.engine, *shared, self.spaces, self.config.seed, pace)
+        return OffPolicyLoop(*shared, self.spaces, self.config.seed)
 
     @property
     def env_worker(self) -> EnvWorker:

@@ -22,7 +22,8 @@ from guerdon.errors import ConfigError, WorkerLostError
 from guerdon.parallel.engine import Engine, Group, LocalGroup, Pending, RestartCounter, WorkerSpec
 from guerdon.parallel.placement import divide
 from guerdon.run.acting import PolicySpec, RolloutWorker, make_rollout_worker
-from guerdon.run.workers import EnvFacts, EnvWorker, Played, Stepped
+from guerdon.run.chunks import Stepped
+from guerdon.run.workers import EnvFacts, EnvWorker, Played
 from guerdon.serve.ahead import JudgeAhead
 from guerdon.serve.worker import ImageRewardWorker
 from guerdon.types import UInt8Array
@@ -287,6 +288,32 @@ class EnvGroup:
             frames={k: np.concatenate([each[k] for each in judged]) for k in (judged[0] if judged else {})},
             **{name: np.concatenate([getattr(item, name) for item in steps]) for name in names},
         )
+
+    # Workers that act on their own
+
+    def attach_copies(self, policy: PolicySpec) -> None:
+        """Give every worker a copy of the policy for `act`."""
+        self._policy = policy
+        for rank in range(self.group.size):
+            self._attach(rank).result()
+
+    def begin_acting(self, seed: int, env_steps: int) -> list[Any]:
+        """Begin new episodes everywhere; returns the observations of each worker."""
+        return self._begin(seed, env_steps, "begin_acting")
+
+    def act(self, rank: int, *request: Any) -> tuple[Pending, Pending]:
+        """Ask a worker for a chunk, and for its frames apart; see `EnvWorker.act`."""
+        return self.group.submit_pair(rank, "act", *request)
+
+    def delivered(self, rank: int) -> None:
+        """A worker's chunk is here."""
+        self._counter.answered(rank)
+
+    def replace_acting(self, rank: int, error: WorkerLostError, env_steps: int, num_requests: int) -> Any:
+        """Replace a worker that was lost with its requests; returns the first observations of the new one."""
+        self._steps_done = env_steps
+        self.rollouts_lost += num_requests
+        return self._revive(rank, error, "begin_acting")
 
     def fault_metrics(self) -> dict[str, float]:
         """What was lost so far in this run, all roles together; nothing if nothing was."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,39 @@ class FramesLostError(Exception):
         self.part = part
 
 
+@dataclass(eq=False)
+class Job:
+    """A request to whichever reward worker is free first."""
+
+    method: str
+    args: tuple[Any, ...]
+    done: bool = False
+    answer: Any = None
+    error: Exception | None = None
+
+    def result(self) -> Any:
+        """The answer of a job that is done."""
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+
+@dataclass(frozen=True)
+class Judging:
+    """Verdicts under way on frames that are elsewhere."""
+
+    jobs: list[Job]
+
+    @property
+    def done(self) -> bool:
+        """Whether they are all there."""
+        return all(job.done for job in self.jobs)
+
+    def result(self) -> Verdict:
+        """Raises `FramesLostError` if the frames went with the machine that held them."""
+        return join_verdicts([_answer(job, 0) for job in self.jobs])
+
+
 class RewardGroup:
     """All reward workers of a run; requests are shared among them, as fast as each one answers."""
 
@@ -40,6 +74,9 @@ class RewardGroup:
         self.facts: RewardFacts = self.group.submit(0, "describe").result()
         self._engine, self._timeout = engine, cfg.timeout_seconds
         self._counter = RestartCounter("reward")
+        self._waiting: deque[Job] = deque()
+        self._running: list[deque[tuple[Job, Pending]]] = [deque() for _ in range(self.group.size)]
+        self._heard = [time.monotonic()] * self.group.size
 
     @property
     def local(self) -> ImageRewardWorker:
@@ -61,75 +98,105 @@ class RewardGroup:
 
     def judge_parts(self, parts: Sequence[Pending], counts: Sequence[int]) -> list[Verdict]:
         """Verdicts on frames that are elsewhere; `counts` says how many there are in each part."""
-        jobs, owners = [], []
-        for part, (frames, count) in enumerate(zip(parts, counts, strict=True)):
-            for start in range(0, count, REQUEST_FRAMES):
-                jobs.append(("judge_some", (frames, start, min(start + REQUEST_FRAMES, count))))
-                owners.append(part)
-        answers = self._share(jobs, owners)
-        return [
-            join_verdicts([answer for answer, owner in zip(answers, owners, strict=True) if owner == part])
-            for part in range(len(parts))
-        ]
+        judged = [self.judge_later(frames, count) for frames, count in zip(parts, counts, strict=True)]
+        self._finish([job for item in judged for job in item.jobs])
+        return [join_verdicts([_answer(job, part) for job in item.jobs]) for part, item in enumerate(judged)]
 
     def features(self, parts: Sequence[Pending], rows: Sequence[IntArray]) -> FloatArray:
         """Features of the frames `rows` of each part, float32 [K, F], one part after another."""
         wanted = [part for part, picked in enumerate(rows) if len(picked)]
-        jobs = [("features_of", (parts[part], rows[part])) for part in wanted]
-        return np.concatenate(self._share(jobs, wanted))
+        jobs = [Job("features_of", (parts[part], rows[part])) for part in wanted]
+        self._waiting.extend(jobs)
+        self._finish(jobs)
+        return np.concatenate([_answer(job, part) for job, part in zip(jobs, wanted, strict=True)])
 
-    def _share(self, jobs: Sequence[tuple[str, tuple[Any, ...]]], owners: Sequence[int]) -> list[Any]:
-        """Answers to all jobs in order; workers that are lost or stall are replaced."""
-        answers: list[Any] = [None] * len(jobs)
-        waiting = deque(range(len(jobs)))
-        running: list[deque[tuple[int, Pending]]] = [deque() for _ in range(self.group.size)]
-        heard = [time.monotonic()] * self.group.size
-        while waiting or any(running):
-            for _ in range(AHEAD):
-                for rank, mine in enumerate(running):
-                    if waiting and len(mine) < AHEAD:
-                        heard[rank] = heard[rank] if mine else time.monotonic()
-                        job = waiting.popleft()
-                        mine.append((job, self.group.submit(rank, jobs[job][0], *jobs[job][1])))
-            busy = [rank for rank, mine in enumerate(running) if mine]
-            until = min(heard[rank] for rank in busy) + self._timeout
-            first = self.group.first_ready(
-                [running[rank][0][1] for rank in busy], max(until - time.monotonic(), 0.0)
-            )
-            if first is None:
-                rank = min(busy, key=lambda each: heard[each])
+    # Requests under way
+
+    def judge_later(self, frames: Pending, count: int) -> Judging:
+        """Ask for verdicts on frames that are there, but elsewhere; `pump` brings them."""
+        jobs = [
+            Job("judge_some", (frames, start, min(start + REQUEST_FRAMES, count)))
+            for start in range(0, count, REQUEST_FRAMES)
+        ]
+        self._waiting.extend(jobs)
+        self._hand_out()
+        return Judging(jobs)
+
+    def pending(self) -> list[Pending]:
+        """The answers that are waited for next."""
+        return [mine[0][1] for mine in self._running if mine]
+
+    def patience(self) -> float | None:
+        """Seconds until a worker that is asked and does not answer is replaced; None if none is asked."""
+        asked = [heard for heard, mine in zip(self._heard, self._running, strict=True) if mine]
+        return max(min(asked) + self._timeout - time.monotonic(), 0.0) if asked else None
+
+    def pump(self, *, wait: bool) -> None:
+        """Take an answer and hand out what waits; workers that are lost or stall are replaced.
+
+        Args:
+            wait: until there is an answer; otherwise all that are there are taken.
+        """
+        self._hand_out()
+        while busy := [rank for rank, mine in enumerate(self._running) if mine]:
+            patience = self.patience()
+            first = self.group.first_ready(self.pending(), patience if wait else 0.0)
+            if first is not None:
+                self._take(busy[first])
+            elif self.patience() == 0.0:
+                rank = min(busy, key=lambda each: self._heard[each])
                 error = WorkerLostError("reward", rank, f"it gave no answer for {self._timeout:g} s")
-                self._replace(rank, error, running, waiting)
-                heard[rank] = time.monotonic()
-                continue
-            rank = busy[first]
-            job, pending = running[rank][0]
-            try:
-                answers[job] = pending.result()
-            except WorkerLostError as error:
-                if error.role == "object":
-                    raise FramesLostError(owners[job]) from error
-                self._replace(rank, error, running, waiting)
-            else:
-                running[rank].popleft()
-                self._counter.answered(rank)
-            heard[rank] = time.monotonic()
-        return answers
+                self._replace(rank, error)
+            self._hand_out()
+            if wait or first is None:
+                return
 
-    def _replace(
-        self,
-        rank: int,
-        error: WorkerLostError,
-        running: list[deque[tuple[int, Pending]]],
-        waiting: deque[int],
-    ) -> None:
+    def _finish(self, jobs: Sequence[Job]) -> None:
+        while not all(job.done for job in jobs):
+            self.pump(wait=True)
+
+    def _hand_out(self) -> None:
+        """Give every worker up to `AHEAD` jobs, in turns."""
+        for _ in range(AHEAD):
+            for rank, mine in enumerate(self._running):
+                if self._waiting and len(mine) < AHEAD:
+                    self._heard[rank] = self._heard[rank] if mine else time.monotonic()
+                    job = self._waiting.popleft()
+                    mine.append((job, self.group.submit(rank, job.method, *job.args)))
+
+    def _take(self, rank: int) -> None:
+        """An answer of a worker is there."""
+        job, pending = self._running[rank][0]
+        try:
+            job.answer = pending.result()
+        except WorkerLostError as error:
+            if error.role != "object":
+                self._replace(rank, error)
+                return
+            job.error = error
+        except Exception as error:  # of this request alone; raised where its answer is asked for
+            job.error = error
+        job.done = True
+        self._running[rank].popleft()
+        self._counter.answered(rank)
+        self._heard[rank] = time.monotonic()
+
+    def _replace(self, rank: int, error: WorkerLostError) -> None:
         """Start a worker again; what it was asked waits for whoever is free first."""
-        waiting.extendleft(job for job, _ in reversed(running[rank]))
-        running[rank].clear()
+        self._waiting.extendleft(job for job, _ in reversed(self._running[rank]))
+        self._running[rank].clear()
         while True:
             self._counter.lost(error)
             try:
                 self.group.restart(rank, error.reason)
+                self._heard[rank] = time.monotonic()
                 return
             except WorkerLostError as other:
                 error = other
+
+
+def _answer(job: Job, part: int) -> Any:
+    """What came of a job on the frames of a part."""
+    if isinstance(job.error, WorkerLostError) and job.error.role == "object":
+        raise FramesLostError(part) from job.error
+    return job.result()

@@ -28,6 +28,7 @@ from guerdon.learn.ppo import PPO
 from guerdon.learn.rollout import Rollout, RolloutArrays, RolloutCollector, RolloutPolicy
 from guerdon.parallel.engine import Handle
 from guerdon.run.acting import DistantPolicy, PolicySpec, RolloutPolicyWorker, RolloutWorker
+from guerdon.run.chunks import Chunk, ChunkPlayer, Stepped
 from guerdon.serve.ahead import JudgeAhead
 from guerdon.serve.relabel import judged_frames
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
@@ -84,6 +85,15 @@ class JudgedFrames:
         rows = np.concatenate([t * self._shape[1] + env_ids for t, env_ids, _ in self._some])
         return rows, {name: np.concatenate([part[2][name] for part in self._some]) for name in self._cameras}
 
+    def handed_over(self, num_steps: int) -> tuple[IntArray, dict[str, UInt8Array]]:
+        """The same of the first `num_steps` steps; the arrays are the caller's and not used again."""
+        rows, frames = self.gathered()
+        self._all, self._some = {}, []
+        if not self._every:
+            return rows, frames
+        count = num_steps * self._shape[1]
+        return rows[:count], {name: images[:count] for name, images in frames.items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvFacts:
@@ -109,23 +119,6 @@ class Played:
     policy_version: int
     generator: NDArray[Any] | None
     """Where the policy's random numbers are afterwards; None if the policy is the learner itself."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stepped:
-    """One step of one worker's environments, [n, ...] each."""
-
-    obs: Any
-    reached: Any
-    """Observations that the actions led to: the final ones where an episode ended."""
-    env_rewards: FloatArray
-    terminated: BoolArray
-    truncated: BoolArray
-    success: BoolArray
-    rows: IntArray
-    """Which environments have a frame to be judged."""
-    frames: dict[str, UInt8Array]
-    """Camera -> uint8 [len(rows), H, W, C]."""
 
 
 class EnvWorker:
@@ -156,6 +149,7 @@ class EnvWorker:
         total = cfg.num_envs if total_envs is None else total_envs
         self.first_env, self.share = first_env, (first_env, first_env + cfg.num_envs, total)
         self._policy: RolloutPolicyWorker | None = None
+        self._player: ChunkPlayer | None = None
         self.env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
         self.knows_success, self.first_frames = _probe(self.env, cameras)
         if (collect.enabled or reward.collect_data) and not self.knows_success:
@@ -196,9 +190,16 @@ class EnvWorker:
         return EnvFacts(knows_success=self.knows_success, first_frames=self.first_frames, spaces=spaces)
 
     def attach(self, policy: RolloutWorker | PolicySpec | Handle) -> None:
-        """Take a policy to play rollouts with: the learner's own, a copy made here, or one elsewhere."""
+        """Take a policy to act with: the learner's own, a copy made here, or one elsewhere.
+
+        PPO plays rollouts, the others chunks.
+        """
         if isinstance(policy, PolicySpec):
-            self._policy = RolloutWorker(policy.make(), self.share)
+            learner = policy.make()
+            if isinstance(learner, PPO):
+                self._policy = RolloutWorker(learner, self.share)
+            else:
+                self._player = ChunkPlayer(learner, self.env.single_action_space, self.first_env)
         elif isinstance(policy, Handle):
             self._policy = DistantPolicy(policy, self.share)
         else:
@@ -235,14 +236,21 @@ class EnvWorker:
         return played, frames
 
     def step(self, actions: NDArray[Any]) -> Stepped:
-        """One step of all environments by hand."""
+        """One step of all environments by hand, with the frames to be judged."""
+        step = self.take_step(0, actions)
+        if self.judged is None:
+            return step
+        rows, frames = self.judged.gathered()
+        return replace(step, rows=rows, frames=frames)
+
+    def take_step(self, t: int, actions: NDArray[Any]) -> Stepped:
+        """One step of all environments; its frames are kept in `judged` as those of step `t`."""
         obs, env_rewards, terminated, truncated, info = self.env.step(actions)
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         done = terminated | truncated
         reached = with_final(obs, info.get("final_obs"), done)
         told = per_env(info, "success", len(done), done)
-        self.on_step(0, self.env, reached, done, info)
-        rows, frames = (np.zeros(0, np.int64), {}) if self.judged is None else self.judged.gathered()
+        self.on_step(t, self.env, reached, done, info)
         return Stepped(
             obs=obs,
             reached=reached,
@@ -250,9 +258,32 @@ class EnvWorker:
             terminated=terminated,
             truncated=truncated,
             success=np.zeros(len(done), np.bool_) if told is None else told >= 0.5,
-            rows=rows,
-            frames=frames,
+            rows=np.zeros(0, np.int64),
+            frames={},
         )
+
+    def begin_acting(self, seed: int) -> Any:
+        """Begin new episodes for `act`; returns the observations."""
+        assert self._player is not None  # `attach` comes first
+        obs = self.first_obs(seed)
+        self._player.begin(obs, seed)
+        return obs
+
+    def act(
+        self,
+        num_steps: int,
+        version: int,
+        weights: dict[str, Any] | None,
+        random_steps: int = 0,
+        progress: float = 0.0,
+    ) -> tuple[Chunk, dict[str, UInt8Array]]:
+        """Take some steps alone with weights of `version`, None: those given last; see `ChunkPlayer`."""
+        assert self._player is not None
+        self._player.sync(version, weights)
+        return self._player.play(self, num_steps, random_steps, progress, self._handed_over)
+
+    def _handed_over(self, num_steps: int) -> tuple[IntArray, dict[str, UInt8Array]]:
+        return (np.zeros(0, np.int64), {}) if self.judged is None else self.judged.handed_over(num_steps)
 
     def _cut(self) -> None:
         if self._collector is not None:

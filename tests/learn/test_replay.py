@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from guerdon.errors import ConfigError, DataError
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.replay import ReplayBuffer, TrainBatch, n_step_return
+from guerdon.learn.replay_parts import ReplayParts
 
 SPEC = ObsSpec(state_size=2, images=(("front", (4, 4, 1)),))
 GAMMA = 0.9
@@ -291,3 +292,42 @@ def test_a_cut_leaves_episodes_alone_that_have_ended():
             (3.0, 5.0): (True, False),
             (4.0, 6.0): (False, True),
         }
+
+
+# Several buffers as one
+
+
+def counted(num_envs, rows, first, seed=0):
+    buffer = ReplayBuffer(ObsSpec(state_size=1), (1,), np.float32, num_envs, 100 * num_envs, seed=seed)
+    none = np.zeros(num_envs, np.bool_)
+    for row in range(rows):
+        obs = np.full((num_envs, 1), first + row, np.float32)
+        buffer.add(obs, np.zeros((num_envs, 1), np.float32), obs[:, 0], none, none)
+    return buffer
+
+
+def test_parts_are_sampled_by_what_they_hold(tmp_path):
+    parts = ReplayParts([counted(1, 11, 0), counted(3, 11, 100), counted(2, 1, 200)], seed=0)
+    assert len(parts) == 11 + 33 + 2
+    assert [part.num_complete for part in parts.parts] == [10, 30, 0]  # the latest step has no successor yet
+    batch = parts.sample(8000, gamma=0.9)
+    rewards = batch.env_rewards[:, 0].numpy()
+    assert len(batch) == 8000 and rewards.max() == 109
+    assert (rewards >= 100).mean() == pytest.approx(0.75, abs=0.02)
+    np.testing.assert_array_equal(batch.obs["state"][:, 0], rewards)
+    np.testing.assert_array_equal(batch.next_obs["state"][:, 0], rewards + 1)
+    values, counts = np.unique(rewards[rewards < 100], return_counts=True)
+    assert values.tolist() == list(range(10)) and counts.min() > 120  # of 200
+    parts.cut([np.zeros((1, 1)), np.zeros((3, 1)), np.full((2, 1), 201.0)])
+    assert [part.num_complete for part in parts.parts] == [11, 33, 2]
+    parts.save(tmp_path / "replay.npz")
+    again = ReplayParts([counted(1, 0, 0), counted(3, 0, 0), counted(2, 0, 0)], seed=0)
+    again.load(tmp_path / "replay.npz")
+    assert len(again) == len(parts)
+    with pytest.raises(DataError, match=r"another number of env workers: 2 now, but there is replay_2\.npz"):
+        ReplayParts([counted(1, 0, 0), counted(3, 0, 0)], seed=0).load(tmp_path / "replay.npz")
+
+
+def test_parts_without_a_transition_are_refused():
+    with pytest.raises(DataError, match="no complete transition"):
+        ReplayParts([counted(1, 1, 0), counted(1, 0, 0)], seed=0).sample(4, gamma=0.9)

@@ -163,7 +163,7 @@ def test_the_path_is_checked_again_when_a_run_is_resumed(settings, tmp_path, mon
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_another_threshold_is_caught(settings, tmp_path, monkeypatch, algorithm):
-    module = "onpolicy" if algorithm == "ppo" else "offpolicy"
+    module = "onpolicy" if algorithm == "ppo" else "replay_learning"
 
     def wrong(prob, env_rewards, done, cfg, threshold, scale=None):
         return training_rewards(prob, env_rewards, done, cfg, 0.9, scale)
