@@ -334,7 +334,8 @@ def test_exact_seeding(settings, tmp_path):
     assert curves[0] == curves[1]
 
 
-def test_sac_starts_warm_and_with_prior_data(settings, tmp_path, caplog):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_sac_starts_warm_and_with_prior_data(settings, tmp_path, caplog, asynchronous):
     caplog.set_level(logging.INFO, "guerdon")
     data = tmp_path / "data"
     env = EnvConfig(num_envs=8, init_params={"image_size": [24, 24]})
@@ -353,6 +354,7 @@ def test_sac_starts_warm_and_with_prior_data(settings, tmp_path, caplog):
         "learner.sac.bc_coef=0.5",
         "learner.network.hidden=[64,64]",
         "learner.network.activation=relu",
+        f"asynchronous.enabled={asynchronous}",
     ]
     run_with(longer, tmp_path, [*SAC, *prior])
     told = re.search(r"warm start: 1000 demonstrated actions, loss (\S+) to (\S+)", caplog.text)
