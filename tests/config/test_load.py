@@ -485,6 +485,7 @@ def test_a_saved_config_loads_to_the_same_config_without_a_notice(
         }
     )
     caplog.set_level(logging.INFO, logger="guerdon")
+    caplog.clear()  # what the older spellings above were translated to
     OmegaConf.save(OmegaConf.create(to_plain(config)), tmp_path / "config.yaml")
     assert load_config("config", config_path=str(tmp_path)) == config
     assert load_tree(to_plain(config)) == config

@@ -153,7 +153,7 @@ def test_weights_travel_only_when_they_changed(short, tmp_path, monkeypatch, mak
 def test_the_policy_lag_is_bounded(short, tmp_path, monkeypatch, slow, bound, make):
     more = [ASYNC, f"asynchronous.max_policy_lag={bound}", "learner.sac.updates_per_step=1"]
     if slow == "env":
-        more.append("+env.train.init_params.seconds=0.001")
+        more.append("+env.train.init_params.seconds=0.003")
     else:
         delay(monkeypatch, 0.002)
     runner = make([*short, *more], tmp_path / "run")
@@ -201,10 +201,11 @@ def test_a_slow_learner_holds_the_environments_back(short, tmp_path, monkeypatch
     update = loop._update
 
     def watched():
+        metrics = update()
         env = runner.env_worker.env.envs[0].unwrapped
         ahead = int(env._count[2]) - loop.outposts[0].stored_steps
         seen.append((len(loop.outposts[0].requests), ahead, loop._owed))
-        return update()
+        return metrics
 
     loop._update = watched
     loop.reset(0)

@@ -103,7 +103,8 @@ def test_the_frames_that_an_alarm_would_show_are_those_that_were_judged(settings
 # Prior data
 
 
-def test_sac_starts_warm_and_with_prior_data(settings, tmp_path, caplog):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_sac_starts_warm_and_with_prior_data(settings, tmp_path, caplog, asynchronous):
     caplog.set_level(logging.INFO, "guerdon")
     data = demonstrate(tmp_path / "data")
     longer = [item for item in settings if "max_episode_steps" not in item]
@@ -117,6 +118,7 @@ def test_sac_starts_warm_and_with_prior_data(settings, tmp_path, caplog):
         "learner.sac.bc_coef=0.5",
         "learner.network.hidden=[64,64]",
         "learner.network.activation=relu",
+        f"asynchronous.enabled={asynchronous}",
     ]
     run_with(longer, tmp_path, [*SAC, *prior])
     told = re.search(r"warm start: 1000 demonstrated actions, loss (\S+) to (\S+)", caplog.text)
