@@ -8,7 +8,8 @@ import pytest
 
 from guerdon.config import ClusterConfig, load_config
 from guerdon.errors import ClusterError, GuerdonError
-from guerdon.parallel.launch import launch_ranks
+from guerdon.parallel.launch import _placed, launch_ranks
+from guerdon.parallel.placement import Node, make_plan
 from guerdon.run.train_reward import train_reward
 from tests.fit.synthetic import write_store
 from tests.parallel.ranks import one_fails, total
@@ -38,6 +39,21 @@ def test_too_many_ranks_are_refused():
     placed = ClusterConfig(component_placement={"reward": "0-2"})
     with pytest.raises(ClusterError, match="2 ranks are asked for, reward has 3 slots"):
         launch_ranks(total, 2, 0, cluster=placed)
+
+
+@pytest.mark.parametrize(
+    ("placement", "slots"),
+    [
+        ({}, [0, 1]),
+        ({"actor": 0, "env": 0}, [0, 1]),  # of a config for training: they are not there
+        ({"actor,reward": "0-1"}, [0, 1]),
+        ({"actor,env": 0, "reward": "1-2"}, [1, 2]),
+    ],
+)
+def test_ranks_take_the_place_of_their_component_or_the_first_slots(placement, slots):
+    cfg = _placed(ClusterConfig(component_placement=placement), "reward", 2)
+    plan = make_plan(cfg, [Node(id="a", name="a", num_cpus=4)])
+    assert [slot.index for slot in plan["reward"]] == slots
 
 
 FIT = [
