@@ -15,6 +15,7 @@ from typing import Any
 
 from guerdon.config import ClusterConfig
 from guerdon.errors import ClusterError, GuerdonError, WorkerError, WorkerLostError
+from guerdon.fit.distributed import LostContact
 from guerdon.parallel.engine import Group, Pending, WorkerSpec
 from guerdon.parallel.placement import entries_of
 from guerdon.parallel.ray_engine import RayEngine
@@ -132,7 +133,8 @@ def _all_or_none(group: Group, pending: Sequence[Pending], timeout_seconds: floa
         except WorkerLostError as error:
             raise ClusterError(f"rank {error.rank} of {len(pending)} was lost: {error.reason}") from error
         except GuerdonError as error:
-            failure = failure or error
+            if failure is None or isinstance(failure, LostContact):  # an echo, which knows least
+                failure = error
     if failure is not None:
         raise failure
     return [answers[rank] for rank in range(len(pending))]

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from guerdon.config import ClusterConfig, load_config
-from guerdon.errors import ClusterError, GuerdonError
-from guerdon.parallel.launch import _placed, launch_ranks
+from guerdon.errors import ClusterError, DataError, GuerdonError
+from guerdon.fit.distributed import LostContact
+from guerdon.parallel.engine import LocalGroup, Ready
+from guerdon.parallel.launch import _all_or_none, _placed, launch_ranks
 from guerdon.parallel.placement import Node, make_plan
 from guerdon.run.train_reward import train_reward
 from tests.fit.synthetic import write_store
@@ -31,6 +33,15 @@ def test_a_rank_that_is_killed_stops_the_others():
 def test_a_rank_that_fails_stops_the_others():
     with pytest.raises(GuerdonError, match=r"reward worker \d failed: "):
         launch_ranks(one_fails, 2, "raises", threads=1)
+
+
+def test_the_cause_is_told_and_not_its_echo():
+    echo, cause = Ready(None, LostContact("rank 0 lost contact")), Ready(None, DataError("the loss is NaN"))
+    for pending in ([echo, cause], [cause, echo]):
+        with pytest.raises(DataError, match="the loss is NaN"):
+            _all_or_none(LocalGroup("reward", [None, None]), pending, None)
+    with pytest.raises(LostContact):
+        _all_or_none(LocalGroup("reward", [None, None]), [echo, echo], None)
 
 
 def test_too_many_ranks_are_refused():
