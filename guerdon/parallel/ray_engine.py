@@ -161,6 +161,7 @@ class RayGroup(Group):
         self._engine, self._specs = engine, list(specs)
         engine.groups.append(self)
         self._actors: list[Any] = [None] * self.size
+        self._unheard: dict[int, Any] = {}
         self.pids: list[int] = [0] * self.size
         made = [self._begin(rank) for rank in range(self.size)]
         for rank, pending in enumerate(made):
@@ -194,9 +195,21 @@ class RayGroup(Group):
         """The actor."""
         return RayHandle(self._actors[rank], self.role, rank)
 
-    def notices(self) -> list[Any]:
-        """References to what each worker has to warn of."""
-        return [actor.notices.remote() for actor in self._actors if actor is not None]
+    def notices(self, seconds: float) -> list[tuple[int, str]]:
+        """What the workers have to warn of; one that is busy tells it at a later call."""
+        for rank, actor in enumerate(self._actors):
+            if actor is not None and rank not in self._unheard:
+                self._unheard[rank] = actor.notices.remote()
+        if not self._unheard:
+            return []
+        refs = list(self._unheard.values())
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=seconds)
+        self._unheard = {rank: ref for rank, ref in self._unheard.items() if ref not in ready}
+        told: list[tuple[int, str]] = []
+        for ref in ready:
+            with contextlib.suppress(RayError):  # a worker that is lost is noticed when it is needed
+                told += ray.get(ref)
+        return told
 
     def close(self) -> None:
         """Kill the actors."""
@@ -384,16 +397,10 @@ class RayEngine(Engine):
         """Start an actor for each spec."""
         return RayGroup(self, role, specs)
 
-    def log_notices(self) -> None:
+    def log_notices(self, *, wait: bool = True) -> None:
         """The same words from several workers of a role are logged once."""
         for group in self.groups:
-            refs = group.notices()
-            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=NOTICE_SECONDS)
-            told: dict[tuple[int, str], None] = {}
-            for ref in ready:
-                with contextlib.suppress(RayError):  # a worker that is lost is noticed when it is needed
-                    told |= dict.fromkeys(ray.get(ref))
-            for level, text in told:
+            for level, text in dict.fromkeys(group.notices(NOTICE_SECONDS if wait else 0.0)):
                 log.log(level, "%s worker: %s", group.role, text)
 
     def put(self, value: Any) -> RayPending:

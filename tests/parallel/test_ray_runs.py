@@ -9,12 +9,13 @@ import pytest
 
 from guerdon.config import ClusterConfig, RewardConfig, RewardModelConfig, load_config
 from guerdon.errors import ClusterError, ConfigError, DataError, WorkerError
-from guerdon.parallel import make_engine
+from guerdon.parallel import WorkerSpec, make_engine
 from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.reward_group import FramesLostError, RewardGroup
 from guerdon.run.train import train
 from guerdon.serve.worker import ImageRewardWorker
 from guerdon.store import inspect
+from tests.parallel.ranks import Warns
 from tests.run.conftest import views
 from tests.run.test_embodied import SAC, lines, without_times
 
@@ -249,3 +250,19 @@ def test_an_error_in_a_worker_is_one_readable_line(settings, tmp_path):
     remote = str(caught.value.__cause__.__cause__)
     assert "in _die" in remote and "envs.py" in remote  # what --debug shows
     assert (tmp_path / "run" / "checkpoints" / "step_200" / "state.pt").is_file()
+
+
+def test_what_a_busy_worker_warns_of_is_told_later(tmp_path, caplog):
+    engine = make_engine("ray", ClusterConfig())
+    try:
+        group = engine.group("env", [WorkerSpec(cls=Warns)])
+        busy = group.submit(0, "warn", tmp_path / "done")
+        engine.log_notices(wait=False)
+        assert "dirty" not in caplog.text
+        (tmp_path / "done").touch()
+        busy.result(30)
+        engine.log_notices()
+        engine.log_notices()
+        assert caplog.messages.count("env worker: the lens is dirty") == 1
+    finally:
+        engine.close()
