@@ -73,10 +73,10 @@ class EmbodiedRunner:
         self.engine: Engine = make_engine(config.engine, config.cluster, threads=threads)
         try:
             self._make_workers()
+            self.monitor = self._make_monitor()
         except BaseException:
             self.engine.close()
             raise
-        self.monitor = self._make_monitor()
 
     def _make_workers(self) -> None:
         """Reward workers and env workers, the learner, and the loop that puts them together."""
