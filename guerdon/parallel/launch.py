@@ -90,7 +90,9 @@ def launch_ranks(
         group = engine.group(component, specs)
         group.call("meet", *group.submit(0, "address").result())
         pending = [group.submit(rank, "run", function, *args) for rank in range(num_ranks)]
-        return _all_or_none(group, pending, timeout_seconds)
+        answers = _all_or_none(group, pending, timeout_seconds)
+        engine.log_notices()
+        return answers
     finally:
         engine.close()
 

@@ -19,10 +19,11 @@ from tests.parallel.ranks import one_fails, total
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def test_ranks_compute_together():
+def test_ranks_compute_together(caplog):
     answers = launch_ranks(total, 2, 10, threads=1)
     assert [item[:3] for item in answers] == [(21.0, 2, "0"), (21.0, 2, "1")]
     assert len({item[3] for item in answers}) == 2
+    assert caplog.messages == ["reward worker: the sum is 21"]  # of both, told once
 
 
 def test_a_rank_that_is_killed_stops_the_others():
