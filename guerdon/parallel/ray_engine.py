@@ -79,8 +79,12 @@ class _Notices(logging.Handler):
 class _Host:
     """The actor: a process that holds one worker."""
 
-    def __init__(self, threads: int | None) -> None:
+    def __init__(self, threads: int | None, folder: str) -> None:
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+        if Path(folder).is_dir():  # relative paths in the settings mean the same here
+            os.chdir(folder)
+        else:
+            log.info("there is no %s on this machine: relative paths begin at %s", folder, Path.cwd())
         self._notices = _Notices()
         log.addHandler(self._notices)
         if threads is not None:
@@ -221,7 +225,9 @@ class RayGroup(Group):
         spec = self._specs[rank]
         options = self._engine.options(self.role, rank)
         name = f"{self.role}-{rank}"
-        actor: Any = ray.remote(_Host).options(**options, max_restarts=0).remote(spec.threads)
+        actor: Any = (
+            ray.remote(_Host).options(**options, max_restarts=0).remote(spec.threads, str(Path.cwd()))
+        )
         self._actors[rank] = actor
         log.debug("%s starts on %s", name, self._engine.slot(self.role, rank))
         return actor.make.remote(spec)

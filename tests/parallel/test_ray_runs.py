@@ -68,6 +68,14 @@ def test_several_workers_collect_into_one_data_set(settings, tmp_path):
     assert inspect(tmp_path / "data").num_failure_episodes == 20  # the workers share the limit
 
 
+def test_relative_paths_mean_the_same_in_workers(settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the cluster was started elsewhere
+    more = [NO_REWARD, "reward.collect_data=true", "engine=ray", "learner.total_steps=400"]
+    more += [f"reward.data_collection.{kind}_dir=reward_data/{kind}" for kind in ("positive", "negative")]
+    curve(settings, tmp_path / "run", more)
+    assert sum(1 for _ in (tmp_path / "reward_data").glob("*tive/*.npy")) == 16
+
+
 # Workers that are killed
 
 
