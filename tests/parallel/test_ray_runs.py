@@ -169,6 +169,20 @@ def test_an_env_worker_that_dies_again_and_again_ends_the_run(settings, tmp_path
     assert (tmp_path / "run" / "checkpoints" / "step_0" / "state.pt").is_file()
 
 
+def test_a_rollout_worker_that_dies_again_and_again_is_named(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("guerdon.parallel.engine.MAX_RESTARTS_IN_A_ROW", 0)
+    runner = make_runner(
+        settings, tmp_path, ["engine=ray", NO_REWARD, "+cluster.component_placement.rollout=1"]
+    )
+    try:
+        runner.loop.reset(0)
+        os.kill(runner.envs.rollout_group.pids[0], signal.SIGKILL)
+        with pytest.raises(ClusterError, match="rollout worker 0 was lost 1 times in a row"):
+            runner.loop.advance(0.0)
+    finally:
+        runner.engine.close()
+
+
 # Reward workers
 
 
