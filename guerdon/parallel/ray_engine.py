@@ -81,10 +81,10 @@ class _Host:
 
     def __init__(self, threads: int | None, folder: str) -> None:
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-        if Path(folder).is_dir():  # relative paths in the settings mean the same here
-            os.chdir(folder)
-        else:
-            log.info("there is no %s on this machine: relative paths begin at %s", folder, Path.cwd())
+        try:
+            os.chdir(folder)  # relative paths in the settings mean the same here
+        except OSError as error:  # another machine need not have it
+            log.info("relative paths begin at %s: %s", Path.cwd(), error)
         self._notices = _Notices()
         log.addHandler(self._notices)
         if threads is not None:
