@@ -383,6 +383,9 @@ class Trainer:
         self.model.load_state_dict(weights)
         self._optimizer_state = extra["optimizer_state_dict"]
         self.progress = Progress(**extra["progress"])
+        if self.progress.best_step and not self.team.from_first(lambda: self._bring_best(path)):
+            log.warning("the best model so far is not beside %s: from here on anew", display_path(path))
+            self.progress.best_value, self.progress.best_step, self.progress.bad_checks = math.nan, 0, 0
         log.info("resumed from %s at step %d", display_path(path), self.progress.step)
 
     def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -403,6 +406,20 @@ class Trainer:
                 f"({self.contract.data_hash})"
             )
         return model.state_dict(), extra
+
+    def _bring_best(self, path: Path) -> bool:
+        """Take along the best model that the checkpoint at `path` knows of, if it is still there."""
+        own = self.checkpoints / "best.pt"
+        if own.is_file():  # the run goes on in its own folder
+            return True
+        for place in (path.parent.parent / "best.pt", path.with_name("best.pt"), path):
+            if not place.is_file():
+                continue
+            model, contract, extra = load_checkpoint(place)
+            if extra.get("progress", {}).get("step") == self.progress.best_step:
+                save_checkpoint(own, model, contract, extra)
+                return True
+        return False
 
     def _refuse_nan(self, rows: IntArray) -> NoReturn:
         """Name the batch and its files; the last good state is on disk."""

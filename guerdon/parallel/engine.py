@@ -117,8 +117,12 @@ class Engine(ABC):
         """Make a worker of each spec."""
 
     @abstractmethod
-    def log_notices(self) -> None:
-        """Log what workers had to warn of since the last call, where nobody sees what they log."""
+    def log_notices(self, *, wait: bool = True) -> None:
+        """Log what workers had to warn of since the last call, where nobody sees what they log.
+
+        Args:
+            wait: a moment for each; otherwise those that are busy are heard at a later call.
+        """
 
     @abstractmethod
     def put(self, value: Any) -> Pending:
@@ -146,7 +150,7 @@ class LocalEngine(Engine):
         """Make the workers here."""
         return LocalGroup(role, [spec.make() for spec in specs])
 
-    def log_notices(self) -> None:
+    def log_notices(self, *, wait: bool = True) -> None:
         """Nothing: workers in this process log themselves."""
 
     def put(self, value: Any) -> Pending:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from guerdon.config import ClusterConfig
 from guerdon.errors import ClusterError, GuerdonError, WorkerError, WorkerLostError
+from guerdon.fit.distributed import LostContact
 from guerdon.parallel.engine import Group, Pending, WorkerSpec
+from guerdon.parallel.placement import entries_of
 from guerdon.parallel.ray_engine import RayEngine
 
 WAKE_SECONDS = 2.0
@@ -73,15 +76,7 @@ def launch_ranks(
         ClusterError: there is no room for so many ranks, or one of them was lost.
         GuerdonError: what the first rank that failed raised.
     """
-    cfg = ClusterConfig() if cluster is None else cluster
-    if component not in cfg.component_placement:
-        placement = {**cfg.component_placement, component: f"0-{num_ranks - 1}"}
-        cfg = ClusterConfig(
-            address=cfg.address,
-            num_nodes=cfg.num_nodes,
-            component_placement=placement,
-            node_groups=cfg.node_groups,
-        )
+    cfg = _placed(ClusterConfig() if cluster is None else cluster, component, num_ranks)
     engine = RayEngine(cfg)
     try:
         slots = engine.plan[component]
@@ -95,9 +90,21 @@ def launch_ranks(
         group = engine.group(component, specs)
         group.call("meet", *group.submit(0, "address").result())
         pending = [group.submit(rank, "run", function, *args) for rank in range(num_ranks)]
-        return _all_or_none(group, pending, timeout_seconds)
+        answers = _all_or_none(group, pending, timeout_seconds)
+        engine.log_notices()
+        return answers
     finally:
         engine.close()
+
+
+def _placed(cfg: ClusterConfig, component: str, num_ranks: int) -> ClusterConfig:
+    """The settings with the first slots for `component`, unless they have a place for it.
+
+    The other components do not run then, and leave it their slots.
+    """
+    if component in entries_of(cfg):
+        return cfg
+    return replace(cfg, component_placement={component: f"0-{num_ranks - 1}"})
 
 
 def _environment(rank: int, nodes: Sequence[str]) -> dict[str, str]:
@@ -128,7 +135,8 @@ def _all_or_none(group: Group, pending: Sequence[Pending], timeout_seconds: floa
         except WorkerLostError as error:
             raise ClusterError(f"rank {error.rank} of {len(pending)} was lost: {error.reason}") from error
         except GuerdonError as error:
-            failure = failure or error
+            if failure is None or isinstance(failure, LostContact):  # an echo, which knows least
+                failure = error
     if failure is not None:
         raise failure
     return [answers[rank] for rank in range(len(pending))]

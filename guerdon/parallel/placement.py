@@ -69,7 +69,7 @@ def make_plan(cfg: ClusterConfig, nodes: Sequence[Node]) -> Plan:
     if len(nodes) < cfg.num_nodes:
         raise ClusterError(f"cluster.num_nodes asks for {cfg.num_nodes} machines, {_there(nodes)}")
     nodes = nodes[: cfg.num_nodes]
-    entries = _entries(cfg)
+    entries = entries_of(cfg)
     plan: Plan = {}
     for component in ("actor", "env", "reward"):
         plan[component] = _slots(component, entries.get(component, PlacementConfig(placement=0)), cfg, nodes)
@@ -118,7 +118,7 @@ def divide(total: int, parts: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _entries(cfg: ClusterConfig) -> dict[str, PlacementConfig]:
+def entries_of(cfg: ClusterConfig) -> dict[str, PlacementConfig]:
     """Component -> its entry; `actor,env: 0` stands for two."""
     entries: dict[str, PlacementConfig] = {}
     for names, entry in cfg.component_placement.items():

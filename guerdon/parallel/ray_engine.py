@@ -79,8 +79,12 @@ class _Notices(logging.Handler):
 class _Host:
     """The actor: a process that holds one worker."""
 
-    def __init__(self, threads: int | None) -> None:
+    def __init__(self, threads: int | None, folder: str) -> None:
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+        try:
+            os.chdir(folder)  # relative paths in the settings mean the same here
+        except OSError as error:  # another machine need not have it
+            log.info("relative paths begin at %s: %s", Path.cwd(), error)
         self._notices = _Notices()
         log.addHandler(self._notices)
         if threads is not None:
@@ -161,6 +165,7 @@ class RayGroup(Group):
         self._engine, self._specs = engine, list(specs)
         engine.groups.append(self)
         self._actors: list[Any] = [None] * self.size
+        self._unheard: dict[int, Any] = {}
         self.pids: list[int] = [0] * self.size
         made = [self._begin(rank) for rank in range(self.size)]
         for rank, pending in enumerate(made):
@@ -194,9 +199,21 @@ class RayGroup(Group):
         """The actor."""
         return RayHandle(self._actors[rank], self.role, rank)
 
-    def notices(self) -> list[Any]:
-        """References to what each worker has to warn of."""
-        return [actor.notices.remote() for actor in self._actors if actor is not None]
+    def notices(self, seconds: float) -> list[tuple[int, str]]:
+        """What the workers have to warn of; one that is busy tells it at a later call."""
+        for rank, actor in enumerate(self._actors):
+            if actor is not None and rank not in self._unheard:
+                self._unheard[rank] = actor.notices.remote()
+        if not self._unheard:
+            return []
+        refs = list(self._unheard.values())
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=seconds)
+        self._unheard = {rank: ref for rank, ref in self._unheard.items() if ref not in ready}
+        told: list[tuple[int, str]] = []
+        for ref in ready:
+            with contextlib.suppress(RayError):  # a worker that is lost is noticed when it is needed
+                told += ray.get(ref)
+        return told
 
     def close(self) -> None:
         """Kill the actors."""
@@ -208,7 +225,9 @@ class RayGroup(Group):
         spec = self._specs[rank]
         options = self._engine.options(self.role, rank)
         name = f"{self.role}-{rank}"
-        actor: Any = ray.remote(_Host).options(**options, max_restarts=0).remote(spec.threads)
+        actor: Any = (
+            ray.remote(_Host).options(**options, max_restarts=0).remote(spec.threads, str(Path.cwd()))
+        )
         self._actors[rank] = actor
         log.debug("%s starts on %s", name, self._engine.slot(self.role, rank))
         return actor.make.remote(spec)
@@ -384,16 +403,10 @@ class RayEngine(Engine):
         """Start an actor for each spec."""
         return RayGroup(self, role, specs)
 
-    def log_notices(self) -> None:
+    def log_notices(self, *, wait: bool = True) -> None:
         """The same words from several workers of a role are logged once."""
         for group in self.groups:
-            refs = group.notices()
-            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=NOTICE_SECONDS)
-            told: dict[tuple[int, str], None] = {}
-            for ref in ready:
-                with contextlib.suppress(RayError):  # a worker that is lost is noticed when it is needed
-                    told |= dict.fromkeys(ray.get(ref))
-            for level, text in told:
+            for level, text in dict.fromkeys(group.notices(NOTICE_SECONDS if wait else 0.0)):
                 log.log(level, "%s worker: %s", group.role, text)
 
     def put(self, value: Any) -> RayPending:

@@ -73,10 +73,10 @@ class EmbodiedRunner:
         self.engine: Engine = make_engine(config.engine, config.cluster, threads=threads)
         try:
             self._make_workers()
+            self.monitor = self._make_monitor()
         except BaseException:
             self.engine.close()
             raise
-        self.monitor = self._make_monitor()
 
     def _make_workers(self) -> None:
         """Reward workers and env workers, the learner, and the loop that puts them together."""
@@ -171,6 +171,7 @@ class EmbodiedRunner:
                 result, films = self._evaluate(cfg.eval_episodes, NUM_FILMS)
                 logs.write(self.loop.env_steps, result.metrics())
             self.envs.close()
+            self.engine.log_notices()
             return self._finish(result, films, stopped, time.perf_counter() - started)
         except BaseException:
             self.envs.close(HURRY_SECONDS)  # what was collected so far is written
@@ -235,7 +236,7 @@ class EmbodiedRunner:
                 kept = display_path(self._write_checkpoint(step))
                 raise _with_note(error, f"(step {step}; the last good state is {kept})") from error
             raise
-        self.engine.log_notices()
+        self.engine.log_notices(wait=not self.config.asynchronous.enabled)  # busy workers are not waited for
         bad = [name for name, value in iteration.metrics.items() if not np.isfinite(value)]
         if bad:
             raise DataError(f"training broke down at step {self.loop.env_steps}: {bad[0]} is not finite")

@@ -90,7 +90,7 @@ class EnvGroup:
         self.rollout_group: Group | None = None
         self.facts: EnvFacts = copy.deepcopy(self.group.submit(0, "describe").result())
         self.rollouts_lost = 0
-        self._counter = RestartCounter("env")
+        self._counter, self._rollout_counter = RestartCounter("env"), RestartCounter("rollout")
         self._steps_done = 0
         self._policy: PolicySpec | RolloutWorker | None = None
         self._taken: dict[int, Stepped] = {}
@@ -181,6 +181,8 @@ class EnvGroup:
                     rank=rank, start=start, stop=stop, played=played.result(), frames=frames
                 )
                 self._counter.answered(rank)
+                if self.rollout_group is not None:
+                    self._rollout_counter.answered(rank % self.rollout_group.size)
             except WorkerLostError as error:
                 lost[rank] = error
         if lost:
@@ -201,7 +203,7 @@ class EnvGroup:
     def _restart_rollout(self, rank: int, error: WorkerLostError) -> None:
         """Replace a rollout worker and tell the env workers; those of its env workers that wait are lost."""
         assert self.rollout_group is not None
-        self._counter.lost(error)
+        self._rollout_counter.lost(error)
         self.rollout_group.restart(rank, error.reason)
         for env_rank in range(rank, self.group.size, self.rollout_group.size):
             self._attach(env_rank)

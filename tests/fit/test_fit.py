@@ -107,6 +107,25 @@ def test_an_interrupted_run_resumes_to_the_same_losses(data, tmp_path):
         assert torch.equal(value, load_checkpoint(resumed.checkpoint)[0].state_dict()[name]), name
 
 
+def test_the_best_model_is_taken_along_into_another_folder(data, tmp_path, caplog):
+    settings = on(data, epochs=2, save_interval=1)
+    first = fit_reward_model(MODEL, settings, folder=tmp_path / "first", seed=0)
+    again = fit_reward_model(
+        MODEL, settings, folder=tmp_path / "again", seed=0, resume_dir=tmp_path / "first"
+    )  # at its end already
+    assert again.best_step == first.best_step and again.num_steps == first.num_steps
+    best = load_checkpoint(first.checkpoint)[0].state_dict()
+    for name, value in load_checkpoint(again.checkpoint)[0].state_dict().items():
+        assert torch.equal(value, best[name]), name
+    assert "anew" not in caplog.text
+    shutil.copytree(tmp_path / "first/checkpoints" / f"step_{first.num_steps}", tmp_path / "alone/step_1")
+    alone = fit_reward_model(
+        MODEL, settings, folder=tmp_path / "third", seed=0, resume_dir=tmp_path / "alone"
+    )
+    assert alone.best_step == first.num_steps  # the only model that is there
+    assert alone.best_step == first.best_step or "anew" in caplog.text
+
+
 def test_resuming_on_other_data_or_with_another_seed_is_refused(data, fitted, tmp_path):
     folder, _ = fitted
     with pytest.raises(DataError, match="seed 0, this run 1"):

@@ -1,7 +1,9 @@
 """Functions that ranks run."""
 
+import logging
 import os
 import signal
+import time
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,7 @@ def total(start):
     dist.all_reduce(value)
     size = dist.get_world_size()
     dist.destroy_process_group()
+    logging.getLogger("guerdon").warning("the sum is %g", value)
     return float(value), size, os.environ["LOCAL_RANK"], os.getpid()
 
 
@@ -25,3 +28,13 @@ def one_fails(how):
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("no such layer")
     dist.all_reduce(torch.zeros(1))
+
+
+class Warns:
+    """A worker that has something to warn of and then goes on working."""
+
+    def warn(self, until):
+        """Busy until there is a file `until`."""
+        logging.getLogger("guerdon").warning("the lens is dirty")
+        while not until.exists():
+            time.sleep(0.01)

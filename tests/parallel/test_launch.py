@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from guerdon.config import ClusterConfig, load_config
-from guerdon.errors import ClusterError, GuerdonError
-from guerdon.parallel.launch import launch_ranks
+from guerdon.errors import ClusterError, DataError, GuerdonError
+from guerdon.fit.distributed import LostContact
+from guerdon.parallel.engine import LocalGroup, Ready
+from guerdon.parallel.launch import _all_or_none, _placed, launch_ranks
+from guerdon.parallel.placement import Node, make_plan
 from guerdon.run.train_reward import train_reward
 from tests.fit.synthetic import write_store
 from tests.parallel.ranks import one_fails, total
@@ -16,10 +19,11 @@ from tests.parallel.ranks import one_fails, total
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def test_ranks_compute_together():
+def test_ranks_compute_together(caplog):
     answers = launch_ranks(total, 2, 10, threads=1)
     assert [item[:3] for item in answers] == [(21.0, 2, "0"), (21.0, 2, "1")]
     assert len({item[3] for item in answers}) == 2
+    assert caplog.messages == ["reward worker: the sum is 21"]  # of both, told once
 
 
 def test_a_rank_that_is_killed_stops_the_others():
@@ -32,12 +36,36 @@ def test_a_rank_that_fails_stops_the_others():
         launch_ranks(one_fails, 2, "raises", threads=1)
 
 
+def test_the_cause_is_told_and_not_its_echo():
+    echo, cause = Ready(None, LostContact("rank 0 lost contact")), Ready(None, DataError("the loss is NaN"))
+    for pending in ([echo, cause], [cause, echo]):
+        with pytest.raises(DataError, match="the loss is NaN"):
+            _all_or_none(LocalGroup("reward", [None, None]), pending, None)
+    with pytest.raises(LostContact):
+        _all_or_none(LocalGroup("reward", [None, None]), [echo, echo], None)
+
+
 def test_too_many_ranks_are_refused():
     with pytest.raises(ClusterError, match=r"asks for slot 63 of the cluster, which has 4"):
         launch_ranks(total, 64, 0)
     placed = ClusterConfig(component_placement={"reward": "0-2"})
     with pytest.raises(ClusterError, match="2 ranks are asked for, reward has 3 slots"):
         launch_ranks(total, 2, 0, cluster=placed)
+
+
+@pytest.mark.parametrize(
+    ("placement", "slots"),
+    [
+        ({}, [0, 1]),
+        ({"actor": 0, "env": 0}, [0, 1]),  # of a config for training: they are not there
+        ({"actor,reward": "0-1"}, [0, 1]),
+        ({"actor,env": 0, "reward": "1-2"}, [1, 2]),
+    ],
+)
+def test_ranks_take_the_place_of_their_component_or_the_first_slots(placement, slots):
+    cfg = _placed(ClusterConfig(component_placement=placement), "reward", 2)
+    plan = make_plan(cfg, [Node(id="a", name="a", num_cpus=4)])
+    assert [slot.index for slot in plan["reward"]] == slots
 
 
 FIT = [

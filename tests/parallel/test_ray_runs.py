@@ -9,12 +9,13 @@ import pytest
 
 from guerdon.config import ClusterConfig, RewardConfig, RewardModelConfig, load_config
 from guerdon.errors import ClusterError, ConfigError, DataError, WorkerError
-from guerdon.parallel import make_engine
+from guerdon.parallel import WorkerSpec, make_engine
 from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.reward_group import FramesLostError, RewardGroup
 from guerdon.run.train import train
 from guerdon.serve.worker import ImageRewardWorker
 from guerdon.store import inspect
+from tests.parallel.ranks import Warns
 from tests.run.conftest import views
 from tests.run.test_embodied import SAC, lines, without_times
 
@@ -65,6 +66,14 @@ def test_several_workers_collect_into_one_data_set(settings, tmp_path):
     # 100 steps of 8 environments, new episodes at the checkpoint after 50: two whole ones before and after it
     assert sum(1 for place in ("positive", "negative") for _ in (tmp_path / place).glob("*.npy")) == 32
     assert inspect(tmp_path / "data").num_failure_episodes == 20  # the workers share the limit
+
+
+def test_relative_paths_mean_the_same_in_workers(settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the cluster was started elsewhere
+    more = [NO_REWARD, "reward.collect_data=true", "engine=ray", "learner.total_steps=400"]
+    more += [f"reward.data_collection.{kind}_dir=reward_data/{kind}" for kind in ("positive", "negative")]
+    curve(settings, tmp_path / "run", more)
+    assert sum(1 for _ in (tmp_path / "reward_data").glob("*tive/*.npy")) == 16
 
 
 # Workers that are killed
@@ -160,6 +169,20 @@ def test_an_env_worker_that_dies_again_and_again_ends_the_run(settings, tmp_path
     assert (tmp_path / "run" / "checkpoints" / "step_0" / "state.pt").is_file()
 
 
+def test_a_rollout_worker_that_dies_again_and_again_is_named(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("guerdon.parallel.engine.MAX_RESTARTS_IN_A_ROW", 0)
+    runner = make_runner(
+        settings, tmp_path, ["engine=ray", NO_REWARD, "+cluster.component_placement.rollout=1"]
+    )
+    try:
+        runner.loop.reset(0)
+        os.kill(runner.envs.rollout_group.pids[0], signal.SIGKILL)
+        with pytest.raises(ClusterError, match="rollout worker 0 was lost 1 times in a row"):
+            runner.loop.advance(0.0)
+    finally:
+        runner.engine.close()
+
+
 # Reward workers
 
 
@@ -249,3 +272,19 @@ def test_an_error_in_a_worker_is_one_readable_line(settings, tmp_path):
     remote = str(caught.value.__cause__.__cause__)
     assert "in _die" in remote and "envs.py" in remote  # what --debug shows
     assert (tmp_path / "run" / "checkpoints" / "step_200" / "state.pt").is_file()
+
+
+def test_what_a_busy_worker_warns_of_is_told_later(tmp_path, caplog):
+    engine = make_engine("ray", ClusterConfig())
+    try:
+        group = engine.group("env", [WorkerSpec(cls=Warns)])
+        busy = group.submit(0, "warn", tmp_path / "done")
+        engine.log_notices(wait=False)
+        assert "dirty" not in caplog.text
+        (tmp_path / "done").touch()
+        busy.result(30)
+        engine.log_notices()
+        engine.log_notices()
+        assert caplog.messages.count("env worker: the lens is dirty") == 1
+    finally:
+        engine.close()

@@ -258,6 +258,17 @@ def test_ctrl_c_ends_the_threads(short, tmp_path, monkeypatch):
     assert threads() == [] and time.monotonic() - started < 30
 
 
+@pytest.mark.parametrize("part", ["_make_loop", "_make_monitor"])
+def test_a_run_that_cannot_be_set_up_leaves_no_threads(short, tmp_path, monkeypatch, part):
+    def broken(self):
+        raise ConfigError("it does not fit")
+
+    monkeypatch.setattr(EmbodiedRunner, part, broken)
+    with pytest.raises(ConfigError, match="it does not fit"):
+        EmbodiedRunner(load_config("train", [*short, ASYNC]), tmp_path)
+    assert threads() == []
+
+
 def test_ppo_is_refused(short, tmp_path, make):
     with pytest.raises(ConfigError, match=r"asynchronous.enabled is for learner.algorithm=sac and dqn"):
         make([*short, ASYNC, "learner.algorithm=ppo"], tmp_path / "run")
