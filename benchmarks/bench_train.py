@@ -46,8 +46,8 @@ def make_checkpoint(folder: Path) -> Path:
     return place
 
 
-def iteration(folder: Path, checkpoint: Path) -> list[Result]:
-    """PPO from images with the documents' config: what judging adds to an iteration.
+def iteration(folder: Path, checkpoint: Path, name: str, config_path: str | None) -> list[Result]:
+    """PPO from images with one of the configs: what judging adds to an iteration.
 
     Frames are judged while the rollout goes on, so that no clock shows what it costs: the same iterations are
     run with the env's reward too, in turns.
@@ -59,25 +59,26 @@ def iteration(folder: Path, checkpoint: Path) -> list[Result]:
         "monitor.action=off",
     ]
     runners = {}
-    for name, overrides in {"learned": learned, "env": ["reward.use_reward_model=false"]}.items():
-        config = load_config("maniskill_ppo_cnn", ["env=tabletop", *overrides], "examples/embodiment/config")
-        runners[name] = EmbodiedRunner(config, folder)
-        runners[name].loop.reset(0)
-        runners[name].loop.advance(0.0)  # warm-up
+    for kind, overrides in {"learned": learned, "env": ["reward.use_reward_model=false"]}.items():
+        runners[kind] = EmbodiedRunner(load_config(name, ["env=tabletop", *overrides], config_path), folder)
+        runners[kind].loop.reset(0)
+        runners[kind].loop.advance(0.0)  # warm-up
     shares = []
     for _ in range(ITERATIONS):
         seconds = {}
-        for name, runner in runners.items():
+        for kind, runner in runners.items():
             started = time.perf_counter()
             metrics = runner.loop.advance(0.0).metrics
-            seconds[name] = time.perf_counter() - started
+            seconds[kind] = time.perf_counter() - started
             parts = {each: metrics.get(f"time/{each}", 0.0) for each in PARTS}
-            print(f"   {name}: " + ", ".join(f"{each} {value:.2f} s" for each, value in parts.items()))
+            print(
+                f"   {name}, {kind}: " + ", ".join(f"{each} {value:.2f} s" for each, value in parts.items())
+            )
         shares.append(1.0 - seconds["env"] / seconds["learned"])
     for runner in runners.values():
         runner.env_worker.close()
     value = 100 * float(np.median(shares))
-    what = "judging, share of a PPO iteration on images"
+    what = f"judging, share of a PPO iteration on images, {name}"
     return [Result(what=what, value=value, target=15.0, at_least=False, unit="%")]
 
 
@@ -120,7 +121,9 @@ def run() -> list[Result]:
     folder = Path(tempfile.mkdtemp())
     try:
         checkpoint = make_checkpoint(folder)
-        return [*iteration(folder, checkpoint), *one_step(checkpoint), *memory()]
+        results = iteration(folder, checkpoint, "maniskill_ppo_cnn", "examples/embodiment/config")
+        results += iteration(folder, checkpoint, "train_rgb", None)
+        return [*results, *one_step(checkpoint), *memory()]
     finally:
         shutil.rmtree(folder)
 

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from guerdon.serve.manager import Verdict
-from guerdon.serve.worker import REQUEST_FRAMES, ImageRewardWorker, join_verdicts
+from guerdon.serve.worker import MINI_BATCH, ImageRewardWorker, join_verdicts
 from guerdon.types import UInt8Array
+
+AHEAD_FRAMES = 2 * MINI_BATCH
+"""Frames in a request: few, so that judging begins early and little is left for the end."""
 
 
 class JudgeAhead:
@@ -32,8 +35,8 @@ class JudgeAhead:
         Requests are whole mini-batches, so that no verdict depends on when its frame came; the `last` takes
         the rest.
         """
-        while self._asked + REQUEST_FRAMES <= count or (last and self._asked < count):
-            stop = min(self._asked + REQUEST_FRAMES, count)
+        while self._asked + AHEAD_FRAMES <= count or (last and self._asked < count):
+            stop = min(self._asked + AHEAD_FRAMES, count)
             self._parts.append(self._pool.submit(self._worker.judge_some, frames, self._asked, stop))
             self._asked = stop
 

@@ -340,11 +340,11 @@ def alive(pid):
         return False
 
 
-@pytest.mark.parametrize(("kill", "message"), [
-    (signal.SIGKILL, r"rank 1 of 2 of the fit died by signal SIGKILL"),
-    (signal.SIGSTOP, r"rank 0 of 2 lost contact with the others.* within 15 s"),
+@pytest.mark.parametrize(("kill", "patience", "limit", "message"), [
+    (signal.SIGKILL, 600, 100, r"rank 1 of 2 of the fit died by signal SIGKILL"),
+    (signal.SIGSTOP, 30, 100, r"rank 0 of 2 lost contact with the others.* within 30 s"),
 ])  # fmt: skip
-def test_a_rank_that_dies_or_hangs_ends_the_fit(data, tmp_path, kill, message):
+def test_a_rank_that_dies_or_hangs_ends_the_fit(data, tmp_path, kill, patience, limit, message):
     def strike():
         wait_for_losses(tmp_path)
         found = [p for p in multiprocessing.active_children() if p.name == "fit rank 1"]
@@ -352,14 +352,14 @@ def test_a_rank_that_dies_or_hangs_ends_the_fit(data, tmp_path, kill, message):
         struck.append(time.monotonic())
 
     struck = []
-    distributed = DistributedConfig(num_processes=2, timeout_seconds=15)
+    distributed = DistributedConfig(num_processes=2, timeout_seconds=patience)
     settings = replace(on(data, epochs=1000), distributed=distributed)
     thread = threading.Thread(target=strike)
     thread.start()
     with pytest.raises(WorkerError, match=message):
         fit(settings, tmp_path)
     thread.join()
-    assert time.monotonic() - struck[0] < (15 if kill == signal.SIGKILL else 40)
+    assert time.monotonic() - struck[0] < limit
     assert not [p for p in multiprocessing.active_children() if p.name.startswith("fit rank")]
 
 

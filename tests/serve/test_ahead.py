@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from guerdon.errors import DataError
-from guerdon.serve.ahead import JudgeAhead
+from guerdon.serve.ahead import AHEAD_FRAMES, JudgeAhead
 from guerdon.serve.manager import Verdict
-from guerdon.serve.worker import MINI_BATCH, REQUEST_FRAMES
+from guerdon.serve.worker import MINI_BATCH
 
 
 class Judge:
@@ -61,21 +61,21 @@ def test_all_frames_are_judged_once_in_order_and_in_whole_mini_batches(judge, ah
         made = make_frames(total, seed=rollout + 1)["camera"]
     starts = [start for start, _ in judge.asked]
     assert all(start % MINI_BATCH == 0 for start in starts)
-    assert starts == 2 * list(range(0, total, REQUEST_FRAMES))
+    assert starts == 2 * list(range(0, total, AHEAD_FRAMES))
 
 
 def test_frames_are_judged_before_the_rollout_is_over(judge, ahead):
-    frames = make_frames(3 * REQUEST_FRAMES)
+    frames = make_frames(3 * AHEAD_FRAMES)
     ahead.begin()
-    ahead.ready(frames, REQUEST_FRAMES)
-    assert ahead.verdict().prob_success.shape == (REQUEST_FRAMES,)
-    assert judge.asked == [(0, REQUEST_FRAMES)]
+    ahead.ready(frames, AHEAD_FRAMES)
+    assert ahead.verdict().prob_success.shape == (AHEAD_FRAMES,)
+    assert judge.asked == [(0, AHEAD_FRAMES)]
 
 
 def test_what_a_broken_rollout_left_is_dropped(judge, ahead):
     judge.may_go.clear()
     ahead.begin()
-    ahead.ready(make_frames(3 * REQUEST_FRAMES), 3 * REQUEST_FRAMES)
+    ahead.ready(make_frames(3 * AHEAD_FRAMES), 3 * AHEAD_FRAMES)
     ahead.begin()
     judge.may_go.set()
     ahead.ready(make_frames(10, seed=4), 10, last=True)
