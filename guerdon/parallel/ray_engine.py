@@ -47,7 +47,7 @@ log = logging.getLogger("guerdon")
 
 SLOT_SECONDS = 15.0
 """How long a free slot may take to be given to us."""
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 """How long a worker may take to start and to be made: importing torch on a busy machine takes a while."""
 NOTICE_SECONDS = 2.0
 """How long to wait for workers that may be busy before their warnings are left for later."""
