@@ -58,7 +58,7 @@ class FSDPRewardWorker:
         )
         try:
             self._fitting = Fitting(self.job, self._team)
-        except Exception:
+        except BaseException:  # Ctrl-C too: the others must not wait for this one
             self.close()
             raise
 

@@ -396,8 +396,9 @@ def test_settings_that_contradict_each_other_are_refused_at_once(data, tmp_path,
         fit(on(data, 2, **changes), tmp_path)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_nccl_without_a_gpu_is_refused(data, tmp_path):
+def test_nccl_without_a_gpu_is_refused(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     distributed = DistributedConfig(num_processes=2, communication="nccl")
     with pytest.raises(ConfigError, match="nccl, but there is no GPU"):
         fit(replace(on(data), distributed=distributed), tmp_path)
