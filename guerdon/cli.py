@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import guerdon
 from guerdon.errors import ConfigError, DataError, GuerdonError
@@ -47,6 +48,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; there is nobody to tell
         return 1
+
+
+def command() -> NoReturn:
+    """The program: `main`, then the end of the process."""
+    code = main()
+    if os.environ.get("RANK"):  # one of several processes: torch is loaded already
+        from guerdon.fit.team import end_process, under_torchrun
+
+        if under_torchrun():
+            end_process(code)
+    sys.exit(code)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -374,4 +386,4 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -29,7 +29,7 @@ from guerdon.errors import ConfigError, GuerdonError, WorkerError
 from guerdon.fit.features import FILE
 from guerdon.fit.fit import FitJob, FitResult, Fitting
 from guerdon.fit.spread import strategy_of
-from guerdon.fit.team import Team, backend_of, lost_contact, open_store, portable, under_torchrun
+from guerdon.fit.team import Team, backend_of, end_process, lost_contact, open_store, portable, under_torchrun
 from guerdon.fit.worker import FSDPRewardWorker
 
 log = logging.getLogger("guerdon")
@@ -264,6 +264,7 @@ def _process(place: tuple[int, int, int], job: FitJob, pipe: Connection, threads
     with suppress(BrokenPipeError):  # the parent has ended the fit already
         pipe.send(answer)
     pipe.close()
+    end_process(0)
 
 
 def _end_with_parent() -> None:

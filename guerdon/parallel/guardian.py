@@ -1,8 +1,8 @@
 """Clears up after a local Ray cluster whose owner was killed: `python guardian.py MARK FOLDER`.
 
 The owner holds the other end of this process's stdin. When it ends, whatever the reason, all processes that
-carry the mark in their environment are killed and the cluster's folder is removed. After an orderly shutdown
-there is nothing left to do. Ray's own processes follow their owner too, but some take minutes.
+belong to the cluster are killed and the cluster's folder is removed. After an orderly shutdown there is
+nothing left to do. Ray's own processes follow their owner too, but some take minutes.
 """
 
 from __future__ import annotations
@@ -12,25 +12,44 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "GUERDON_RAY_CLUSTER"
 """Holds the mark."""
-ROUND_SECONDS, QUIET_ROUNDS = 0.05, 10
-"""A process that is just being started shows no environment: one look is not enough."""
+ROUND_SECONDS, QUIET_ROUNDS = 0.1, 20
+"""A process that is just being started shows nothing of itself: one look is not enough."""
 
 
-def marked(mark: str) -> list[int]:
-    """Ids of the processes that carry the mark, but for this one."""
-    line = f"{VARIABLE}={mark}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if line in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:  # it has ended, or is another user's
-            continue
-    return [pid for pid in found if pid != os.getpid()]
+def members(mark: str, folder: str) -> list[int]:
+    """Ids of the cluster's processes, but for this one.
+
+    They carry the mark in their environment; or they are Ray's and name the cluster's folder in their command
+    line, or have files of it open, such as their logs. No single sign will do: Ray's workers write their
+    titles over their command line and over a part of their environment.
+    """
+    found = [entry for entry in Path("/proc").glob("[0-9]*") if _belongs(entry, mark, folder)]
+    return [int(entry.name) for entry in found if int(entry.name) != os.getpid()]
+
+
+def _belongs(process: Path, mark: str, folder: str) -> bool:
+    with suppress(OSError):  # it has ended, or is another user's
+        if f"{VARIABLE}={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
+            return True
+        command = (process / "cmdline").read_bytes()
+        if command.startswith(b"ray::") or b"/ray/" in command:
+            return folder.encode() in command or any(
+                target.startswith(f"{folder}/") for target in _open_files(process)
+            )
+    return False
+
+
+def _open_files(process: Path) -> Iterator[str]:
+    with suppress(OSError):
+        for file in (process / "fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                yield os.readlink(file)  # noqa: PTH115 - half of them are no paths
 
 
 def main(mark: str, folder: str) -> None:
@@ -38,7 +57,7 @@ def main(mark: str, folder: str) -> None:
     sys.stdin.buffer.read()
     quiet = 0 if Path(folder).exists() else QUIET_ROUNDS
     while quiet < QUIET_ROUNDS:
-        found = marked(mark)
+        found = members(mark, folder)
         quiet = 0 if found else quiet + 1
         for pid in found:
             try:

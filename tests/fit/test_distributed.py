@@ -448,6 +448,29 @@ def test_nothing_is_left_when_the_command_is_ended(data, tmp_path, end):
             os.killpg(process.pid, signal.SIGKILL)
 
 
+LEAVES = """
+import sys, torch, torch.distributed as dist
+from guerdon.fit.team import end_process, open_store
+from datetime import timedelta
+
+store = open_store("127.0.0.1", 0, 1, True, timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+group = dist.group.WORLD  # as a sharded model holds it
+for _ in range(200):
+    dist.all_gather([torch.empty(100_000)], torch.rand(100_000), async_op=True)
+dist.destroy_process_group()
+print("printed")
+end_process(3)
+"""
+
+
+def test_a_process_ends_while_gloo_still_holds_tensors():
+    """Python's own shutdown aborts in a third of such cases."""
+    for _ in range(8):
+        result = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=100)
+        assert (result.returncode, result.stdout, result.stderr) == (3, "printed\n", "")
+
+
 def test_torchrun_gives_the_losses_of_the_command_alone(data, tmp_path):
     options = {"capture_output": True, "text": True, "timeout": 200}
     alone = [sys.executable, "-m", "guerdon.cli"]

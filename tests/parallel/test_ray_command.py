@@ -46,12 +46,12 @@ def start(place, arguments):
 
 
 def processes_of(place):
-    """Ids of all processes that were started with this TMPDIR."""
-    found = []
+    """Ids and commands of all processes that were started with this TMPDIR."""
+    found = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and f"TMPDIR={place}\0".encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
+                found[int(entry.name)] = (entry / "cmdline").read_bytes()[:80]
     return found
 
 
@@ -62,13 +62,21 @@ def wait_for(what, seconds=120):
         time.sleep(0.1)
 
 
+def wait_for_none(what, seconds):
+    """Until there are none; fails with those that are left."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and what():
+        time.sleep(0.1)
+    assert not what()
+
+
 def shared_memory():
     return set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are enough
 
 
 def nothing_is_left(place, before):
-    wait_for(lambda: not processes_of(place), 30)
-    wait_for(lambda: not shared_memory() - before, 30)  # other tests may have some of their own for a moment
+    wait_for_none(lambda: processes_of(place), 30)
+    wait_for_none(lambda: shared_memory() - before, 30)  # other tests may have some of their own for a moment
     return not list(place.glob("guerdon-ray-*"))
 
 
@@ -143,4 +151,4 @@ def test_a_machine_that_leaves(settings, tmp_path, place):
     assert "the last good state is" in result["told"]
     assert (tmp_path / "run" / "checkpoints" / "step_600" / "state.pt").is_file()
     assert len([entry for entry in lines(tmp_path / "run") if "train/policy_loss" in entry]) == 3
-    wait_for(lambda: not processes_of(place), 60)
+    wait_for_none(lambda: processes_of(place), 60)
