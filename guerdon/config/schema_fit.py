@@ -87,7 +87,7 @@ class FitDataConfig:
     image_keys: tuple[str, ...] | None = None
     """Cameras to read; null means `reward.model.image_keys`."""
     num_workers: NonNegativeInt = 0
-    """Loader processes; 0 reads in this one."""
+    """Loader processes in the documents; without effect, as frames are mapped and a batch is one gather."""
     num_samples_per_episode: NonNegativeInt = 0
     """Frames drawn from each episode; 0 takes all."""
     fail_success_ratio: NonNegativeFloat | None = None

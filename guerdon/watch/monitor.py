@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from guerdon.config.schema_watch import MonitorConfig
-from guerdon.errors import DataError
+from guerdon.errors import DataError, WorkerLostError
 from guerdon.models.contract import Contract
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.watch.alarms import Alarm, raise_alarm
@@ -312,4 +312,10 @@ def _pick(batch: Watched, offenders: Offenders, count: int) -> list[UInt8Array]:
     rank = np.empty(len(envs), np.int64)  # place of a frame among those of its environment
     rank[np.argsort(inverse, kind="stable")] = np.concatenate([np.arange(size) for size in sizes])
     best = np.argsort(rank, kind="stable")[:count]
-    return [np.array(batch.frame(int(t), int(n))) for t, n in zip(steps[best], envs[best], strict=True)]
+    pictures: list[UInt8Array] = []
+    for t, env in zip(steps[best].tolist(), envs[best].tolist(), strict=True):
+        try:
+            pictures.append(np.array(batch.frame(t, env)))
+        except WorkerLostError as error:  # an alarm is worth more than its pictures
+            log.warning("an offending frame cannot be shown: %s", error.reason)
+    return pictures

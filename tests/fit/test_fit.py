@@ -1,6 +1,7 @@
 """Fitting: outcomes, exact resume, golden losses, encode once, and clear errors."""
 
 import json
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from guerdon.config import (
 from guerdon.datasets import RewardDataset
 from guerdon.errors import DataError
 from guerdon.fit import fit_reward_model
-from guerdon.fit.fit import score_rows
+from guerdon.fit.fit import open_data, score_rows
 from guerdon.fit.metrics import auc
 from guerdon.models import build_model, load_checkpoint, save_checkpoint
 from guerdon.store import EpisodeStore, StoreWriter, convert
@@ -209,6 +210,13 @@ def test_several_cameras(tmp_path):
     result = fit_reward_model(model, on(data, epochs=5), folder=tmp_path / "run", seed=0)
     assert result.metrics["auc"] > 0.98
     assert set(result.contract.pixel_mean) == set(cameras)
+
+
+def test_loader_processes_are_said_to_have_no_effect(data, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    for count, said in ((0, False), (4, True)):
+        open_data(MODEL, replace(FIT, data=FitDataConfig(path=str(data), num_workers=count)), tmp_path)
+        assert ("fit.data.num_workers=4 has no effect" in caplog.text) is said
 
 
 def test_foreign_formats_are_copied_once(data, tmp_path):

@@ -14,7 +14,7 @@ from guerdon.config.schema_watch import MonitorConfig
 from guerdon.envs import ScriptedExpert
 from guerdon.envs.tabletop import TabletopVectorEnv
 from guerdon.envs.tabletop_scene import CUBE, CUBE_TO_GOAL, DECOY, GOAL
-from guerdon.errors import DataError
+from guerdon.errors import DataError, WorkerLostError
 from guerdon.models import Contract
 from guerdon.watch.drift import FeatureDrift, Signal
 from guerdon.watch.monitor import RewardMonitor, Watched
@@ -118,6 +118,23 @@ def test_a_cheat_that_spreads_is_found_soon(tmp_path):
             assert {picture.shape for picture in pictures} == {(6, 5, 3)}
             assert len({int(picture[0, 0, 1]) for picture in pictures}) == CFG.num_frames  # many environments
         assert monitor.metrics()["monitor/alarms_on"] == 2.0
+
+
+def test_an_alarm_does_without_pictures_that_are_lost(tmp_path, caplog):
+    """Frames of a run on several machines may go with the one that held them."""
+
+    def frame(t, n):
+        if n % 2:
+            raise WorkerLostError("object", 0, "the machine that held its data has gone")
+        return np.full((6, 5, 3), (t, n, 7), np.uint8)
+
+    batches = stream(0, 30, cheat=lambda n: min(max(0, n - 10) / 5, 0.9))
+    found = watch(make(tmp_path), (replace(batch, frame=frame) for batch in batches))
+    assert sorted(alarm.name for _, alarm in found) == ["success_gap", "wrong_fires"]
+    for _, alarm in found:
+        shown = {int(np.asarray(Image.open(path))[0, 0, 1]) for path in alarm.frames}
+        assert shown and not any(n % 2 for n in shown)
+    assert "cannot be shown: the machine that held its data has gone" in caplog.text
 
 
 def test_disagreement_is_judged_on_enough_episodes_that_fire(tmp_path):
