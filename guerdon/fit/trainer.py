@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import time
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,8 +30,9 @@ from guerdon.fit.logs import MetricLog
 from guerdon.fit.metrics import accuracy, auc, log_loss
 from guerdon.fit.schedule import lr_at
 from guerdon.fit.spread import Spread, strategy_of
+from guerdon.fit.state import Checkpoints, Progress
 from guerdon.fit.team import Team
-from guerdon.models import Contract, RewardModel, load_checkpoint, save_checkpoint
+from guerdon.models import Contract, RewardModel, load_checkpoint
 from guerdon.models.base import mean_logit, pool_features
 from guerdon.progress import progress_bar
 from guerdon.types import FloatArray, IntArray, display_path
@@ -41,32 +40,6 @@ from guerdon.types import FloatArray, IntArray, display_path
 log = logging.getLogger("guerdon")
 
 SCORE_BATCH = 256
-HIGHER_IS_BETTER = {"val_auc": True, "val_accuracy": True, "val_loss": False, "train_accuracy": True}
-
-
-@dataclass
-class Progress:
-    """Where a run stands; saved in every checkpoint."""
-
-    step: int = 0
-    epoch: int = 0
-    best_value: float = math.nan
-    best_step: int = 0
-    bad_checks: int = 0
-    """Validations since the last improvement."""
-    epoch_hits: int = 0
-    epoch_frames: int = 0
-    """Training accuracy of the running epoch."""
-    train_loss: float = math.nan
-    train_accuracy: float = math.nan
-    """Of the last finished epoch."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Of the best validation."""
-
-    def take(self, other: Progress) -> None:
-        """Stand where `other` stands."""
-        for name, value in vars(other).items():
-            setattr(self, name, value)
 
 
 class Trainer:
@@ -109,6 +82,7 @@ class Trainer:
         self.checkpoints = checkpoints
         self.progress = Progress()
         self.team = team or Team()
+        self._kept = Checkpoints(checkpoints, contract, seed, self.team)
         self._strategy = strategy_of(cfg, self.team.world_size)
         self._dataset, self._sampler, self._val_rows = dataset, sampler, val_rows
         self._device = torch.device(device)
@@ -181,7 +155,7 @@ class Trainer:
 
     def load_best(self) -> dict[str, Any]:
         """Take the weights of the best validation, whole and in this process; returns what else was saved."""
-        best, _, extra = load_checkpoint(self.checkpoints / "best.pt")
+        best, _, extra = load_checkpoint(self._kept.best)
         self.model, self.team = best.to(self._device), Team()
         self._spread = Spread(self.model, "simple", self.team, self._device, "fp32")
         return extra
@@ -212,7 +186,7 @@ class Trainer:
                     if (at_end if interval is None else state.step % interval == 0) and self._check():
                         return
                     if state.step % self.cfg.save_interval == 0:
-                        self.save(self.checkpoints / f"step_{state.step}" / "checkpoint.pt")
+                        self.save(self._kept.of_step(state.step))
             if state.best_step == 0:  # no validation fell on a step
                 self._check()
 
@@ -335,7 +309,7 @@ class Trainer:
         is_best, decided = self.team.from_first(lambda: self._decide(logits))
         self.progress.take(decided)
         if is_best:
-            self.save(self.checkpoints / "best.pt")
+            self.save(self._kept.best)
         patience, bad_checks = self.cfg.early_stop.patience, self.progress.bad_checks
         if patience is not None and bad_checks >= patience:
             log.info("stopped early: %s has not improved for %d checks", self.cfg.best_by, bad_checks)
@@ -352,83 +326,28 @@ class Trainer:
             "val_loss": log_loss(prob, labels),
         }
         self._log({name.replace("_", "/", 1): value for name, value in values.items()})
-        value = {**values, "train_accuracy": state.train_accuracy}[self.cfg.best_by]
-        sign = 1.0 if HIGHER_IS_BETTER[self.cfg.best_by] else -1.0
-        if math.isnan(state.best_value) or sign * (value - state.best_value) > self.cfg.early_stop.min_delta:
-            state.best_value, state.best_step, state.bad_checks = value, state.step, 0
-            state.metrics = values
-            return True, state
-        state.bad_checks += 1
-        return False, state
+        return state.is_best(values, self.cfg.best_by, self.cfg.early_stop.min_delta), state
 
     # Checkpoints
 
     def save(self, path: Path) -> None:
-        """Everything that resuming needs, in the documents' `.pt` layout, whole; all ranks must ask."""
-        state, spread = self.progress, self.spread
-        weights = spread.weights()
-        extra = {
-            "epoch": state.epoch,
-            "optimizer_state_dict": spread.optimizer_state(self._optimizer),
-            "train_loss": state.train_loss,
-            "train_acc": state.train_accuracy,
-            "progress": asdict(state),
-            "seed": self.seed,
-        }
-        self.team.from_first(lambda: save_checkpoint(path, weights, self.contract, extra))
+        """Everything that resuming needs, whole; all ranks must ask."""
+        self._kept.save(path, self.progress, self.spread, self._optimizer)
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint that `save` wrote, in a team of any size; before `start`."""
-        weights, extra = self.team.from_first(lambda: self._read(path))
+        weights, self._optimizer_state, self.progress = self._kept.load(path)
         self.model.load_state_dict(weights)
-        self._optimizer_state = extra["optimizer_state_dict"]
-        self.progress = Progress(**extra["progress"])
-        if self.progress.best_step and not self.team.from_first(lambda: self._bring_best(path)):
-            log.warning("the best model so far is not beside %s: from here on anew", display_path(path))
-            self.progress.best_value, self.progress.best_step, self.progress.bad_checks = math.nan, 0, 0
         log.info("resumed from %s at step %d", display_path(path), self.progress.step)
-
-    def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Weights and training state of a checkpoint of this very fit."""
-        model, contract, extra = load_checkpoint(path)
-        if "progress" not in extra or extra.get("seed") != self.seed:
-            raise DataError(
-                f"{display_path(path)} cannot be resumed: it has "
-                + (
-                    "no training state"
-                    if "progress" not in extra
-                    else f"seed {extra['seed']}, this run {self.seed}"
-                )
-            )
-        if contract.data_hash != self.contract.data_hash:
-            raise DataError(
-                f"{display_path(path)} was fitted to other data (hash {contract.data_hash}) than is here now "
-                f"({self.contract.data_hash})"
-            )
-        return model.state_dict(), extra
-
-    def _bring_best(self, path: Path) -> bool:
-        """Take along the best model that the checkpoint at `path` knows of, if it is still there."""
-        own = self.checkpoints / "best.pt"
-        if own.is_file():  # the run goes on in its own folder
-            return True
-        for place in (path.parent.parent / "best.pt", path.with_name("best.pt"), path):
-            if not place.is_file():
-                continue
-            model, contract, extra = load_checkpoint(place)
-            if extra.get("progress", {}).get("step") == self.progress.best_step:
-                save_checkpoint(own, model, contract, extra)
-                return True
-        return False
 
     def _refuse_nan(self, rows: IntArray) -> NoReturn:
         """Name the batch and its files; the last good state is on disk."""
         store = self._dataset.store
         sources = store.episode_column("source")
         named = sorted({sources[number] or f"episode {number}" for number in store.episode[rows].tolist()})
-        good = self.team.from_first(lambda: latest_checkpoint(self.checkpoints))
+        good = self._kept.latest()
         if good is None and self.spread.is_finite():
-            good = self.checkpoints / f"step_{self.progress.step}" / "checkpoint.pt"
+            good = self._kept.of_step(self.progress.step)
             self.save(good)
         kept = "no checkpoint was written yet"
         if good is not None:
@@ -437,13 +356,3 @@ class Trainer:
             f"the loss is not finite at step {self.progress.step} (lr {self._lr:g}); {kept}. The batch has "
             f"frames of {len(named)} files: {', '.join(named[:3])}{', ...' if len(named) > 3 else ''}"
         )
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the highest step in `folder`, or None."""
-    found = [
-        (int(match[1]), item / "checkpoint.pt")
-        for item in (folder.iterdir() if folder.is_dir() else ())
-        if (match := re.fullmatch(r"step_(\d+)", item.name)) and (item / "checkpoint.pt").exists()
-    ]
-    return max(found)[1] if found else None
