@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from guerdon.config import FitConfig
 from guerdon.datasets import RewardDataset
 from guerdon.datasets.sampling import EpochSampler, Share, global_batches, shares
-from guerdon.errors import DataError
+from guerdon.errors import ConfigError, DataError
 from guerdon.fit.augment import augment
 from guerdon.fit.features import FeatureCache
 from guerdon.fit.layers import Draws, trains_batch_norm, use_frame_dropout
@@ -94,8 +95,32 @@ class Trainer:
         self._draws = Draws(seed)
         use_frame_dropout(self.model, self._draws)
         self._labels: FloatArray = dataset.store.labels
-        self._steps_per_epoch = math.ceil(len(sampler.epoch(0)) / cfg.global_batch_size)
+        self._least = self._least_frames()
+        self._steps_per_epoch = len(list(self._batches(sampler.epoch(0))))
         self.total_steps = cfg.epochs * self._steps_per_epoch
+
+    def _least_frames(self) -> int:
+        """Frames that a pass needs: of one alone BatchNorm learns nothing, and fails on the smallest images.
+
+        Raises:
+            ConfigError: the settings ask for less.
+        """
+        if not trains_batch_norm(self.model):
+            return 1
+        micro = self.cfg.micro_batch_size
+        for name, size in (
+            ("global_batch_size", self.cfg.global_batch_size),
+            ("micro_batch_size", None if micro is None else micro * self.team.world_size),
+        ):
+            if size == 1:
+                raise ConfigError(
+                    f"fit.{name} is 1, but the model trains its BatchNorm, which needs frames to compare: "
+                    "2 at least"
+                )
+        return 2
+
+    def _batches(self, rows: IntArray) -> Iterator[IntArray]:
+        return global_batches(rows, self.cfg.global_batch_size, least=self._least)
 
     def close(self) -> None:
         """Remove the feature cache."""
@@ -170,7 +195,7 @@ class Trainer:
         with progress_bar("fitting", total=self.total_steps, unit="step", quiet=not self.team.first) as bar:
             bar.update(state.step)
             while state.epoch < self.cfg.epochs:
-                batches = list(global_batches(self._sampler.epoch(state.epoch), self.cfg.global_batch_size))
+                batches = list(self._batches(self._sampler.epoch(state.epoch)))
                 for batch in batches[state.step - state.epoch * self._steps_per_epoch :]:
                     loss = self._train_step(batch)
                     frames_seen += len(batch)
@@ -204,7 +229,9 @@ class Trainer:
             group["lr"] = self._lr
         self._optimizer.zero_grad(set_to_none=True)
         self._draws.step = state.step
-        passes = shares(rows, self.cfg.micro_batch_size, rank=team.rank, world_size=team.world_size)
+        passes = shares(
+            rows, self.cfg.micro_batch_size, rank=team.rank, world_size=team.world_size, least=self._least
+        )
         total, hits = 0.0, 0
         for number, share in enumerate(passes, start=1):
             with spread.gradient_pass(last=number == len(passes)):
