@@ -36,7 +36,7 @@ class Progress:
     """Validations since the last improvement."""
     epoch_hits: int = 0
     epoch_frames: int = 0
-    """Training accuracy of the running epoch."""
+    """Frames of the running epoch so far, and those that were judged rightly."""
     train_loss: float = math.nan
     train_accuracy: float = math.nan
     """Of the last finished epoch."""

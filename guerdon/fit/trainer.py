@@ -96,8 +96,9 @@ class Trainer:
         use_frame_dropout(self.model, self._draws)
         self._labels: FloatArray = dataset.store.labels
         self._least = self._least_frames()
-        self._steps_per_epoch = len(list(self._batches(sampler.epoch(0))))
-        self.total_steps = cfg.epochs * self._steps_per_epoch
+        self.total_steps = cfg.epochs * len(
+            list(self._batches(sampler.epoch(0)))
+        )  # epochs may differ a little
 
     def _least_frames(self) -> int:
         """Frames that a pass needs: of one alone BatchNorm learns nothing, and fails on the smallest images.
@@ -195,8 +196,8 @@ class Trainer:
         with progress_bar("fitting", total=self.total_steps, unit="step", quiet=not self.team.first) as bar:
             bar.update(state.step)
             while state.epoch < self.cfg.epochs:
-                batches = list(self._batches(self._sampler.epoch(state.epoch)))
-                for batch in batches[state.step - state.epoch * self._steps_per_epoch :]:
+                rows = self._sampler.epoch(state.epoch)
+                for batch in self._batches(rows[state.epoch_frames :]):
                     loss = self._train_step(batch)
                     frames_seen += len(batch)
                     bar.update(1)
@@ -204,7 +205,7 @@ class Trainer:
                     if state.step % self.cfg.log_interval == 0:
                         rate = frames_seen / (time.perf_counter() - started)
                         self._log({"train/loss": loss, "train/lr": self._lr, "train/frames_per_second": rate})
-                    at_end = state.step % self._steps_per_epoch == 0
+                    at_end = state.epoch_frames == len(rows)
                     if at_end:
                         self._end_epoch()
                     interval = self.cfg.val_check_interval
