@@ -43,7 +43,8 @@ def test_nobody_can_take_the_port_before_the_ranks_meet():
         engine.close()
 
 
-def test_a_rank_that_is_killed_stops_the_others():
+def test_a_rank_that_is_killed_stops_the_others(monkeypatch):
+    monkeypatch.setattr("guerdon.parallel.launch.WAKE_SECONDS", 100.0)  # that it died may be noticed late
     with pytest.raises(ClusterError, match="rank 1 of 2 was lost: its process has gone"):
         launch_ranks(one_fails, 2, "killed", threads=1)
 
