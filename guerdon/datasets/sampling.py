@@ -48,10 +48,21 @@ class EpochSampler:
         return order[rank < self.num_samples_per_episode]
 
 
-def global_batches(rows: IntArray, size: int) -> Iterator[IntArray]:
-    """Cut an epoch into batches of `size` frames; the last one may be smaller."""
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
+def global_batches(rows: IntArray, size: int, *, least: int = 1) -> Iterator[IntArray]:
+    """Cut an epoch into batches of `size` frames; the last one may be smaller.
+
+    What is left at the end, if it is less than `least`, belongs to the batch before it.
+    """
+    for start, stop in _parts(len(rows), size, least):
+        yield rows[start:stop]
+
+
+def _parts(count: int, size: int, least: int) -> list[tuple[int, int]]:
+    """Where parts of `size` begin and end; a rest of less than `least` is joined to the last one."""
+    starts = list(range(0, count, size))
+    if len(starts) > 1 and count - starts[-1] < least:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], count], strict=True)) if starts else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +82,9 @@ class Share:
         return cls(rows=rows, positions=np.arange(len(rows)), total=len(rows))
 
 
-def shares(batch: IntArray, micro_size: int | None, *, rank: int = 0, world_size: int = 1) -> list[Share]:
+def shares(
+    batch: IntArray, micro_size: int | None, *, rank: int = 0, world_size: int = 1, least: int = 1
+) -> list[Share]:
     """The passes of one rank over a global batch, as many on every rank.
 
     Args:
@@ -79,8 +92,9 @@ def shares(batch: IntArray, micro_size: int | None, *, rank: int = 0, world_size
         micro_size: frames of one rank in a pass; None: all in one.
         rank: this one among `world_size`.
         world_size: how many share the batch; pass k of all ranks together is the k-th part of the batch.
+        least: a last part of fewer frames belongs to the pass before it.
     """
     size = len(batch) if micro_size is None else micro_size * world_size
     everything = np.arange(len(batch))
-    parts = [everything[start : start + size][rank::world_size] for start in range(0, len(batch), size)]
+    parts = [everything[start:stop][rank::world_size] for start, stop in _parts(len(batch), size, least)]
     return [Share(rows=batch[part], positions=part, total=len(batch)) for part in parts]

@@ -24,9 +24,10 @@ from guerdon.fit.calibrate import Calibration, calibrate
 from guerdon.fit.metrics import Scores, summarize
 from guerdon.fit.quantized import quantize_checkpoint
 from guerdon.fit.spread import strategy_of
+from guerdon.fit.state import latest_checkpoint
 from guerdon.fit.team import Team
 from guerdon.fit.threshold import Threshold, choose_threshold
-from guerdon.fit.trainer import Trainer, latest_checkpoint
+from guerdon.fit.trainer import Trainer
 from guerdon.models import Contract, RewardModel, build_model, save_checkpoint
 from guerdon.store import EpisodeStore
 from guerdon.types import Fault, IntArray, display_path

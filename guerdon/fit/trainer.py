@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +23,7 @@ from torch import Tensor
 from guerdon.config import FitConfig
 from guerdon.datasets import RewardDataset
 from guerdon.datasets.sampling import EpochSampler, Share, global_batches, shares
-from guerdon.errors import DataError
+from guerdon.errors import ConfigError, DataError
 from guerdon.fit.augment import augment
 from guerdon.fit.features import FeatureCache
 from guerdon.fit.layers import Draws, trains_batch_norm, use_frame_dropout
@@ -32,8 +31,9 @@ from guerdon.fit.logs import MetricLog
 from guerdon.fit.metrics import accuracy, auc, log_loss
 from guerdon.fit.schedule import lr_at
 from guerdon.fit.spread import Spread, strategy_of
+from guerdon.fit.state import Checkpoints, Progress
 from guerdon.fit.team import Team
-from guerdon.models import Contract, RewardModel, load_checkpoint, save_checkpoint
+from guerdon.models import Contract, RewardModel, load_checkpoint
 from guerdon.models.base import mean_logit, pool_features
 from guerdon.progress import progress_bar
 from guerdon.types import FloatArray, IntArray, display_path
@@ -41,32 +41,6 @@ from guerdon.types import FloatArray, IntArray, display_path
 log = logging.getLogger("guerdon")
 
 SCORE_BATCH = 256
-HIGHER_IS_BETTER = {"val_auc": True, "val_accuracy": True, "val_loss": False, "train_accuracy": True}
-
-
-@dataclass
-class Progress:
-    """Where a run stands; saved in every checkpoint."""
-
-    step: int = 0
-    epoch: int = 0
-    best_value: float = math.nan
-    best_step: int = 0
-    bad_checks: int = 0
-    """Validations since the last improvement."""
-    epoch_hits: int = 0
-    epoch_frames: int = 0
-    """Training accuracy of the running epoch."""
-    train_loss: float = math.nan
-    train_accuracy: float = math.nan
-    """Of the last finished epoch."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Of the best validation."""
-
-    def take(self, other: Progress) -> None:
-        """Stand where `other` stands."""
-        for name, value in vars(other).items():
-            setattr(self, name, value)
 
 
 class Trainer:
@@ -109,6 +83,7 @@ class Trainer:
         self.checkpoints = checkpoints
         self.progress = Progress()
         self.team = team or Team()
+        self._kept = Checkpoints(checkpoints, contract, seed, self.team)
         self._strategy = strategy_of(cfg, self.team.world_size)
         self._dataset, self._sampler, self._val_rows = dataset, sampler, val_rows
         self._device = torch.device(device)
@@ -120,8 +95,33 @@ class Trainer:
         self._draws = Draws(seed)
         use_frame_dropout(self.model, self._draws)
         self._labels: FloatArray = dataset.store.labels
-        self._steps_per_epoch = math.ceil(len(sampler.epoch(0)) / cfg.global_batch_size)
-        self.total_steps = cfg.epochs * self._steps_per_epoch
+        self._least = self._least_frames()
+        self.total_steps = cfg.epochs * len(
+            list(self._batches(sampler.epoch(0)))
+        )  # epochs may differ a little
+
+    def _least_frames(self) -> int:
+        """Frames that a pass needs: of one alone BatchNorm learns nothing, and fails on the smallest images.
+
+        Raises:
+            ConfigError: the settings ask for less.
+        """
+        if not trains_batch_norm(self.model):
+            return 1
+        micro = self.cfg.micro_batch_size
+        for name, size in (
+            ("global_batch_size", self.cfg.global_batch_size),
+            ("micro_batch_size", None if micro is None else micro * self.team.world_size),
+        ):
+            if size == 1:
+                raise ConfigError(
+                    f"fit.{name} is 1, but the model trains its BatchNorm, which needs frames to compare: "
+                    "2 at least"
+                )
+        return 2
+
+    def _batches(self, rows: IntArray) -> Iterator[IntArray]:
+        return global_batches(rows, self.cfg.global_batch_size, least=self._least)
 
     def close(self) -> None:
         """Remove the feature cache."""
@@ -181,7 +181,7 @@ class Trainer:
 
     def load_best(self) -> dict[str, Any]:
         """Take the weights of the best validation, whole and in this process; returns what else was saved."""
-        best, _, extra = load_checkpoint(self.checkpoints / "best.pt")
+        best, _, extra = load_checkpoint(self._kept.best)
         self.model, self.team = best.to(self._device), Team()
         self._spread = Spread(self.model, "simple", self.team, self._device, "fp32")
         return extra
@@ -196,8 +196,8 @@ class Trainer:
         with progress_bar("fitting", total=self.total_steps, unit="step", quiet=not self.team.first) as bar:
             bar.update(state.step)
             while state.epoch < self.cfg.epochs:
-                batches = list(global_batches(self._sampler.epoch(state.epoch), self.cfg.global_batch_size))
-                for batch in batches[state.step - state.epoch * self._steps_per_epoch :]:
+                rows = self._sampler.epoch(state.epoch)
+                for batch in self._batches(rows[state.epoch_frames :]):
                     loss = self._train_step(batch)
                     frames_seen += len(batch)
                     bar.update(1)
@@ -205,14 +205,14 @@ class Trainer:
                     if state.step % self.cfg.log_interval == 0:
                         rate = frames_seen / (time.perf_counter() - started)
                         self._log({"train/loss": loss, "train/lr": self._lr, "train/frames_per_second": rate})
-                    at_end = state.step % self._steps_per_epoch == 0
+                    at_end = state.epoch_frames == len(rows)
                     if at_end:
                         self._end_epoch()
                     interval = self.cfg.val_check_interval
                     if (at_end if interval is None else state.step % interval == 0) and self._check():
                         return
                     if state.step % self.cfg.save_interval == 0:
-                        self.save(self.checkpoints / f"step_{state.step}" / "checkpoint.pt")
+                        self.save(self._kept.of_step(state.step))
             if state.best_step == 0:  # no validation fell on a step
                 self._check()
 
@@ -230,7 +230,9 @@ class Trainer:
             group["lr"] = self._lr
         self._optimizer.zero_grad(set_to_none=True)
         self._draws.step = state.step
-        passes = shares(rows, self.cfg.micro_batch_size, rank=team.rank, world_size=team.world_size)
+        passes = shares(
+            rows, self.cfg.micro_batch_size, rank=team.rank, world_size=team.world_size, least=self._least
+        )
         total, hits = 0.0, 0
         for number, share in enumerate(passes, start=1):
             with spread.gradient_pass(last=number == len(passes)):
@@ -335,7 +337,7 @@ class Trainer:
         is_best, decided = self.team.from_first(lambda: self._decide(logits))
         self.progress.take(decided)
         if is_best:
-            self.save(self.checkpoints / "best.pt")
+            self.save(self._kept.best)
         patience, bad_checks = self.cfg.early_stop.patience, self.progress.bad_checks
         if patience is not None and bad_checks >= patience:
             log.info("stopped early: %s has not improved for %d checks", self.cfg.best_by, bad_checks)
@@ -352,83 +354,28 @@ class Trainer:
             "val_loss": log_loss(prob, labels),
         }
         self._log({name.replace("_", "/", 1): value for name, value in values.items()})
-        value = {**values, "train_accuracy": state.train_accuracy}[self.cfg.best_by]
-        sign = 1.0 if HIGHER_IS_BETTER[self.cfg.best_by] else -1.0
-        if math.isnan(state.best_value) or sign * (value - state.best_value) > self.cfg.early_stop.min_delta:
-            state.best_value, state.best_step, state.bad_checks = value, state.step, 0
-            state.metrics = values
-            return True, state
-        state.bad_checks += 1
-        return False, state
+        return state.is_best(values, self.cfg.best_by, self.cfg.early_stop.min_delta), state
 
     # Checkpoints
 
     def save(self, path: Path) -> None:
-        """Everything that resuming needs, in the documents' `.pt` layout, whole; all ranks must ask."""
-        state, spread = self.progress, self.spread
-        weights = spread.weights()
-        extra = {
-            "epoch": state.epoch,
-            "optimizer_state_dict": spread.optimizer_state(self._optimizer),
-            "train_loss": state.train_loss,
-            "train_acc": state.train_accuracy,
-            "progress": asdict(state),
-            "seed": self.seed,
-        }
-        self.team.from_first(lambda: save_checkpoint(path, weights, self.contract, extra))
+        """Everything that resuming needs, whole; all ranks must ask."""
+        self._kept.save(path, self.progress, self.spread, self._optimizer)
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint that `save` wrote, in a team of any size; before `start`."""
-        weights, extra = self.team.from_first(lambda: self._read(path))
+        weights, self._optimizer_state, self.progress = self._kept.load(path)
         self.model.load_state_dict(weights)
-        self._optimizer_state = extra["optimizer_state_dict"]
-        self.progress = Progress(**extra["progress"])
-        if self.progress.best_step and not self.team.from_first(lambda: self._bring_best(path)):
-            log.warning("the best model so far is not beside %s: from here on anew", display_path(path))
-            self.progress.best_value, self.progress.best_step, self.progress.bad_checks = math.nan, 0, 0
         log.info("resumed from %s at step %d", display_path(path), self.progress.step)
-
-    def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Weights and training state of a checkpoint of this very fit."""
-        model, contract, extra = load_checkpoint(path)
-        if "progress" not in extra or extra.get("seed") != self.seed:
-            raise DataError(
-                f"{display_path(path)} cannot be resumed: it has "
-                + (
-                    "no training state"
-                    if "progress" not in extra
-                    else f"seed {extra['seed']}, this run {self.seed}"
-                )
-            )
-        if contract.data_hash != self.contract.data_hash:
-            raise DataError(
-                f"{display_path(path)} was fitted to other data (hash {contract.data_hash}) than is here now "
-                f"({self.contract.data_hash})"
-            )
-        return model.state_dict(), extra
-
-    def _bring_best(self, path: Path) -> bool:
-        """Take along the best model that the checkpoint at `path` knows of, if it is still there."""
-        own = self.checkpoints / "best.pt"
-        if own.is_file():  # the run goes on in its own folder
-            return True
-        for place in (path.parent.parent / "best.pt", path.with_name("best.pt"), path):
-            if not place.is_file():
-                continue
-            model, contract, extra = load_checkpoint(place)
-            if extra.get("progress", {}).get("step") == self.progress.best_step:
-                save_checkpoint(own, model, contract, extra)
-                return True
-        return False
 
     def _refuse_nan(self, rows: IntArray) -> NoReturn:
         """Name the batch and its files; the last good state is on disk."""
         store = self._dataset.store
         sources = store.episode_column("source")
         named = sorted({sources[number] or f"episode {number}" for number in store.episode[rows].tolist()})
-        good = self.team.from_first(lambda: latest_checkpoint(self.checkpoints))
+        good = self._kept.latest()
         if good is None and self.spread.is_finite():
-            good = self.checkpoints / f"step_{self.progress.step}" / "checkpoint.pt"
+            good = self._kept.of_step(self.progress.step)
             self.save(good)
         kept = "no checkpoint was written yet"
         if good is not None:
@@ -437,13 +384,3 @@ class Trainer:
             f"the loss is not finite at step {self.progress.step} (lr {self._lr:g}); {kept}. The batch has "
             f"frames of {len(named)} files: {', '.join(named[:3])}{', ...' if len(named) > 3 else ''}"
         )
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the highest step in `folder`, or None."""
-    found = [
-        (int(match[1]), item / "checkpoint.pt")
-        for item in (folder.iterdir() if folder.is_dir() else ())
-        if (match := re.fullmatch(r"step_(\d+)", item.name)) and (item / "checkpoint.pt").exists()
-    ]
-    return max(found)[1] if found else None

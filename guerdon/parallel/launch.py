@@ -8,10 +8,11 @@ or is lost, the others, which would wait for it for ever, are stopped.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import torch.distributed as dist
 
 from guerdon.config import ClusterConfig
 from guerdon.errors import ClusterError, GuerdonError, WorkerError, WorkerLostError
@@ -30,15 +31,21 @@ class Rank:
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Take part in what `environment` describes."""
         os.environ.update(environment)
+        self._store: Any = None
 
-    def address(self) -> tuple[str, int]:
-        """This machine and a free port of it, for the ranks to meet."""
+    def open(self) -> tuple[str, int]:
+        """Open the meeting point of the ranks here, which is rank 0; returns its address and port.
+
+        The port is ours from now on. torch shares the store with whoever opens that port in this process once
+        more, as `init_process_group` does on rank 0.
+        """
         import ray
 
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-            return host, int(probe.getsockname()[1])
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, 0, is_master=True, wait_for_workers=False, multi_tenant=True
+        )
+        return host, int(self._store.port)
 
     def meet(self, address: str, port: int) -> None:
         """Where rank 0 waits for the others."""
@@ -88,7 +95,7 @@ def launch_ranks(
             for rank in range(num_ranks)
         ]
         group = engine.group(component, specs)
-        group.call("meet", *group.submit(0, "address").result())
+        group.call("meet", *group.submit(0, "open").result())
         pending = [group.submit(rank, "run", function, *args) for rank in range(num_ranks)]
         answers = _all_or_none(group, pending, timeout_seconds)
         engine.log_notices()

@@ -75,7 +75,7 @@ def data(tmp_path_factory):
 
 
 def on(data, processes=1, **changes):
-    distributed = DistributedConfig(num_processes=processes, timeout_seconds=60)
+    distributed = DistributedConfig(num_processes=processes, timeout_seconds=300)
     return replace(FIT, data=FitDataConfig(path=str(data)), distributed=distributed, **changes)
 
 
@@ -255,9 +255,9 @@ def test_workers_stop_early_at_the_same_step(data, tmp_path):
     )
     job = FitJob(model=replace(MODEL, num_members=1), cfg=settings, folder=tmp_path, tensorboard=False)
     processes, answers = in_two_processes(_work, job)
-    first, second = sorted(answers.get(timeout=120) for _ in processes)
+    first, second = sorted(answers.get(timeout=300) for _ in processes)
     for process in processes:
-        process.join(60)
+        process.join(120)
         assert process.exitcode == 0
     assert first[1:] == second[1:]
     assert first[1] < 50 * 6  # it did stop
@@ -271,10 +271,10 @@ def test_a_rank_that_is_killed_ends_the_others_also_without_our_launcher(data, t
     processes, answers = in_two_processes(_run, job)
     wait_for_losses(tmp_path)
     processes[1].kill()
-    rank, kind, message = answers.get(timeout=60)
+    rank, kind, message = answers.get(timeout=200)
     assert (rank, kind) == (0, "LostContact")
     assert "rank 0 of 2 lost contact with the others" in message
-    processes[0].join(60)
+    processes[0].join(120)
     assert processes[0].exitcode == 0
 
 
@@ -307,9 +307,9 @@ def test_batch_norm_of_all_ranks_is_that_of_one_also_if_a_rank_has_no_frame():
     values = np.random.default_rng(0).normal(2, 3, (7, 3, 4, 4)).astype(np.float32)
     processes, answers = in_two_processes(_normalise, values)
     for process in processes:
-        process.join(60)
+        process.join(200)
     assert [process.exitcode for process in processes] == [0, 0]
-    assert sorted(answers.get(timeout=5) for _ in processes) == [0, 1]
+    assert sorted(answers.get(timeout=60) for _ in processes) == [0, 1]
 
 
 def test_a_worker_says_what_it_needs(data, tmp_path):
@@ -321,7 +321,7 @@ def test_a_worker_says_what_it_needs(data, tmp_path):
 # Ends
 
 
-def wait_for_losses(folder, seconds=90):
+def wait_for_losses(folder, seconds=300):
     limit = time.monotonic() + seconds
     path = folder / "metrics.jsonl"
     while not (path.exists() and path.read_text().count("\n") > 2):
@@ -341,8 +341,8 @@ def alive(pid):
 
 
 @pytest.mark.parametrize(("kill", "patience", "limit", "message"), [
-    (signal.SIGKILL, 600, 100, r"rank 1 of 2 of the fit died by signal SIGKILL"),
-    (signal.SIGSTOP, 30, 100, r"rank 0 of 2 lost contact with the others.* within 30 s"),
+    (signal.SIGKILL, 600, 200, r"rank 1 of 2 of the fit died by signal SIGKILL"),
+    (signal.SIGSTOP, 60, 200, r"rank 0 of 2 lost contact with the others.* within 60 s"),
 ])  # fmt: skip
 def test_a_rank_that_dies_or_hangs_ends_the_fit(data, tmp_path, kill, patience, limit, message):
     def strike():
@@ -368,7 +368,8 @@ def test_an_error_of_one_rank_is_the_error_of_the_fit(data, tmp_path):
         fit(on(data, 2), tmp_path, resume_dir=tmp_path)
 
 
-def test_whoever_only_lost_contact_is_not_the_one_to_be_heard():
+def test_whoever_only_lost_contact_is_not_the_one_to_be_heard(monkeypatch):
+    monkeypatch.setattr("guerdon.fit.distributed.GRACE_SECONDS", 60.0)
     pipes, ends = zip(*(multiprocessing.Pipe(duplex=False) for _ in range(2)), strict=True)
     ends[0].send(_Answer(error=LostContact("an echo")))
     threading.Timer(0.5, ends[1].send, [_Answer(error=DataError("the cause"), trace="where")]).start()
@@ -437,8 +438,8 @@ def test_nothing_is_left_when_the_command_is_ended(data, tmp_path, end):
             os.killpg(process.pid, end)  # as a terminal does
         else:
             process.kill()
-        process.communicate(timeout=30)
-        limit = time.monotonic() + 15
+        process.communicate(timeout=120)
+        limit = time.monotonic() + 60
         while any(alive(pid) for pid in started) and time.monotonic() < limit:
             time.sleep(0.1)
         assert not any(alive(pid) for pid in started)

@@ -19,7 +19,8 @@ from guerdon.config import (
     RewardModelConfig,
 )
 from guerdon.datasets import RewardDataset
-from guerdon.errors import DataError
+from guerdon.datasets.sampling import EpochSampler
+from guerdon.errors import ConfigError, DataError
 from guerdon.fit import fit_reward_model
 from guerdon.fit.fit import open_data, score_rows
 from guerdon.fit.metrics import auc
@@ -194,6 +195,65 @@ def test_gradient_accumulation_gives_the_same_step(data, tmp_path):
         fit_reward_model(model, on(data, epochs=2, micro_batch_size=micro), folder=tmp_path / name, seed=0)
     left, right = losses(tmp_path / "whole"), losses(tmp_path / "parts")
     np.testing.assert_allclose(list(left.values()), list(right.values()), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steps"),
+    [
+        ({"global_batch_size": 239}, 1),  # of 240 frames
+        ({"global_batch_size": 240, "micro_batch_size": 239}, 1),
+        ({"global_batch_size": 118, "micro_batch_size": 39}, 3),  # one left over in passes, four at the end
+    ],
+)
+def test_a_frame_left_over_is_not_alone_before_batch_norm(data, tmp_path, monkeypatch, sizes, steps):
+    """On images of 32x32 the last BatchNorm sees one value for each frame and channel."""
+    from guerdon.models import BinaryRewardClassifier
+
+    seen, original = [], BinaryRewardClassifier.encode
+
+    def encode(self, x):
+        seen.extend([len(x)] if self.training else [])
+        return original(self, x)
+
+    monkeypatch.setattr(BinaryRewardClassifier, "encode", encode)
+    result = fit_reward_model(MODEL, on(data, epochs=1, **sizes), folder=tmp_path / "run", seed=0)
+    assert sum(seen) == 240 and min(seen) > 1  # every frame once
+    assert len(losses(tmp_path / "run")) == result.num_steps == steps
+
+
+def test_batches_of_one_frame_are_refused_where_batch_norm_is_trained(data, tmp_path):
+    for sizes in ({"global_batch_size": 1}, {"micro_batch_size": 1}):
+        with pytest.raises(ConfigError, match=rf"fit\.{next(iter(sizes))} is 1, .* BatchNorm"):
+            fit_reward_model(MODEL, on(data, **sizes), folder=tmp_path / "run", seed=0)
+    model = replace(MODEL, pretrained_encoder_path=pretrained(tmp_path))  # a fixed one needs no others
+    settings = on(data, epochs=1, micro_batch_size=1)
+    assert fit_reward_model(model, settings, folder=tmp_path / "run", seed=0).num_steps == 8
+
+
+def test_epochs_may_differ_in_length(data, tmp_path, monkeypatch):
+    """Few frames of each episode, and as many failures as successes: each epoch has another number."""
+    lengths, original = [], EpochSampler.epoch
+
+    def epoch(self, number):
+        rows = original(self, number)
+        lengths.append(len(rows))
+        assert len(lengths) < 20, "it goes round in circles"
+        return rows
+
+    monkeypatch.setattr(EpochSampler, "epoch", epoch)
+    few = FitDataConfig(path=str(data), num_samples_per_episode=3, fail_success_ratio=1.0)
+    settings = replace(on(data, epochs=4, global_batch_size=6, save_interval=1), data=few)
+    result = fit_reward_model(MODEL, settings, folder=tmp_path / "run", seed=0)
+    steps = [-(-length // 6) for length in lengths[1:]]  # the first was asked for twice
+    assert len(steps) == 4 and len(set(steps)) > 1
+    assert result.num_steps == sum(steps)
+    entries = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [e["step"] for e in entries if "val/auc" in e] == np.cumsum(steps).tolist()
+    lengths.clear()
+    middle = tmp_path / "run" / "checkpoints" / f"step_{sum(steps[:2]) + 1}"
+    fit_reward_model(MODEL, settings, folder=tmp_path / "resumed", seed=0, resume_dir=middle)
+    before, after = losses(tmp_path / "run"), losses(tmp_path / "resumed")
+    assert after == {step: before[step] for step in range(sum(steps[:2]) + 2, sum(steps) + 1)}
 
 
 def test_early_stop(data, tmp_path):

@@ -61,17 +61,25 @@ def test_an_episode_with_fewer_frames_gives_what_it_has():
     assert sorted(frames.episode[frames.epoch(0)].tolist()) == [0, 0, 1]
 
 
-@given(st.integers(1, 200), st.integers(1, 50), st.integers(1, 4), st.none() | st.integers(1, 20))
-def test_ranks_share_every_batch_without_overlap(count, size, world, micro):
+@given(
+    st.integers(1, 200),
+    st.integers(1, 50),
+    st.integers(1, 4),
+    st.none() | st.integers(1, 20),
+    st.integers(1, 2),
+)
+def test_ranks_share_every_batch_without_overlap(count, size, world, micro, least):
     rows = np.arange(count) + 1000
-    batches = list(global_batches(rows, size))
+    batches = list(global_batches(rows, size, least=least))
     assert np.concatenate(batches).tolist() == rows.tolist()
+    assert [len(batch) for batch in batches[:-1]] == [size] * (len(batches) - 1)
+    assert min(least, count) <= len(batches[-1]) <= size + least - 1 or size < least
     for batch in batches:
-        by_rank = [shares(batch, micro, rank=rank, world_size=world) for rank in range(world)]
+        by_rank = [shares(batch, micro, rank=rank, world_size=world, least=least) for rank in range(world)]
         assert len({len(passes) for passes in by_rank}) == 1  # nobody waits for a pass that never comes
         everyone = [share for passes in by_rank for share in passes]
         assert sorted(np.concatenate([share.rows for share in everyone]).tolist()) == batch.tolist()
-        assert all(micro is None or len(share.rows) <= micro for share in everyone)
+        assert all(micro is None or len(share.rows) <= micro + least - 1 for share in everyone)
         for share in everyone:
             assert share.total == len(batch)
             np.testing.assert_array_equal(batch[share.positions], share.rows)
@@ -83,6 +91,19 @@ def test_the_frames_in_flight_are_the_same_however_many_ranks_share_them(ranks, 
     passes = zip(*(shares(batch, micro, rank=rank, world_size=ranks) for rank in range(ranks)), strict=True)
     together = [sorted(np.concatenate([share.rows for share in each]).tolist()) for each in passes]
     assert together == [list(range(6)), list(range(6, 12)), [12, 13]]
+
+
+@pytest.mark.parametrize(("ranks", "micro"), [(1, 6), (2, 3), (3, 2)])
+def test_a_frame_that_would_be_alone_joins_those_before_it(ranks, micro):
+    assert [len(batch) for batch in global_batches(np.arange(13), 6, least=2)] == [6, 7]
+    assert [len(batch) for batch in global_batches(np.arange(14), 6, least=2)] == [6, 6, 2]
+    assert [len(batch) for batch in global_batches(np.arange(1), 6, least=2)] == [1]
+    batch = np.arange(13)
+    by_rank = [shares(batch, micro, rank=rank, world_size=ranks, least=2) for rank in range(ranks)]
+    together = [
+        sorted(np.concatenate([share.rows for share in each]).tolist()) for each in zip(*by_rank, strict=True)
+    ]
+    assert together == [list(range(6)), list(range(6, 13))]
 
 
 def test_schedules():

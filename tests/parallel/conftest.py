@@ -31,10 +31,12 @@ def session_cluster():
 
 
 @pytest.fixture
-def cluster(session_cluster):
-    """The cluster; a test must give back all that it took."""
+def cluster(session_cluster, monkeypatch):
+    """The cluster; a test must give back all that it took, and gives nothing up on a slow machine."""
+    monkeypatch.setattr("guerdon.parallel.ray_engine.SLOT_SECONDS", 120.0)
+    monkeypatch.setattr("guerdon.parallel.ray_engine.NOTICE_SECONDS", 60.0)
     yield
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while ray.available_resources().get("CPU") != NUM_CPUS:  # what was killed is given back a moment later
         assert time.monotonic() < until, f"left behind: {ray.available_resources()}"
         time.sleep(0.1)

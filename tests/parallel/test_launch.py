@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from guerdon.config import ClusterConfig, load_config
 from guerdon.errors import ClusterError, DataError, GuerdonError
 from guerdon.fit.distributed import LostContact
+from guerdon.parallel import WorkerSpec, make_engine
 from guerdon.parallel.engine import LocalGroup, Ready
-from guerdon.parallel.launch import _all_or_none, _placed, launch_ranks
+from guerdon.parallel.launch import Rank, _all_or_none, _placed, launch_ranks
 from guerdon.parallel.placement import Node, make_plan
 from guerdon.run.train_reward import train_reward
 from tests.fit.synthetic import write_store
@@ -26,7 +28,23 @@ def test_ranks_compute_together(caplog):
     assert caplog.messages == ["reward worker: the sum is 21"]  # of both, told once
 
 
-def test_a_rank_that_is_killed_stops_the_others():
+def test_nobody_can_take_the_port_before_the_ranks_meet():
+    engine = make_engine("ray", ClusterConfig(component_placement={"reward": 0}))
+    try:
+        own = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        group = engine.group("reward", [WorkerSpec(cls=Rank, args=(own,), threads=1)])
+        place = group.submit(0, "open").result()
+        with socket.socket() as thief, pytest.raises(OSError, match="in use"):
+            thief.bind(("", place[1]))
+        group.call("meet", *place)
+        for start in (5, 6):  # torch takes up what is open, also a second time
+            assert group.submit(0, "run", total, start).result()[:2] == (float(start), 1)
+    finally:
+        engine.close()
+
+
+def test_a_rank_that_is_killed_stops_the_others(monkeypatch):
+    monkeypatch.setattr("guerdon.parallel.launch.WAKE_SECONDS", 100.0)  # that it died may be noticed late
     with pytest.raises(ClusterError, match="rank 1 of 2 was lost: its process has gone"):
         launch_ranks(one_fails, 2, "killed", threads=1)
 

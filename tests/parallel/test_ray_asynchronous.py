@@ -71,7 +71,7 @@ def test_a_killed_env_worker_loses_only_what_was_under_way(tmp_path):
 
 
 def test_a_killed_reward_worker_is_replaced_and_no_verdict_is_missing(settings, tmp_path):
-    more = [*SAC, ASYNC, *TWO_ENVS, "+cluster.component_placement.reward=2-3", "reward.timeout_seconds=60"]
+    more = [*SAC, ASYNC, *TWO_ENVS, "+cluster.component_placement.reward=2-3", "reward.timeout_seconds=200"]
     (tmp_path / "run").mkdir()
     runner = EmbodiedRunner(load_config("train", [*settings, *more]), tmp_path / "run")
     try:

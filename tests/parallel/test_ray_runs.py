@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -188,7 +189,7 @@ def test_a_rollout_worker_that_dies_again_and_again_is_named(settings, tmp_path,
 
 @pytest.fixture
 def reward_cfg(checkpoint):
-    return RewardConfig(model=RewardModelConfig(checkpoint_path=str(checkpoint)), timeout_seconds=5.0)
+    return RewardConfig(model=RewardModelConfig(checkpoint_path=str(checkpoint)), timeout_seconds=200.0)
 
 
 @pytest.fixture
@@ -228,11 +229,15 @@ def test_reward_workers_share_the_load_refuse_poison_and_survive(rewards, reward
     second = list(rewards.group.pids)
     assert second[0] != first[0] and second[1] == first[1]
 
+    rewards._timeout = 5.0  # a worker that is merely slow is replaced then too, which does no harm here
     os.kill(second[1], signal.SIGSTOP)  # it stalls
     np.testing.assert_array_equal(rewards.judge(frames).prob_success, expected)
     assert rewards.group.pids[1] != second[1]
+    until = time.monotonic() + 100
     with pytest.raises(ProcessLookupError):
-        os.kill(second[1], 0)
+        while time.monotonic() < until:
+            os.kill(second[1], 0)
+            time.sleep(0.1)
 
 
 # What is refused, and what is told
@@ -282,7 +287,7 @@ def test_what_a_busy_worker_warns_of_is_told_later(tmp_path, caplog):
         engine.log_notices(wait=False)
         assert "dirty" not in caplog.text
         (tmp_path / "done").touch()
-        busy.result(30)
+        busy.result(100)
         engine.log_notices()
         engine.log_notices()
         assert caplog.messages.count("env worker: the lens is dirty") == 1

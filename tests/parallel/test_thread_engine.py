@@ -26,7 +26,7 @@ class Worker:
         raise error
 
     def wait(self, event):
-        event.wait(30)
+        event.wait(100)
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def test_calls_return_at_once_and_are_done_in_order(group):
     answers = [group.submit(0, "wait", event), *(group.submit(0, "note", number) for number in range(4))]
     assert group.first_ready(answers, 0.0) is None
     event.set()
-    assert group.first_ready(answers[:1], 30.0) == 0
-    assert [item.result(30)[0] for item in answers[1:]] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    assert group.first_ready(answers[:1], 100.0) == 0
+    assert [item.result(100)[0] for item in answers[1:]] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
     assert answers[1].result()[1] == group.workers[0].made_in == "env-0"
     assert group.workers[1].made_in == "env-1" and group.workers[1].seen == []
 
@@ -55,7 +55,7 @@ def test_calls_return_at_once_and_are_done_in_order(group):
 def test_workers_work_side_by_side(group):
     both_there = threading.Barrier(2)
     for item in [group.submit(rank, "wait", both_there) for rank in range(2)]:
-        item.result(60)  # raises if one had to wait for the other's end
+        item.result(100)  # raises if one had to wait for the other's end
 
 
 def test_answers_are_arguments_of_other_workers(group):
@@ -73,7 +73,7 @@ def test_errors_arrive_where_the_answer_is_asked_for(group, engine):
         group.submit(1, "fail", KeyError("arm")).result()
     assert isinstance(caught.value.__cause__, KeyError)
     with pytest.raises(WorkerError, match="env worker 0 failed: TimeoutError"):
-        group.submit(0, "fail", TimeoutError("slow")).result(10)
+        group.submit(0, "fail", TimeoutError("slow")).result(100)
     broken = group.submit(0, "fail", ValueError("first"))
     with pytest.raises(WorkerError, match="first"):
         group.submit(1, "note", broken).result()
@@ -100,7 +100,7 @@ def test_a_worker_that_hangs_is_told_and_left(group, engine, monkeypatch, caplog
         behind.result()
     assert not [item for item in threading.enumerate() if item.name == "env-1"]
     event.set()
-    thread.join(10)
+    thread.join(100)
     assert not thread.is_alive()
 
 

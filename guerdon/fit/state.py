@@ -1,0 +1,144 @@
+"""Where a fit stands: the best validation so far, and the checkpoints that a run goes on from."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from guerdon.errors import DataError
+from guerdon.fit.spread import Spread
+from guerdon.fit.team import Team
+from guerdon.models import Contract, load_checkpoint, save_checkpoint
+from guerdon.types import display_path
+
+log = logging.getLogger("guerdon")
+
+HIGHER_IS_BETTER = {"val_auc": True, "val_accuracy": True, "val_loss": False, "train_accuracy": True}
+
+
+@dataclass
+class Progress:
+    """Where a run stands; saved in every checkpoint."""
+
+    step: int = 0
+    epoch: int = 0
+    best_value: float = math.nan
+    best_step: int = 0
+    bad_checks: int = 0
+    """Validations since the last improvement."""
+    epoch_hits: int = 0
+    epoch_frames: int = 0
+    """Frames of the running epoch so far, and those that were judged rightly."""
+    train_loss: float = math.nan
+    train_accuracy: float = math.nan
+    """Of the last finished epoch."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the best validation."""
+
+    def take(self, other: Progress) -> None:
+        """Stand where `other` stands."""
+        for name, value in vars(other).items():
+            setattr(self, name, value)
+
+    def is_best(self, values: Mapping[str, float], best_by: str, min_delta: float) -> bool:
+        """Count a validation that gave `values`; whether it is the best so far."""
+        value = {**values, "train_accuracy": self.train_accuracy}[best_by]
+        sign = 1.0 if HIGHER_IS_BETTER[best_by] else -1.0
+        if math.isnan(self.best_value) or sign * (value - self.best_value) > min_delta:
+            self.best_value, self.best_step, self.bad_checks = value, self.step, 0
+            self.metrics = dict(values)
+            return True
+        self.bad_checks += 1
+        return False
+
+
+class Checkpoints:
+    """The checkpoints of one fit, whole and in the documents' `.pt` layout; rank 0 writes and reads them."""
+
+    def __init__(self, folder: Path, contract: Contract, seed: int, team: Team) -> None:
+        """`step_{N}/` and `best.pt` go to `folder`."""
+        self.folder, self.best = folder, folder / "best.pt"
+        self._contract, self._seed, self._team = contract, seed, team
+
+    def of_step(self, step: int) -> Path:
+        """The file of a step."""
+        return self.folder / f"step_{step}" / "checkpoint.pt"
+
+    def latest(self) -> Path | None:
+        """The file of the highest step that was saved; the same on all ranks, which must ask."""
+        return self._team.from_first(lambda: latest_checkpoint(self.folder))
+
+    def save(self, path: Path, state: Progress, spread: Spread, optimizer: torch.optim.Optimizer) -> None:
+        """Everything that resuming needs; all ranks must ask."""
+        weights = spread.weights()
+        extra = {
+            "epoch": state.epoch,
+            "optimizer_state_dict": spread.optimizer_state(optimizer),
+            "train_loss": state.train_loss,
+            "train_acc": state.train_accuracy,
+            "progress": asdict(state),
+            "seed": self._seed,
+        }
+        self._team.from_first(lambda: save_checkpoint(path, weights, self._contract, extra))
+
+    def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
+        """Weights, state of the optimiser and progress that `save` wrote, in a team of any size.
+
+        The best model so far comes along; without it, the search for the best begins anew.
+        """
+        weights, extra = self._team.from_first(lambda: self._read(path))
+        state = Progress(**extra["progress"])
+        if state.best_step and not self._team.from_first(lambda: self._bring_best(path, state.best_step)):
+            log.warning("the best model so far is not beside %s: from here on anew", display_path(path))
+            state.best_value, state.best_step, state.bad_checks = math.nan, 0, 0
+        return weights, extra["optimizer_state_dict"], state
+
+    def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Weights and training state of a checkpoint of this very fit."""
+        model, contract, extra = load_checkpoint(path)
+        if "progress" not in extra or extra.get("seed") != self._seed:
+            raise DataError(
+                f"{display_path(path)} cannot be resumed: it has "
+                + (
+                    "no training state"
+                    if "progress" not in extra
+                    else f"seed {extra['seed']}, this run {self._seed}"
+                )
+            )
+        if contract.data_hash != self._contract.data_hash:
+            raise DataError(
+                f"{display_path(path)} was fitted to other data (hash {contract.data_hash}) than is here now "
+                f"({self._contract.data_hash})"
+            )
+        return model.state_dict(), extra
+
+    def _bring_best(self, path: Path, best_step: int) -> bool:
+        """Take along the best model that the checkpoint at `path` knows of, if it is still there."""
+        if self.best.is_file():  # the run goes on in its own folder
+            return True
+        for place in (path.parent.parent / "best.pt", path.with_name("best.pt"), path):
+            if not place.is_file():
+                continue
+            model, contract, extra = load_checkpoint(place)
+            if extra.get("progress", {}).get("step") == best_step:
+                save_checkpoint(self.best, model, contract, extra)
+                return True
+        return False
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the highest step in `folder`, or None."""
+    found = [
+        (int(match[1]), item / "checkpoint.pt")
+        for item in (folder.iterdir() if folder.is_dir() else ())
+        if (match := re.fullmatch(r"step_(\d+)", item.name)) and (item / "checkpoint.pt").exists()
+    ]
+    return max(found)[1] if found else None
