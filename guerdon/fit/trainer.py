@@ -96,9 +96,8 @@ class Trainer:
         use_frame_dropout(self.model, self._draws)
         self._labels: FloatArray = dataset.store.labels
         self._least = self._least_frames()
-        self.total_steps = cfg.epochs * len(
-            list(self._batches(sampler.epoch(0)))
-        )  # epochs may differ a little
+        batches = list(self._batches(sampler.epoch(0)))  # other epochs may differ a little
+        self.total_steps = cfg.epochs * len(batches)
 
     def _least_frames(self) -> int:
         """Frames that a pass needs: of one alone BatchNorm learns nothing, and fails on the smallest images.
