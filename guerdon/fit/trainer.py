@@ -24,8 +24,8 @@ from guerdon.config import FitConfig
 from guerdon.datasets import RewardDataset
 from guerdon.datasets.sampling import EpochSampler, Share, global_batches, shares
 from guerdon.errors import ConfigError, DataError
-from guerdon.fit.augment import augment
 from guerdon.fit.features import FeatureCache
+from guerdon.fit.inputs import Inputs
 from guerdon.fit.layers import Draws, trains_batch_norm, use_frame_dropout
 from guerdon.fit.logs import MetricLog
 from guerdon.fit.metrics import accuracy, auc, log_loss
@@ -88,11 +88,11 @@ class Trainer:
         self._dataset, self._sampler, self._val_rows = dataset, sampler, val_rows
         self._device = torch.device(device)
         self._folder, self._tensorboard = folder, tensorboard
-        self._cache: FeatureCache | None = None
         self._logs: MetricLog | None = None
         self._spread: Spread | None = None
         self._optimizer_state: dict[str, Any] | None = None  # from a checkpoint, until there is an optimiser
         self._draws = Draws(seed)
+        self._inputs = Inputs(dataset, cfg.augment, self._draws, self._device)
         use_frame_dropout(self.model, self._draws)
         self._labels: FloatArray = dataset.store.labels
         self._least = self._least_frames()
@@ -124,9 +124,7 @@ class Trainer:
 
     def close(self) -> None:
         """Remove the feature cache."""
-        if self._cache is not None:
-            self._cache.close()
-            self._cache = None
+        self._inputs.close()
 
     # A run
 
@@ -147,7 +145,7 @@ class Trainer:
         if self._spread is not None:
             return
         if self._may_cache():  # with the model still whole
-            self._cache = FeatureCache(
+            self._inputs.cache = FeatureCache(
                 self.model,
                 self._dataset,
                 self.cfg.augment,
@@ -270,27 +268,8 @@ class Trainer:
 
     def logits(self, rows: IntArray, *, train: bool = False) -> Tensor:
         """Logits of all members for the frames `rows` (int [n]) -> [n, M]; all ranks must ask."""
-        return self.spread.logits(self._inputs(rows, train), encoded=self._cache is not None)
-
-    def _inputs(self, rows: IntArray, train: bool) -> Tensor:
-        """Features of the frames `rows` from the cache where there is one, otherwise pixels to encode."""
-        share = self._draws.share
-        if self._cache is not None:
-            view = None
-            if train and self._cache.num_views > 1:
-                views = np.random.default_rng([self.seed, self.progress.step]).integers(
-                    1, self._cache.num_views, share.total
-                )
-                view = views[share.positions]
-            return self._cache.read(rows, view).to(self._device)
-        frames = {name: torch.from_numpy(images) for name, images in self._dataset.batch(rows).frames.items()}
-        if train:
-            generator, positions = self._draws.generator(0), torch.from_numpy(share.positions)
-            frames = {
-                name: augment(images, self.cfg.augment, generator, positions=positions, total=share.total)
-                for name, images in frames.items()
-            }
-        return self.model.preprocess(frames).to(self._device)
+        inputs = self._inputs.read(rows, self.model, train=train)
+        return self.spread.logits(inputs, encoded=self._inputs.encoded)
 
     def score(self, rows: IntArray) -> NDArray[np.float64]:
         """Logits of the model's verdict on the frames `rows`, in evaluation mode -> float64 [n].
@@ -313,8 +292,8 @@ class Trainer:
         parts = []
         with torch.no_grad():
             for start in range(0, len(rows), SCORE_BATCH):
-                inputs = self._inputs(rows[start : start + SCORE_BATCH], train=False)
-                parts.append(pool_features(inputs if self._cache is not None else self.model.encode(inputs)))
+                inputs = self._inputs.read(rows[start : start + SCORE_BATCH], self.model, train=False)
+                parts.append(pool_features(inputs if self._inputs.encoded else self.model.encode(inputs)))
         everything = torch.cat(parts).double()
         return tuple(everything.mean(dim=0).tolist()), tuple(everything.std(dim=0).tolist())
 
