@@ -18,7 +18,8 @@ class ReplayParts:
 
     def __init__(self, parts: Sequence[ReplayBuffer], *, seed: int) -> None:
         self.parts = list(parts)
-        self._rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(seed)
+        """Shares a batch out among the parts; `save` leaves its state to the run's own."""
 
     def __len__(self) -> int:
         """Transitions that are stored."""
@@ -31,7 +32,7 @@ class ReplayParts:
         sizes = np.array([part.num_complete for part in self.parts], np.float64)
         if not sizes.any():
             raise DataError("the replay buffer has no complete transition to sample yet")
-        counts = self._rng.multinomial(batch_size, sizes / sizes.sum())
+        counts = self.rng.multinomial(batch_size, sizes / sizes.sum())
         return ReplayBatch.cat(
             [
                 part.sample(int(count), gamma=gamma, num_n_steps=num_n_steps)

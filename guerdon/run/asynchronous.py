@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -298,6 +299,20 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
                     kept[chunk.rows] = frames[name]
                 extras[f"frames/{name}"] = kept.reshape(*prob.shape, *shape)
         return extras
+
+    # State
+
+    def state_dict(self, folder: Path) -> dict[str, Any]:
+        """As of every off-policy run, and how batches are shared out among the buffers of the workers."""
+        return {**super().state_dict(folder), "parts_rng": self.replay.rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
+        """Go on from `state_dict`; a synchronous run has one buffer, and nothing to share out."""
+        super().load_state_dict(state, folder)
+        if "parts_rng" in state:
+            self.replay.rng.bit_generator.state = state["parts_rng"]
+        elif len(self.replay.parts) > 1:
+            log.warning("the checkpoint is of an older version: batches are shared out among workers anew")
 
 
 def steps_per_request(pace: AsynchronousConfig, num_envs: int, updates_per_step: float) -> int:

@@ -11,6 +11,7 @@ from guerdon.cli import main
 from guerdon.config import load_config
 from guerdon.errors import ConfigError, DataError, WorkerError
 from guerdon.learn.sac import SAC
+from guerdon.parallel import ThreadEngine
 from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.env_group import EnvGroup
 from guerdon.run.train import train
@@ -313,6 +314,35 @@ def test_synchronous_and_asynchronous_runs_resume_each_other(short, tmp_path):
     more = [f"runner.resume_dir={other}", "learner.total_steps=2500"]
     _, summary = train(load_config("train", [*short, *more, f"runner.logger.log_path={tmp_path / 'sync'}"]))
     assert summary["env_steps"] == 2565
+
+
+@pytest.fixture
+def two_workers(monkeypatch):
+    """Two env workers in this process, a thread each."""
+    monkeypatch.setattr(ThreadEngine, "num_workers", lambda self, role: {"env": 2, "reward": 1}.get(role, 0))
+
+
+@pytest.mark.usefixtures("two_workers")
+def test_a_resumed_run_goes_on_with_its_draws_among_several_workers(short, tmp_path, make, caplog):
+    settings = [*short, ASYNC, "env.train.num_envs=4", "learner.total_steps=1000"]
+    runner = make(settings, tmp_path / "run")
+    fresh = runner.loop.replay.rng.bit_generator.state
+    runner.run()
+    assert [len(part) > 100 for part in runner.loop.replay.parts] == [True, True]
+    assert runner.loop.replay.rng.bit_generator.state != fresh
+    place = max((tmp_path / "run" / "checkpoints").iterdir())
+    resumed = make([*settings, f"runner.resume_dir={place}"], tmp_path / "resumed")
+    resumed._begin()
+    for _ in range(5):
+        batches = [each.loop.replay.sample(64, gamma=0.9) for each in (runner, resumed)]
+        np.testing.assert_array_equal(batches[0].rows, batches[1].rows)
+        np.testing.assert_array_equal(batches[0].env_rewards, batches[1].env_rewards)
+    assert "of an older version" not in caplog.text
+    # What a checkpoint of before holds.
+    state = resumed.loop.state_dict(tmp_path)
+    del state["parts_rng"]
+    resumed.loop.load_state_dict(state, tmp_path)
+    assert "the checkpoint is of an older version" in caplog.text
 
 
 def test_buffers_of_another_number_of_workers_are_refused(short, tmp_path):
