@@ -200,7 +200,8 @@ class EmbodiedRunner:
             self.learner.load_state_dict(saved.learner.state_dict())
             self.loop.load_state_dict(saved.state["loop"], saved.folder)
             if self.monitor is not None and saved.state["monitor"] is not None:
-                self.monitor.load_state_dict(saved.state["monitor"])
+                # All episodes begin anew, perhaps in another number of environments: none is carried on.
+                self.monitor.load_state_dict({**saved.state["monitor"], "running": None})
             self.alarms = list(saved.state["alarms"])
             log.info("resumed from %s at step %d", display_path(place), saved.step)
         elif self.config.learner.warm_start.data is not None:

@@ -18,7 +18,7 @@ from guerdon.errors import ConfigError
 from guerdon.learn.dqn import DQN
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.replay import ReplayBatch, ReplayBuffer, TrainBatch
-from guerdon.learn.replay_parts import ReplayParts
+from guerdon.learn.replay_parts import ReplayParts, check_layout
 from guerdon.learn.sac import SAC
 from guerdon.run.demonstrations import fill_with_demonstrations
 from guerdon.run.env_group import EnvGroup
@@ -210,6 +210,8 @@ class ReplayLearning(ABC, Generic[Replay]):
         if self.scale is not None and state["scale"] is not None:
             self.scale = RewardScale(*state["scale"])
         self._rng.bit_generator.state = state["rng"]
+        if isinstance(self.replay, ReplayBuffer):
+            check_layout(folder / REPLAY_FILE, 1)
         self.replay.load(folder / REPLAY_FILE)
         if self.prior is not None:
             self.prior.load(folder / PRIOR_FILE)

@@ -15,6 +15,7 @@ from guerdon.parallel import ThreadEngine
 from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.env_group import EnvGroup
 from guerdon.run.train import train
+from guerdon.serve import ImageRewardWorker
 from tests.run.counting import LENGTH
 from tests.run.test_embodied import SAC as LEARNED
 
@@ -354,6 +355,34 @@ def test_buffers_of_another_number_of_workers_are_refused(short, tmp_path):
         train(load_config("train", [*short, ASYNC, *more]))
 
 
+def test_one_buffer_for_all_is_not_taken_for_those_of_several_workers(short, tmp_path, request):
+    settings = [*short, "env.train.num_envs=4", "learner.total_steps=600"]
+    folder, _ = train(load_config("train", settings))  # on Ray too: synchronous env workers share a buffer
+    request.getfixturevalue("two_workers")
+    more = [ASYNC, f"runner.logger.log_path={tmp_path / 'parts'}"]
+    with pytest.raises(DataError, match=r"2 env workers of an asynchronous run.*asynchronous\.enabled=false"):
+        train(load_config("train", [*settings, *more, f"runner.resume_dir={folder}"]))
+    parts, _ = train(load_config("train", [*settings, *more]))
+    more = [f"runner.resume_dir={parts}", f"runner.logger.log_path={tmp_path / 'resumed'}"]
+    with pytest.raises(DataError, match=r"asynchronously.*there is replay_0\.npz; a synchronous run counts"):
+        train(load_config("train", [*settings, *more]))
+
+
+@pytest.mark.parametrize("pace", [[], [ASYNC]])
+def test_another_number_of_environments_is_refused_with_their_buffer(short, tmp_path, pace):
+    settings = [*short, *pace, "learner.total_steps=600"]
+    folder, _ = train(load_config("train", settings))
+    more = [
+        f"runner.resume_dir={folder}",
+        "env.train.num_envs=2",
+        f"runner.logger.log_path={tmp_path / 'more'}",
+    ]
+    with pytest.raises(
+        DataError, match=r"3000 rows of 3 environments, this one 4500 of 2.*env.train.num_envs"
+    ):
+        train(load_config("train", [*settings, *more]))
+
+
 # The learned reward
 
 
@@ -378,6 +407,25 @@ def test_verdicts_belong_to_the_frames_of_their_steps(settings, tmp_path, mode, 
     assert watched.features.shape[0] == min(64, judged.sum())
     stored = runner.loop._stored[0]
     assert stored.reward_version == runner.rewards.facts.version
+
+
+def test_a_verdict_that_takes_too_long_is_waited_for(settings, tmp_path, make, monkeypatch, caplog):
+    real, slow = ImageRewardWorker.judge_some, []
+
+    def judge_some(self, frames, start, stop):
+        if not slow:
+            slow.append(stop - start)
+            time.sleep(1.0)
+        return real(self, frames, start, stop)
+
+    monkeypatch.setattr(ImageRewardWorker, "judge_some", judge_some)
+    runner = make([*settings, *LEARNED, ASYNC, "reward.timeout_seconds=0.3"], tmp_path / "run")
+    runner.loop.reset(0)
+    runner.loop.advance(0.0)
+    held = steps_of(runner.loop.replay.parts[0])["prob_success"]
+    assert slow and len(held) and np.isfinite(held).all()
+    assert "the reward model has given no answer for 0.3 s; it is waited for" in caplog.text
+    assert not runner.engine.restarts
 
 
 def test_a_run_on_the_learned_reward_leaves_everything_behind(settings):
