@@ -20,9 +20,11 @@ from guerdon.learn.replay import ReplayBuffer
 from guerdon.models import Contract, build_model, save_checkpoint
 from guerdon.models.int8 import int8_path, make_int8, save_int8
 from guerdon.run.embodied import EmbodiedRunner
+from guerdon.run.onpolicy import OnPolicyLoop
 from guerdon.serve import ImageRewardWorker
 
 ITERATIONS, STEPS = 6, 50
+AHEAD, AT_THE_END, WITHOUT = "judged ahead", "judged at the end", "env's reward"
 PARTS = ("rollout", "compute_model_rewards", "update")
 MODEL = RewardModelConfig(model_type="binary_classifier", arch="resnet10", image_size=(3, 64, 64))
 
@@ -50,7 +52,7 @@ def iteration(folder: Path, checkpoint: Path, name: str, config_path: str | None
     """PPO from images with one of the configs: what judging adds to an iteration.
 
     Frames are judged while the rollout goes on, so that no clock shows what it costs: the same iterations are
-    run with the env's reward too, in turns.
+    run with the env's reward too, and with all frames judged at the end of the rollout, in turns.
     """
     learned = [
         "reward.use_reward_model=true",
@@ -58,12 +60,17 @@ def iteration(folder: Path, checkpoint: Path, name: str, config_path: str | None
         "reward.model.precision=int8",
         "monitor.action=off",
     ]
+    kinds = {AHEAD: learned, AT_THE_END: learned, WITHOUT: ["reward.use_reward_model=false"]}
     runners = {}
-    for kind, overrides in {"learned": learned, "env": ["reward.use_reward_model=false"]}.items():
-        runners[kind] = EmbodiedRunner(load_config(name, ["env=tabletop", *overrides], config_path), folder)
-        runners[kind].loop.reset(0)
-        runners[kind].loop.advance(0.0)  # warm-up
-    shares = []
+    for kind, overrides in kinds.items():
+        runner = EmbodiedRunner(load_config(name, ["env=tabletop", *overrides], config_path), folder)
+        if kind == AT_THE_END:
+            assert isinstance(runner.loop, OnPolicyLoop)
+            runner.loop.judge_at_the_end()
+        runner.loop.reset(0)
+        runner.loop.advance(0.0)  # warm-up
+        runners[kind] = runner
+    shares: dict[str, list[float]] = {AHEAD: [], AT_THE_END: []}
     for _ in range(ITERATIONS):
         seconds = {}
         for kind, runner in runners.items():
@@ -74,12 +81,14 @@ def iteration(folder: Path, checkpoint: Path, name: str, config_path: str | None
             print(
                 f"   {name}, {kind}: " + ", ".join(f"{each} {value:.2f} s" for each, value in parts.items())
             )
-        shares.append(1.0 - seconds["env"] / seconds["learned"])
+        for kind, mine in shares.items():
+            mine.append(1.0 - seconds[WITHOUT] / seconds[kind])
     for runner in runners.values():
         runner.env_worker.close()
-    value = 100 * float(np.median(shares))
+    percent = {kind: 100 * float(np.median(mine)) for kind, mine in shares.items()}
     what = f"judging, share of a PPO iteration on images, {name}"
-    return [Result(what=what, value=value, target=15.0, at_least=False, unit="%")]
+    print(f"   {what}: " + ", ".join(f"{kind} {value:.1f}%" for kind, value in percent.items()))
+    return [Result(what=what, value=percent[AHEAD], target=15.0, at_least=False, unit="%")]
 
 
 def one_step(checkpoint: Path) -> list[Result]:

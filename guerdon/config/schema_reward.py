@@ -97,7 +97,7 @@ class RewardConfig:
     relabel_at: Literal["insertion", "sampling"] = "insertion"
     """Off-policy: judge a frame once when it is stored, or each time it is drawn (keeps the frames)."""
     timeout_seconds: PositiveFloat = 60.0
-    """With `engine: ray`, a reward worker that gives no answer for so long is replaced."""
+    """With `engine: ray`, a reward worker that gives no answer for so long is replaced; else one waits on."""
     standalone: bool = False
     """The model's success ends the episode (robots)."""
     text: dict[str, Any] = field(default_factory=dict)

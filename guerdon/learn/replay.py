@@ -302,7 +302,8 @@ class ReplayBuffer:
         if (meta["num_rows"], meta["num_envs"]) != (self.num_rows, self.num_envs):
             raise DataError(
                 f"the saved replay buffer has {meta['num_rows']} rows of {meta['num_envs']} environments, "
-                f"this one {self.num_rows} of {self.num_envs}"
+                f"this one {self.num_rows} of {self.num_envs}: "
+                "resume with the env.train.num_envs and the buffer_size that it was saved with"
             )
         for name, array in own.items():
             if state[name].dtype != array.dtype and name != "meta":

@@ -18,7 +18,8 @@ class ReplayParts:
 
     def __init__(self, parts: Sequence[ReplayBuffer], *, seed: int) -> None:
         self.parts = list(parts)
-        self._rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(seed)
+        """Shares a batch out among the parts; `save` leaves its state to the run's own."""
 
     def __len__(self) -> int:
         """Transitions that are stored."""
@@ -31,7 +32,7 @@ class ReplayParts:
         sizes = np.array([part.num_complete for part in self.parts], np.float64)
         if not sizes.any():
             raise DataError("the replay buffer has no complete transition to sample yet")
-        counts = self._rng.multinomial(batch_size, sizes / sizes.sum())
+        counts = self.rng.multinomial(batch_size, sizes / sizes.sum())
         return ReplayBatch.cat(
             [
                 part.sample(int(count), gamma=gamma, num_n_steps=num_n_steps)
@@ -52,17 +53,32 @@ class ReplayParts:
 
     def load(self, path: Path) -> None:
         """Go on from what `save` wrote with as many parts."""
-        places = self._places(path)
-        others = set(path.parent.glob(f"{path.stem}*{path.suffix}")) - set(places)
-        if others:
-            raise DataError(
-                f"{display_path(path.parent)} was written with another number of env workers: "
-                f"{len(self.parts)} now, but there is {sorted(others)[0].name}"
-            )
-        for place, part in zip(places, self.parts, strict=True):
+        check_layout(path, len(self.parts))
+        for place, part in zip(self._places(path), self.parts, strict=True):
             part.load(place)
 
     def _places(self, path: Path) -> list[Path]:
-        if len(self.parts) == 1:
-            return [path]
-        return [path.with_name(f"{path.stem}_{number}{path.suffix}") for number in range(len(self.parts))]
+        return part_places(path, len(self.parts))
+
+
+def part_places(path: Path, count: int) -> list[Path]:
+    """The files of `count` parts; a single one is the file of a plain buffer."""
+    if count == 1:
+        return [path]
+    return [path.with_name(f"{path.stem}_{number}{path.suffix}") for number in range(count)]
+
+
+def check_layout(path: Path, count: int) -> None:
+    """Refuse the files of another number of buffers than `count`; what could be done is said."""
+    others = set(path.parent.glob(f"{path.stem}*{path.suffix}")) - set(part_places(path, count))
+    if path in others:
+        raise DataError(
+            f"{display_path(path.parent)} has one replay buffer for all environments, as a synchronous run "
+            f"or a single env worker writes it; {count} env workers of an asynchronous run have one each: "
+            "resume with asynchronous.enabled=false or with one env worker"
+        )
+    if others:
+        raise DataError(
+            f"{display_path(path.parent)} was written asynchronously with another number of env workers: "
+            f"{count} now, but there is {sorted(others)[0].name}; a synchronous run counts as one"
+        )

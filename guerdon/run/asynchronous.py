@@ -11,26 +11,23 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.config import AsynchronousConfig, LearnerConfig, RewardConfig
+from guerdon.config import AsynchronousConfig
 from guerdon.errors import GuerdonError, WorkerError, WorkerLostError
-from guerdon.learn.dqn import DQN
 from guerdon.learn.episodes import EpisodeTracker
 from guerdon.learn.replay_parts import ReplayParts
-from guerdon.learn.sac import SAC
 from guerdon.parallel.engine import Engine, Pending
 from guerdon.run.acting import PolicySpec
 from guerdon.run.chunks import Chunk
-from guerdon.run.env_group import EnvGroup
 from guerdon.run.loop import Iteration, Stopwatch, episode_metrics
 from guerdon.run.outposts import Outpost, Request
-from guerdon.run.replay_learning import ITERATION_STEPS, ReplayLearning
-from guerdon.run.reward_group import FramesLostError, RewardGroup
+from guerdon.run.replay_learning import ITERATION_STEPS, LearningParts, ReplayLearning
+from guerdon.run.reward_group import FramesLostError
 from guerdon.run.stored import Stored, watch
 from guerdon.serve.relabel import learned_rewards
 
@@ -40,20 +37,10 @@ log = logging.getLogger("guerdon")
 class AsynchronousLoop(ReplayLearning[ReplayParts]):
     """An iteration is as many stored steps as in `OffPolicyLoop`; requests stay under way in between."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        learner: SAC | DQN,
-        envs: EnvGroup,
-        rewards: RewardGroup | None,
-        cfg: RewardConfig,
-        learner_cfg: LearnerConfig,
-        spaces: tuple[gym.Space[Any], gym.Space[Any]],
-        seed: int,
-        pace: AsynchronousConfig,
-    ) -> None:
-        super().__init__(learner, envs, rewards, cfg, learner_cfg, spaces, seed)
-        self._engine, self._learner_cfg, self.pace = engine, learner_cfg, pace
+    def __init__(self, engine: Engine, parts: LearningParts, pace: AsynchronousConfig) -> None:
+        super().__init__(parts)
+        self._engine, self._learner_cfg, self.pace = engine, parts.learner_cfg, pace
+        envs, seed = self.envs, parts.seed
         self.outposts: list[Outpost] = []
         for rank, (start, stop) in enumerate(envs.parts):
             count = stop - start
@@ -67,7 +54,7 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         """No request is handed out while the learner owes more updates than this."""
         if engine.num_workers("rollout"):
             log.warning("cluster.component_placement.rollout is not used: env workers choose their actions")
-        envs.attach_copies(PolicySpec(cfg=learner_cfg, spaces=spaces))
+        envs.attach_copies(PolicySpec(cfg=parts.learner_cfg, spaces=parts.spaces))
         self._weights: tuple[int, Pending] | None = None
         self._stored: list[Stored] = []
         self._lag_waits = 0
@@ -312,6 +299,20 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
                     kept[chunk.rows] = frames[name]
                 extras[f"frames/{name}"] = kept.reshape(*prob.shape, *shape)
         return extras
+
+    # State
+
+    def state_dict(self, folder: Path) -> dict[str, Any]:
+        """As of every off-policy run, and how batches are shared out among the buffers of the workers."""
+        return {**super().state_dict(folder), "parts_rng": self.replay.rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
+        """Go on from `state_dict`; a synchronous run has one buffer, and nothing to share out."""
+        super().load_state_dict(state, folder)
+        if "parts_rng" in state:
+            self.replay.rng.bit_generator.state = state["parts_rng"]
+        elif len(self.replay.parts) > 1:
+            log.warning("the checkpoint is of an older version: batches are shared out among workers anew")
 
 
 def steps_per_request(pace: AsynchronousConfig, num_envs: int, updates_per_step: float) -> int:

@@ -30,6 +30,7 @@ from guerdon.run.loop import Iteration, Loop
 from guerdon.run.offpolicy import OffPolicyLoop
 from guerdon.run.onpolicy import OnPolicyLoop
 from guerdon.run.policy_files import AnyLearner, load_policy, make_learner, save_policy
+from guerdon.run.replay_learning import LearningParts
 from guerdon.run.reward_group import RewardGroup
 from guerdon.run.workers import EnvWorker
 from guerdon.serve.worker import ImageRewardWorker
@@ -111,11 +112,18 @@ class EmbodiedRunner:
             policy = PolicySpec(cfg=self.config.learner, spaces=self.spaces)
             self.envs.attach(policy, RolloutWorker(self.learner))
             return OnPolicyLoop(self.engine, self.learner, self.envs, self.rewards, self.config.reward)
-        shared = (self.learner, self.envs, self.rewards, self.config.reward, self.config.learner)
+        parts = LearningParts(
+            learner=self.learner,
+            envs=self.envs,
+            rewards=self.rewards,
+            cfg=self.config.reward,
+            learner_cfg=self.config.learner,
+            spaces=self.spaces,
+            seed=self.config.seed,
+        )
         if self.config.asynchronous.enabled:
-            pace = self.config.asynchronous
-            return AsynchronousLoop(self.engine, *shared, self.spaces, self.config.seed, pace)
-        return OffPolicyLoop(*shared, self.spaces, self.config.seed)
+            return AsynchronousLoop(self.engine, parts, self.config.asynchronous)
+        return OffPolicyLoop(parts)
 
     @property
     def env_worker(self) -> EnvWorker:
@@ -192,7 +200,8 @@ class EmbodiedRunner:
             self.learner.load_state_dict(saved.learner.state_dict())
             self.loop.load_state_dict(saved.state["loop"], saved.folder)
             if self.monitor is not None and saved.state["monitor"] is not None:
-                self.monitor.load_state_dict(saved.state["monitor"])
+                # All episodes begin anew, perhaps in another number of environments: none is carried on.
+                self.monitor.load_state_dict({**saved.state["monitor"], "running": None})
             self.alarms = list(saved.state["alarms"])
             log.info("resumed from %s at step %d", display_path(place), saved.step)
         elif self.config.learner.warm_start.data is not None:

@@ -127,6 +127,14 @@ class EnvGroup:
         judged.ahead = JudgeAhead(worker)
         return judged.ahead
 
+    def judge_at_the_end(self) -> None:
+        """Undo `judge_ahead`."""
+        judged = self.local.judged
+        assert judged is not None
+        if judged.ahead is not None:
+            judged.ahead.close()
+        judged.ahead = None
+
     def reset(self, seed: int, env_steps: int) -> None:
         """Begin new episodes everywhere, for rollouts."""
         self._begin(seed, env_steps, "reset")

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.config import LearnerConfig, RewardConfig
 from guerdon.learn.dqn import DQN
 from guerdon.learn.episodes import EpisodeTracker
 from guerdon.learn.replay import ReplayBuffer
-from guerdon.learn.sac import SAC
 from guerdon.run.chunks import Stepped, random_actions
-from guerdon.run.env_group import EnvGroup
 from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, feature_rows
-from guerdon.run.replay_learning import ITERATION_STEPS, ReplayLearning
-from guerdon.run.reward_group import RewardGroup
+from guerdon.run.replay_learning import ITERATION_STEPS, LearningParts, ReplayLearning
 from guerdon.serve.relabel import judged_frames, learned_rewards
 from guerdon.types import BoolArray, FloatArray, UInt8Array
 from guerdon.watch.monitor import Watched
@@ -26,19 +21,10 @@ from guerdon.watch.monitor import Watched
 class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
     """One iteration is a stretch of steps with the updates that belong to them."""
 
-    def __init__(
-        self,
-        learner: SAC | DQN,
-        envs: EnvGroup,
-        rewards: RewardGroup | None,
-        cfg: RewardConfig,
-        learner_cfg: LearnerConfig,
-        spaces: tuple[gym.Space[Any], gym.Space[Any]],
-        seed: int,
-    ) -> None:
-        super().__init__(learner, envs, rewards, cfg, learner_cfg, spaces, seed)
-        self.replay = self._make_replay(envs.num_envs, self.section.buffer_size, seed)
-        self.episodes = EpisodeTracker(envs.num_envs)
+    def __init__(self, parts: LearningParts) -> None:
+        super().__init__(parts)
+        self.replay = self._make_replay(self.envs.num_envs, self.section.buffer_size, parts.seed)
+        self.episodes = EpisodeTracker(self.envs.num_envs)
         self._obs: Any = None
         self._frames: list[UInt8Array | None] = []
         self._watched: list[dict[str, Any]] = []

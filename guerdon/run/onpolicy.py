@@ -41,6 +41,12 @@ class OnPolicyLoop:
         if engine.shares_memory and rewards is not None and cfg.reward_mode == "per_step":
             self._ahead = envs.judge_ahead(rewards.local)
 
+    def judge_at_the_end(self) -> None:
+        """Judge no frame while a rollout goes on; the verdicts stay the same, see `JudgeAhead`."""
+        if self._ahead is not None:
+            self.envs.judge_at_the_end()
+        self._ahead = None
+
     def knows_success(self) -> bool:
         """Whether the environments tell success."""
         return bool(self.envs.facts.knows_success)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +18,7 @@ from guerdon.errors import ConfigError
 from guerdon.learn.dqn import DQN
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.replay import ReplayBatch, ReplayBuffer, TrainBatch
-from guerdon.learn.replay_parts import ReplayParts
+from guerdon.learn.replay_parts import ReplayParts, check_layout
 from guerdon.learn.sac import SAC
 from guerdon.run.demonstrations import fill_with_demonstrations
 from guerdon.run.env_group import EnvGroup
@@ -34,35 +35,47 @@ REPLAY_FILE, PRIOR_FILE = "replay.npz", "prior.npz"
 Replay = TypeVar("Replay", ReplayBuffer, ReplayParts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LearningParts:
+    """What an off-policy loop puts together."""
+
+    learner: SAC | DQN
+    envs: EnvGroup
+    rewards: RewardGroup | None
+    """None without a reward model."""
+    cfg: RewardConfig
+    learner_cfg: LearnerConfig
+    spaces: tuple[gym.Space[Any], gym.Space[Any]]
+    """Of observations and of actions, for a single environment."""
+    seed: int
+
+
 class ReplayLearning(ABC, Generic[Replay]):
     """Learner, replay buffer and demonstrations; how experience comes in is left to others."""
 
     replay: Replay
 
-    def __init__(
-        self,
-        learner: SAC | DQN,
-        envs: EnvGroup,
-        rewards: RewardGroup | None,
-        cfg: RewardConfig,
-        learner_cfg: LearnerConfig,
-        spaces: tuple[gym.Space[Any], gym.Space[Any]],
-        seed: int,
-    ) -> None:
-        self.learner, self.envs, self.rewards, self.cfg = learner, envs, rewards, cfg
+    def __init__(self, parts: LearningParts) -> None:
+        learner, learner_cfg = parts.learner, parts.learner_cfg
+        self.learner, self.envs, self.rewards, self.cfg = learner, parts.envs, parts.rewards, parts.cfg
         self.section: SACConfig | DQNConfig = learner_cfg.sac if isinstance(learner, SAC) else learner_cfg.dqn
         self.num_n_steps = self.section.num_n_steps if isinstance(self.section, DQNConfig) else 1
-        self.scale = RewardScale() if cfg.normalize else None
+        self.scale = RewardScale() if self.cfg.normalize else None
         self.env_steps = 0
-        self.path_checked = rewards is None
+        self.path_checked = self.rewards is None
         self._owed = 0.0  # updates that are due
-        self._action_space = spaces[1]
-        self._rng = np.random.default_rng(seed)
-        self._spec = ObsSpec.of(spaces[0])
+        self._action_space = parts.spaces[1]
+        self._rng = np.random.default_rng(parts.seed)
+        self._spec = ObsSpec.of(parts.spaces[0])
         self.prior: ReplayBuffer | None = None
         if isinstance(self.section, SACConfig) and self.section.prior_data is not None:
             self.prior = fill_with_demonstrations(
-                Path(self.section.prior_data), self._spec, rewards, cfg, self._make_replay, seed
+                Path(self.section.prior_data),
+                self._spec,
+                self.rewards,
+                self.cfg,
+                self._make_replay,
+                parts.seed,
             )
 
     @abstractmethod
@@ -197,6 +210,8 @@ class ReplayLearning(ABC, Generic[Replay]):
         if self.scale is not None and state["scale"] is not None:
             self.scale = RewardScale(*state["scale"])
         self._rng.bit_generator.state = state["rng"]
+        if isinstance(self.replay, ReplayBuffer):
+            check_layout(folder / REPLAY_FILE, 1)
         self.replay.load(folder / REPLAY_FILE)
         if self.prior is not None:
             self.prior.load(folder / PRIOR_FILE)

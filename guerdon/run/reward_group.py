@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from guerdon.parallel.engine import Engine, LocalGroup, Pending, RestartCounter,
 from guerdon.serve.manager import RewardFacts, Verdict
 from guerdon.serve.worker import REQUEST_FRAMES, ImageRewardWorker, join_verdicts, load_image_worker
 from guerdon.types import FloatArray, IntArray, UInt8Array
+
+log = logging.getLogger("guerdon")
 
 AHEAD = 2
 """Requests that a reward worker has at a time: while it works on one, the next one travels."""
@@ -145,8 +148,7 @@ class RewardGroup:
                 self._take(busy[first])
             elif self.patience() == 0.0:
                 rank = min(busy, key=lambda each: self._heard[each])
-                error = WorkerLostError("reward", rank, f"it gave no answer for {self._timeout:g} s")
-                self._replace(rank, error)
+                self._give_up(rank)
             self._hand_out()
             if wait or first is None:
                 return
@@ -180,6 +182,14 @@ class RewardGroup:
         self._running[rank].popleft()
         self._counter.answered(rank)
         self._heard[rank] = time.monotonic()
+
+    def _give_up(self, rank: int) -> None:
+        """A worker took too long: it is replaced, or waited for where it is a part of this process."""
+        if self._engine.shares_memory:
+            log.warning("the reward model has given no answer for %g s; it is waited for", self._timeout)
+            self._heard[rank] = time.monotonic()
+            return
+        self._replace(rank, WorkerLostError("reward", rank, f"it gave no answer for {self._timeout:g} s"))
 
     def _replace(self, rank: int, error: WorkerLostError) -> None:
         """Start a worker again; what it was asked waits for whoever is free first."""

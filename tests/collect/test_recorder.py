@@ -188,7 +188,38 @@ def test_a_change_of_cameras_or_sizes_is_refused(frames, message):
 
 def test_dropping_frees_the_slot():
     recorder = EpisodeRecorder(1, lambda episode, release: release(), capacity=2)
-    for _ in range(20):  # more often than there are slots
-        recorder.record(np.array([0]), step_frames([0], 0), np.zeros(1))
-        recorder.drop(0)
+
+    def drop_often():
+        for _ in range(20):  # more often than there are slots
+            recorder.record(np.array([0]), step_frames([0], 0), np.zeros(1))
+            recorder.drop(0)
+
+    thread = threading.Thread(target=drop_often, daemon=True)  # without a free slot it would wait for ever
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
     assert recorder.lengths[0] == 0
+
+
+@pytest.mark.parametrize("between", ["nothing", "drop", "end"])
+def test_an_episode_has_its_own_beginning_or_none(between):
+    episodes = []
+
+    def keep(episode, release):
+        episodes.append((episode.seed, episode.initial_state))
+        release()
+
+    recorder = EpisodeRecorder(2, keep)
+    both = np.array([0, 1])
+    recorder.begin(both, np.array([[1.0], [2.0]]), np.array([7, 8]))
+    if between != "nothing":
+        recorder.record(both, step_frames([0, 1], 0), np.zeros(2))
+        getattr(recorder, between)(0)
+        assert len(episodes) == (between == "end")
+        episodes.clear()
+    if between == "nothing":
+        recorder.begin(np.array([0]), None)
+    recorder.record(both, step_frames([0, 1], 1), np.zeros(2))
+    recorder.end(0)
+    recorder.end(1)
+    assert episodes == [(None, None), (8, np.array([2.0]))]

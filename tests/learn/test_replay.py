@@ -216,6 +216,25 @@ def test_a_restored_buffer_goes_on_alike(tmp_path, num_steps):
     assert [each.name for each in tmp_path.iterdir()] == ["replay.npz"]
 
 
+@pytest.mark.parametrize("played", [0, 4])
+def test_a_restored_buffer_knows_which_final_observations_it_keeps(played):
+    held = experience(5, 2, 8, 6, 1.0).buffer  # every step ends an episode: 12 final observations
+    other = experience(6, 2, 8, played, 1.0).buffer  # has room of its own, or none yet
+    other.load_state_dict(held.state_dict())
+    room = len(held._finals["state"])
+    ended, score = np.ones(2, np.bool_), np.zeros(2)
+    for step in range(40):  # as many are kept as the ring holds: 16
+        if step == 1:
+            batch = other.sample(400, gamma=GAMMA)
+            assert len(np.unique(batch.rows)) == 14
+            later = batch.obs["state"][:, 1] == 500
+            after = torch.where(later, 900.0, batch.obs["state"][:, 1] + 1)  # none was written over
+            assert torch.equal(batch.next_obs["state"][:, 1], after)
+        obs, reached = (observation(np.arange(2), np.full(2, count)) for count in (500, 900))
+        other.add(obs, np.zeros((2, 1), np.float32), score, ended, ended & False, reached, score=score)
+    assert len(other._finals["state"]) == room  # and none was forgotten
+
+
 def test_a_state_dict_is_a_copy():
     held = experience(5, 2, 8, 10, 0.3)
     state = held.buffer.state_dict()

@@ -11,9 +11,11 @@ from guerdon.cli import main
 from guerdon.config import load_config
 from guerdon.errors import ConfigError, DataError, WorkerError
 from guerdon.learn.sac import SAC
+from guerdon.parallel import ThreadEngine
 from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.env_group import EnvGroup
 from guerdon.run.train import train
+from guerdon.serve import ImageRewardWorker
 from tests.run.counting import LENGTH
 from tests.run.test_embodied import SAC as LEARNED
 
@@ -315,6 +317,35 @@ def test_synchronous_and_asynchronous_runs_resume_each_other(short, tmp_path):
     assert summary["env_steps"] == 2565
 
 
+@pytest.fixture
+def two_workers(monkeypatch):
+    """Two env workers in this process, a thread each."""
+    monkeypatch.setattr(ThreadEngine, "num_workers", lambda self, role: {"env": 2, "reward": 1}.get(role, 0))
+
+
+@pytest.mark.usefixtures("two_workers")
+def test_a_resumed_run_goes_on_with_its_draws_among_several_workers(short, tmp_path, make, caplog):
+    settings = [*short, ASYNC, "env.train.num_envs=4", "learner.total_steps=1000"]
+    runner = make(settings, tmp_path / "run")
+    fresh = runner.loop.replay.rng.bit_generator.state
+    runner.run()
+    assert [len(part) > 100 for part in runner.loop.replay.parts] == [True, True]
+    assert runner.loop.replay.rng.bit_generator.state != fresh
+    place = max((tmp_path / "run" / "checkpoints").iterdir())
+    resumed = make([*settings, f"runner.resume_dir={place}"], tmp_path / "resumed")
+    resumed._begin()
+    for _ in range(5):
+        batches = [each.loop.replay.sample(64, gamma=0.9) for each in (runner, resumed)]
+        np.testing.assert_array_equal(batches[0].rows, batches[1].rows)
+        np.testing.assert_array_equal(batches[0].env_rewards, batches[1].env_rewards)
+    assert "of an older version" not in caplog.text
+    # What a checkpoint of before holds.
+    state = resumed.loop.state_dict(tmp_path)
+    del state["parts_rng"]
+    resumed.loop.load_state_dict(state, tmp_path)
+    assert "the checkpoint is of an older version" in caplog.text
+
+
 def test_buffers_of_another_number_of_workers_are_refused(short, tmp_path):
     folder, _ = train(load_config("train", [*short, ASYNC]))
     place = max((folder / "checkpoints").iterdir())
@@ -322,6 +353,34 @@ def test_buffers_of_another_number_of_workers_are_refused(short, tmp_path):
     more = [f"runner.resume_dir={place}", f"runner.logger.log_path={tmp_path / 'resumed'}"]
     with pytest.raises(DataError, match=r"another number of env workers: 1 now, but there is replay_0\.npz"):
         train(load_config("train", [*short, ASYNC, *more]))
+
+
+def test_one_buffer_for_all_is_not_taken_for_those_of_several_workers(short, tmp_path, request):
+    settings = [*short, "env.train.num_envs=4", "learner.total_steps=600"]
+    folder, _ = train(load_config("train", settings))  # on Ray too: synchronous env workers share a buffer
+    request.getfixturevalue("two_workers")
+    more = [ASYNC, f"runner.logger.log_path={tmp_path / 'parts'}"]
+    with pytest.raises(DataError, match=r"2 env workers of an asynchronous run.*asynchronous\.enabled=false"):
+        train(load_config("train", [*settings, *more, f"runner.resume_dir={folder}"]))
+    parts, _ = train(load_config("train", [*settings, *more]))
+    more = [f"runner.resume_dir={parts}", f"runner.logger.log_path={tmp_path / 'resumed'}"]
+    with pytest.raises(DataError, match=r"asynchronously.*there is replay_0\.npz; a synchronous run counts"):
+        train(load_config("train", [*settings, *more]))
+
+
+@pytest.mark.parametrize("pace", [[], [ASYNC]])
+def test_another_number_of_environments_is_refused_with_their_buffer(short, tmp_path, pace):
+    settings = [*short, *pace, "learner.total_steps=600"]
+    folder, _ = train(load_config("train", settings))
+    more = [
+        f"runner.resume_dir={folder}",
+        "env.train.num_envs=2",
+        f"runner.logger.log_path={tmp_path / 'more'}",
+    ]
+    with pytest.raises(
+        DataError, match=r"3000 rows of 3 environments, this one 4500 of 2.*env.train.num_envs"
+    ):
+        train(load_config("train", [*settings, *more]))
 
 
 # The learned reward
@@ -348,6 +407,25 @@ def test_verdicts_belong_to_the_frames_of_their_steps(settings, tmp_path, mode, 
     assert watched.features.shape[0] == min(64, judged.sum())
     stored = runner.loop._stored[0]
     assert stored.reward_version == runner.rewards.facts.version
+
+
+def test_a_verdict_that_takes_too_long_is_waited_for(settings, tmp_path, make, monkeypatch, caplog):
+    real, slow = ImageRewardWorker.judge_some, []
+
+    def judge_some(self, frames, start, stop):
+        if not slow:
+            slow.append(stop - start)
+            time.sleep(1.0)
+        return real(self, frames, start, stop)
+
+    monkeypatch.setattr(ImageRewardWorker, "judge_some", judge_some)
+    runner = make([*settings, *LEARNED, ASYNC, "reward.timeout_seconds=0.3"], tmp_path / "run")
+    runner.loop.reset(0)
+    runner.loop.advance(0.0)
+    held = steps_of(runner.loop.replay.parts[0])["prob_success"]
+    assert slow and len(held) and np.isfinite(held).all()
+    assert "the reward model has given no answer for 0.3 s; it is waited for" in caplog.text
+    assert not runner.engine.restarts
 
 
 def test_a_run_on_the_learned_reward_leaves_everything_behind(settings):

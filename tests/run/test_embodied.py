@@ -299,6 +299,13 @@ def test_a_resume_from_another_algorithm_is_refused(settings, tmp_path):
         train(load_config("train", [*settings, *SAC, f"runner.resume_dir={folder}"]))
 
 
+def test_ppo_goes_on_with_another_number_of_environments(settings, tmp_path):
+    folder, _ = train(load_config("train", settings))
+    more = ["env.train.num_envs=4", "learner.total_steps=900", f"runner.resume_dir={folder}"]
+    _, summary = train(load_config("train", [*settings, *more]))
+    assert summary["env_steps"] == 800 + 25 * 4
+
+
 def test_a_damaged_policy_is_named(settings, tmp_path):
     folder, _ = train(load_config("train", settings))
     step = folder / "checkpoints" / "step_800"

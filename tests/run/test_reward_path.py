@@ -2,6 +2,7 @@
 
 import logging
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -51,6 +52,42 @@ def test_ppo_with_rollouts_in_which_no_episode_ends(settings, tmp_path):
     assert set(seen) == {2.0, -1.0} and len(seen) == 3 * ENVS
     summary = run_with(settings, tmp_path, [*more, "learner.total_steps=400", "learner.save_interval=200"])
     assert summary["env_steps"] >= 400 and summary["stopped"] is None
+
+
+# Judging while the rollout goes on
+
+
+def judged_run(runner, monkeypatch):
+    """Three iterations: prob_success [3, T, N], the policy in the end, and by whom frames were judged."""
+    worker, calls = runner.reward_worker, []
+    real = worker.judge_some
+
+    def judge_some(frames, start, stop):
+        calls.append((threading.current_thread() is threading.main_thread(), stop - start))
+        return real(frames, start, stop)
+
+    monkeypatch.setattr(worker, "judge_some", judge_some)
+    runner.loop.reset(0)
+    prob = [runner.loop.advance(0.0).watched.prob_success for _ in range(3)]
+    weights = runner.learner.policy_state()["actor"]
+    runner.env_worker.close()
+    return np.stack(prob), weights, calls
+
+
+def test_frames_judged_during_the_rollout_and_at_its_end_get_the_same_verdicts(
+    settings, tmp_path, monkeypatch
+):
+    more = ["env.train.num_envs=48", "learner.ppo.minibatch_size=400"]  # 1200 frames in a rollout
+    ahead = judged_run(make_runner(settings, tmp_path, more), monkeypatch)
+    late = make_runner(settings, tmp_path, more)
+    late.loop.judge_at_the_end()
+    at_the_end = judged_run(late, monkeypatch)
+    assert ahead[2] == 3 * [(False, 512), (False, 512), (False, 176)]  # on a thread of its own
+    assert at_the_end[2] == 3 * [(True, 1024), (True, 176)]
+    assert ahead[0].shape == (3, 25, 48) and np.isfinite(ahead[0]).all() and ahead[0].std() > 0
+    np.testing.assert_array_equal(ahead[0], at_the_end[0])
+    for name, weights in ahead[1].items():
+        np.testing.assert_array_equal(weights, at_the_end[1][name])
 
 
 def test_sac_gives_an_episode_that_a_checkpoint_cut_off_no_learned_reward(settings, tmp_path):
