@@ -92,6 +92,7 @@ def test_the_learned_reward_steers_the_policy(demo, tmp_path):
         runner.env_worker.close()
         runner.engine.close()
     assert success[1][0] == success[-1][0]  # from the same start, 0.53 to 0.73
+    # Seeds 0, 1, 2 came to 0.81, 0.70, 0.71 towards it and to 0.20, 0.14, 0.16 away from it.
     towards, away = (float(np.mean(success[sign][-2:])) for sign in (1, -1))
     assert towards >= 0.55 and away <= 0.4, success
 
