@@ -1,5 +1,6 @@
 """Outcomes on a fitted reward: policies that never see the env's reward solve the task; cheats are seen."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -53,25 +54,47 @@ def test_the_demo_solves_the_task(demo):
     assert {entry["rollout/env_rewards"] for entry in losses if "rollout/env_rewards" in entry} == {0.0}
 
 
+def on_learned_reward(folder, name, *more):
+    """The config of a policy that is cloned first, on the demo's reward and data."""
+    settings = [
+        *BLIND,
+        "reward.use_reward_model=true",
+        f"reward.model.checkpoint_path={folder / 'reward' / 'checkpoints' / 'best_model'}",
+        "reward.model.precision=int8",
+        f"learner.warm_start.data={folder / 'data'}",
+    ]
+    return load_config(name, [*settings, *more])
+
+
 def test_a_policy_on_images_learns_from_the_learned_reward_alone(demo, tmp_path):
-    folder = demo[1]
-    config = load_config(
-        "train_rgb",
-        [
-            *BLIND,
-            "reward.use_reward_model=true",
-            f"reward.model.checkpoint_path={folder / 'reward' / 'checkpoints' / 'best_model'}",
-            "reward.model.precision=int8",
-            f"learner.warm_start.data={folder / 'data'}",
-            "learner.total_steps=9600",
-            "learner.warm_start.epochs=10",
-            "learner.eval_episodes=200",
-        ],
-    )
-    summary = EmbodiedRunner(config, tmp_path).run()
+    more = ["learner.total_steps=9600", "learner.warm_start.epochs=10", "learner.eval_episodes=200"]
+    summary = EmbodiedRunner(on_learned_reward(demo[1], "train_rgb", *more), tmp_path).run()
     assert summary["episodes"] >= 200
     assert summary["success_rate"] >= 0.7  # 160,000 steps come to 90%: benchmarks/bench_images
     assert summary["alarms"] == []
+    # Cloning alone gives as much, 84.5%, and so few steps do not move it, not even with the reward turned
+    # round (82.5%): that the reward steers is shown below, on states, where a few iterations suffice.
+
+
+def test_the_learned_reward_steers_the_policy(demo, tmp_path):
+    """The same clone in the same episodes, towards what the model calls success and away from it."""
+    success, start = {}, None
+    for sign in (1, -1):
+        more = ["learner.warm_start.epochs=30", "learner.ppo.reference_coef=0"]
+        config = on_learned_reward(demo[1], "train", *more, f"reward.success_reward={sign}")
+        runner = EmbodiedRunner(config, tmp_path)
+        if start is None:
+            runner._warm_start()
+            start = copy.deepcopy(runner.learner.state_dict())
+        runner.learner.load_state_dict(start)
+        runner.loop.reset(0)
+        success[sign] = [runner.loop.advance(part / 8).metrics["env/success_once"] for part in range(8)]
+        runner.env_worker.close()
+        runner.engine.close()
+    assert success[1][0] == success[-1][0]  # from the same start, 0.53 to 0.73
+    # Seeds 0, 1, 2 came to 0.81, 0.70, 0.71 towards it and to 0.20, 0.14, 0.16 away from it.
+    towards, away = (float(np.mean(success[sign][-2:])) for sign in (1, -1))
+    assert towards >= 0.55 and away <= 0.4, success
 
 
 # Stable-Baselines3
