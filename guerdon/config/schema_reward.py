@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from guerdon.config.limits import Fraction, ImageSize, NonNegativeInt, PositiveFloat, PositiveInt
+from guerdon.config.limits import (
+    Fraction,
+    ImageSize,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Region,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +34,11 @@ class RewardModelConfig:
     """The cameras that the model looks at."""
     image_size: ImageSize = (3, 128, 128)
     """[C, H, W]; frames of another size are resized inside the model."""
+    num_frames: PositiveInt = 1
+    """Latest frames of an episode that are judged together; with 2 the model can see what moves."""
+    crop: Region | None = None
+    """Look at this part of every camera's frame alone, before resizing: [top, left, height, width] as shares
+    of the frame's height and width; null looks at all of it."""
     hidden_dim: PositiveInt = 256
     """Width of the classifier's hidden layer."""
     dropout: Fraction = 0.0
@@ -96,6 +109,10 @@ class RewardConfig:
     """Divide learned rewards by their running deviation, which is saved with the policy."""
     relabel_at: Literal["insertion", "sampling"] = "insertion"
     """Off-policy: judge a frame once when it is stored, or each time it is drawn (keeps the frames)."""
+    cache_verdicts: bool = False
+    """Where nothing has moved since the last verdict, take that one again instead of judging (`per_step`)."""
+    cache_tolerance: NonNegativeFloat = 0.0
+    """Largest change of a state's entry, since the last frame that was judged, that counts as no motion."""
     timeout_seconds: PositiveFloat = 60.0
     """With `engine: ray`, a reward worker that gives no answer for so long is replaced."""
     standalone: bool = False

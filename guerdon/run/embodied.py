@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from guerdon.config import GuerdonConfig, to_plain
 from guerdon.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
 from guerdon.fit.logs import MetricLog
+from guerdon.images import stack_episode
 from guerdon.learn.cloning import clone, demonstrations, imitate
 from guerdon.learn.dqn import DQN
 from guerdon.learn.networks import ObsSpec
@@ -61,6 +62,11 @@ class EmbodiedRunner:
             raise ConfigError("runner.task_type is text, and text tasks have no environment to train in")
         if config.reward.standalone:
             raise ConfigError("reward.standalone ends episodes on a robot; use the wrappers for it")
+        if config.reward.cache_verdicts and config.reward.relabel_at == "sampling":
+            raise ConfigError(
+                "reward.cache_verdicts leaves frames out, and reward.relabel_at=sampling judges all of them "
+                "later: use one of the two"
+            )
         if config.asynchronous.enabled and config.learner.algorithm == "ppo":
             raise ConfigError(
                 "asynchronous.enabled is for learner.algorithm=sac and dqn: "
@@ -90,6 +96,7 @@ class EmbodiedRunner:
             config.reward,
             config.collect,
             cameras=() if self.rewards is None else self.rewards.facts.image_keys,
+            num_frames=1 if self.rewards is None else self.rewards.facts.contract.num_frames,
             num_steps=self._steps_at_a_time(),
             seed=config.seed,
         )
@@ -316,7 +323,10 @@ class EmbodiedRunner:
 
     def _write_film(self, number: int, film: FilmedEpisode) -> None:
         assert self.rewards is not None
-        verdict, facts = self.rewards.judge(film.frames), self.rewards.facts
+        facts = self.rewards.facts
+        count = facts.contract.num_frames
+        stacks = {name: stack_episode(film.frames[name], count) for name in facts.image_keys}
+        verdict = self.rewards.judge(stacks)
         make_directory(self.folder / "videos")
         write_video(
             self.folder / "videos" / f"eval_{number}.gif",

@@ -102,11 +102,15 @@ def reward_metrics(
     values |= {
         "reward/prob_mean": float(prob_success[judged].mean()),
         "reward/fire_rate": float(fires.mean()),
-        "reward/frames_judged": float(judged.sum()),
     }
     if success is not None:
         values["reward/agreement"] = float((fires == success[judged]).mean())
     return values
+
+
+def frame_metrics(num_rendered: int, num_judged: int) -> dict[str, float]:
+    """Frames that were asked of the environments, and those that the reward model judged."""
+    return {"reward/frames_rendered": float(num_rendered), "reward/frames_judged": float(num_judged)}
 
 
 def feature_rows(count: int, seed: int) -> IntArray:

@@ -9,17 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.config import LearnerConfig, RewardConfig
+from guerdon.images import latest_frames
 from guerdon.learn.dqn import DQN
 from guerdon.learn.episodes import EpisodeTracker
 from guerdon.learn.replay import ReplayBuffer
 from guerdon.learn.sac import SAC
 from guerdon.run.chunks import Stepped, random_actions
 from guerdon.run.env_group import EnvGroup
-from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, feature_rows
+from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, feature_rows, frame_metrics
 from guerdon.run.replay_learning import ITERATION_STEPS, ReplayLearning
 from guerdon.run.reward_group import RewardGroup
-from guerdon.serve.relabel import judged_frames, learned_rewards
-from guerdon.types import BoolArray, FloatArray, UInt8Array
+from guerdon.serve.feed import carry_on
+from guerdon.serve.relabel import learned_rewards
+from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.watch.monitor import Watched
 
 
@@ -41,6 +43,9 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         self.episodes = EpisodeTracker(envs.num_envs)
         self._obs: Any = None
         self._frames: list[UInt8Array | None] = []
+        self._shown: UInt8Array | None = None  # the latest judged frame of each environment
+        self._last: dict[str, FloatArray] = {}  # the latest verdicts, where they are reused
+        self._num_frames = [0, 0]  # rendered, judged; in this iteration
         self._watched: list[dict[str, Any]] = []
 
     def reset(self, seed: int) -> None:
@@ -60,7 +65,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         """A stretch of steps and updates."""
         watch, train = Stopwatch(), dict[str, float]()
         steps = -(-ITERATION_STEPS // self.envs.num_envs)
-        self._watched = []
+        self._watched, self._num_frames = [], [0, 0]
         frames: dict[str, UInt8Array] = {}
         for t in range(steps):
             frames = self._step(t, progress, watch) or frames
@@ -94,7 +99,8 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
             features=self._features(frames),
             frame=self._frame,
         )
-        return Iteration(metrics=metrics | self._judged_metrics(joined), watched=watched)
+        metrics |= self._judged_metrics(joined) | frame_metrics(*self._num_frames)
+        return Iteration(metrics=metrics, watched=watched)
 
     def _features(self, frames: dict[str, UInt8Array]) -> FloatArray | None:
         assert self.rewards is not None
@@ -126,10 +132,11 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         self._obs = step.obs
         if t == 0:
             self._frames = []
+        self._num_frames[0] += step.num_rendered
+        self._num_frames[1] += len(step.rows)
         if frames:
-            self._frames.append(_placed(frames[self._cameras[0]], judged_frames(done, self.cfg)))
-        else:
-            self._frames.append(None)
+            self._shown = _placed(self._shown, frames[self._cameras[0]], step.rows, len(done))
+        self._frames.append(self._shown)
         noted = {"env_rewards": env_rewards, "done": done, "success": success, "elapsed": elapsed}
         self._watched.append({**noted, **{k: v for k, v in extras.items() if not k.startswith("frames/")}})
         return frames
@@ -167,12 +174,16 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         verdict = self.rewards.judge(frames)
         prob, spread = (np.full(len(done), np.nan, np.float32) for _ in range(2))
         prob[rows], spread[rows] = verdict.prob_success, verdict.disagreement
+        if self.cfg.cache_verdicts and self.cfg.reward_mode == "per_step":
+            prob = carry_on(prob[None], self._last.get("prob"))[0]
+            spread = carry_on(spread[None], self._last.get("spread"))[0]
+            self._last = {"prob": prob, "spread": spread}
         values: dict[str, NDArray[Any]] = {"prob_success": prob, "disagreement": spread}
         if self.scale is not None:
             self.scale.update(learned_rewards(prob, done, self.cfg, facts.threshold))
         if self.cfg.relabel_at == "sampling":
             for name in self._cameras:
-                shape = facts.contract.frame_sizes[name]
+                shape = facts.contract.input_sizes[name]
                 kept = np.zeros((len(done), *shape), np.uint8)
                 if len(rows):
                     kept[rows] = frames[name]
@@ -189,8 +200,9 @@ def _with_rows(obs: Any, rows: slice, fresh: Any) -> Any:
     return changed
 
 
-def _placed(frames: UInt8Array, judged: BoolArray) -> UInt8Array:
-    """A copy of the judged environments' frames in their places, [N, H, W, C]; others are black."""
-    whole = np.zeros((len(judged), *frames.shape[1:]), np.uint8)
-    whole[judged] = frames
+def _placed(before: UInt8Array | None, frames: UInt8Array, env_ids: IntArray, num_envs: int) -> UInt8Array:
+    """The latest judged frame of every environment, [N, H, W, C]; black where there was none yet."""
+    latest = latest_frames(frames)
+    whole = np.zeros((num_envs, *latest.shape[1:]), np.uint8) if before is None else before.copy()
+    whole[env_ids] = latest
     return whole

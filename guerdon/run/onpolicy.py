@@ -12,10 +12,18 @@ from guerdon.learn.ppo import PPO
 from guerdon.learn.rollout import Rollout
 from guerdon.parallel.engine import Engine, Pending
 from guerdon.run.env_group import EnvGroup, Fragment
-from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, feature_rows, reward_metrics
+from guerdon.run.loop import (
+    Iteration,
+    Stopwatch,
+    episode_metrics,
+    feature_rows,
+    frame_metrics,
+    reward_metrics,
+)
 from guerdon.run.reward_group import FramesLostError, RewardGroup
 from guerdon.run.workers import Actor
 from guerdon.serve.ahead import JudgeAhead
+from guerdon.serve.feed import carry_on
 from guerdon.serve.manager import Verdict
 from guerdon.serve.relabel import RewardScale, learned_rewards, training_rewards
 from guerdon.types import FloatArray, IntArray, UInt8Array
@@ -108,6 +116,8 @@ class OnPolicyLoop:
             places = self._places(fragment)
             prob.reshape(-1)[places] = verdict.prob_success
             spread.reshape(-1)[places] = verdict.disagreement
+        if self.cfg.cache_verdicts and self.cfg.reward_mode == "per_step":
+            prob, spread = carry_on(prob), carry_on(spread)
         facts = self.rewards.facts
         threshold = facts.threshold
         if not self.path_checked and (done.any() or self.cfg.reward_mode == "per_step"):
@@ -120,6 +130,10 @@ class OnPolicyLoop:
         rollout.reward_version = facts.version
         success = rollout.success.numpy() if self.knows_success() else None
         metrics = reward_metrics(prob, env_rewards, held, learned, success, threshold)
+        played = [fragment.played for fragment in self._fragments]
+        metrics |= frame_metrics(
+            sum(item.num_rendered for item in played), sum(len(item.rows) for item in played)
+        )
         watched = Watched(
             prob_success=prob,
             done=done,

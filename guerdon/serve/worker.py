@@ -71,7 +71,7 @@ class ImageRewardWorker:
     def judge_some(self, frames: Mapping[str, UInt8Array], start: int, stop: int) -> Verdict:
         """Verdicts on the frames from `start` to `stop`; frames that do not fit fail the request alone."""
         some = {name: images[start:stop] for name, images in frames.items()}
-        for name, size in self.manager.contract.frame_sizes.items():
+        for name, size in self.manager.contract.input_sizes.items():
             if name in some and some[name].shape[1:] != size:
                 shape = list(some[name].shape)
                 raise DataError(
