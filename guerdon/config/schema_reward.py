@@ -111,8 +111,8 @@ class RewardConfig:
     """Off-policy: judge a frame once when it is stored, or each time it is drawn (keeps the frames)."""
     cache_verdicts: bool = False
     """Where nothing has moved since the last verdict, take that one again instead of judging (`per_step`)."""
-    cache_tolerance: NonNegativeFloat = 0.0
-    """Largest change of a state's entry, since the last frame that was judged, that counts as no motion."""
+    cache_tolerance: NonNegativeFloat = 1e-4
+    """Largest change of an entry of the environment's state that counts as no motion, such as 0.1 mm."""
     timeout_seconds: PositiveFloat = 60.0
     """With `engine: ray`, a reward worker that gives no answer for so long is replaced."""
     standalone: bool = False
