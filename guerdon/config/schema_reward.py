@@ -113,6 +113,13 @@ class RewardConfig:
     """Where nothing has moved since the last verdict, take that one again instead of judging (`per_step`)."""
     cache_tolerance: NonNegativeFloat = 1e-4
     """Largest change of an entry of the environment's state that counts as no motion, such as 0.1 mm."""
+    refit_interval: NonNegativeInt = 0
+    """Environment steps between refits of the model with the policy's false fires, labelled by the simulator;
+    0 keeps the model as it is. `fit` says what is refitted and how."""
+    refit_epochs: PositiveInt = 4
+    """Passes over the data of the first fit in a refit."""
+    refit_frames: PositiveInt = 4096
+    """Frames of the policy that are kept for refits, the latest of them."""
     timeout_seconds: PositiveFloat = 60.0
     """With `engine: ray`, a reward worker that gives no answer for so long is replaced."""
     standalone: bool = False

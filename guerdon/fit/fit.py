@@ -175,7 +175,7 @@ class Fitting:
 
     def _finish(self) -> FitResult:
         job, dataset = self._job, self._dataset
-        result = _finish(self.trainer, dataset.store, self._val_rows, tuple(self._faults), self._started)
+        result = finish_fit(self.trainer, dataset.store, self._val_rows, tuple(self._faults), self._started)
         if job.model.precision == "int8":
             try:
                 quantize_checkpoint(
@@ -249,7 +249,7 @@ def _contract(
     )
 
 
-def _finish(
+def finish_fit(
     trainer: Trainer, store: EpisodeStore, val_rows: IntArray, faults: tuple[Fault, ...], started: float
 ) -> FitResult:
     """Calibrate the best model on the held-out episodes and save it with all that is known of it."""

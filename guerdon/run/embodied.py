@@ -31,6 +31,7 @@ from guerdon.run.loop import Iteration, Loop
 from guerdon.run.offpolicy import OffPolicyLoop
 from guerdon.run.onpolicy import OnPolicyLoop
 from guerdon.run.policy_files import AnyLearner, load_policy, make_learner, save_policy
+from guerdon.run.refits import Refits
 from guerdon.run.reward_group import RewardGroup
 from guerdon.run.workers import EnvWorker
 from guerdon.serve.worker import ImageRewardWorker
@@ -80,6 +81,7 @@ class EmbodiedRunner:
         try:
             self._make_workers()
             self.monitor = self._make_monitor()
+            self.refits = self._make_refits()
         except BaseException:
             self.engine.close()
             raise
@@ -145,6 +147,11 @@ class EmbodiedRunner:
             knows_success=self.loop.knows_success(),
         )
 
+    def _make_refits(self) -> Refits | None:
+        if self.rewards is None or not self.config.reward.refit_interval:
+            return None
+        return Refits(self.config, self.rewards, self.folder, knows_success=self.loop.knows_success())
+
     # A run
 
     def run(self) -> dict[str, Any]:
@@ -167,6 +174,7 @@ class EmbodiedRunner:
                     iteration = self._advance(before / cfg.total_steps)
                     step = self.loop.env_steps
                     stopped = self._watch(step, iteration)
+                    iteration.metrics.update(self._refit(before, step, iteration))
                     metrics = {**iteration.metrics, **(self.monitor.metrics() if self.monitor else {})}
                     if _due(before, step, cfg.eval_interval) and step < cfg.total_steps:
                         metrics |= self._evaluate(cfg.eval_episodes)[0].metrics()
@@ -198,6 +206,11 @@ class EmbodiedRunner:
                 )
             self.learner.load_state_dict(saved.learner.state_dict())
             self.loop.load_state_dict(saved.state["loop"], saved.folder)
+            if self.refits is not None:
+                self.refits.load(saved.state.get("refits"), saved.folder)
+                self._renew_monitor()
+            elif saved.state.get("refits") is not None and saved.state["refits"]["count"]:
+                log.warning("the reward model had been refitted; reward.refit_interval=0 uses the first one")
             if self.monitor is not None and saved.state["monitor"] is not None:
                 self.monitor.load_state_dict(saved.state["monitor"])
             self.alarms = list(saved.state["alarms"])
@@ -262,6 +275,25 @@ class EmbodiedRunner:
             return f"alarm: {alarms[0].name}"
         return None
 
+    def _refit(self, before: int, step: int, iteration: Iteration) -> dict[str, float]:
+        """Keep frames for refits and refit when it is time; returns what is to be logged."""
+        if self.refits is None:
+            return {}
+        self.refits.add(step, iteration)
+        if _due(before, step, self.config.reward.refit_interval) and self.refits.refit(step):
+            self._renew_monitor()
+            if self.config.reward.cache_verdicts:  # those of the model before hold no longer
+                self.loop.reset(self._env_seed(step))
+        return self.refits.metrics()
+
+    def _renew_monitor(self) -> None:
+        """Watch for what the present model promises; counts begin anew, but that of alarms."""
+        if self.monitor is not None and self.refits is not None and self.refits.count:
+            raised = self.monitor.num_alarms
+            self.monitor = self._make_monitor()
+            assert self.monitor is not None
+            self.monitor.num_alarms = raised
+
     def _evaluate(self, episodes: int, num_films: int = 0) -> tuple[Evaluation, list[FilmedEpisode]]:
         cameras = () if self.rewards is None else self.rewards.facts.image_keys
         result, films = evaluate(
@@ -287,6 +319,7 @@ class EmbodiedRunner:
             "loop": self.loop.state_dict(folder),
             "monitor": None if self.monitor is None else self.monitor.state_dict(),
             "alarms": list(self.alarms),
+            "refits": None if self.refits is None else self.refits.save(folder),
         }
         save_policy(folder, self.learner, self.config.learner, self.config.env.eval, self.spaces, step, state)
         return folder
@@ -312,6 +345,7 @@ class EmbodiedRunner:
             "env_steps": self.loop.env_steps,
             "stopped": stopped,
             "alarms": self.alarms,
+            "refits": 0 if self.refits is None else self.refits.count,
             "restarts": sum(self.engine.restarts.values()),
             "checkpoint": str(self.folder / "checkpoints" / f"step_{self.loop.env_steps}"),
             "seconds": round(seconds, 2),

@@ -28,7 +28,7 @@ from guerdon.run.workers import EnvFacts, EnvWorker, Played
 from guerdon.serve.ahead import JudgeAhead
 from guerdon.serve.feed import judged_row
 from guerdon.serve.worker import ImageRewardWorker
-from guerdon.types import UInt8Array
+from guerdon.types import IntArray, UInt8Array
 
 log = logging.getLogger("guerdon")
 
@@ -47,6 +47,14 @@ class Fragment:
     """... and the one after the last."""
     played: Played
     frames: Pending
+
+    def show(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:
+        """What was judged of some steps, int [M] each, camera -> [M, ...]; `env` counts over all workers."""
+        count = self.stop - self.start
+        rows = [
+            judged_row(self.played.rows, place, count) for place in (t * count + env - self.start).tolist()
+        ]
+        return {name: np.asarray(images[rows]) for name, images in self.frames.result().items()}
 
     def frame(self, t: int, env: int, camera: str) -> UInt8Array:
         """One judged frame; `env` counts over all workers."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from guerdon.fit.refit import Judged
 from guerdon.types import BoolArray, FloatArray, IntArray
 from guerdon.watch.monitor import Watched
 
@@ -25,6 +26,8 @@ class Iteration:
     metrics: dict[str, float]
     watched: Watched | None = None
     """None without a reward model."""
+    judged: Judged | None = None
+    """What refits learn from; None where the environments do not tell success, and without a reward model."""
 
 
 class Loop(Protocol):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.config import LearnerConfig, RewardConfig
+from guerdon.fit.refit import Judged
 from guerdon.images import latest_frames
 from guerdon.learn.dqn import DQN
 from guerdon.learn.episodes import EpisodeTracker
@@ -46,6 +47,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         self._shown: UInt8Array | None = None  # the latest judged frame of each environment
         self._last: dict[str, FloatArray] = {}  # the latest verdicts, where they are reused
         self._num_frames = [0, 0]  # rendered, judged; in this iteration
+        self._kept: list[tuple[IntArray, dict[str, UInt8Array]]] = []  # what was judged, for refits
         self._watched: list[dict[str, Any]] = []
 
     def reset(self, seed: int) -> None:
@@ -65,7 +67,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         """A stretch of steps and updates."""
         watch, train = Stopwatch(), dict[str, float]()
         steps = -(-ITERATION_STEPS // self.envs.num_envs)
-        self._watched, self._num_frames = [], [0, 0]
+        self._watched, self._num_frames, self._kept = [], [0, 0], []
         frames: dict[str, UInt8Array] = {}
         for t in range(steps):
             frames = self._step(t, progress, watch) or frames
@@ -100,7 +102,24 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
             frame=self._frame,
         )
         metrics |= self._judged_metrics(joined) | frame_metrics(*self._num_frames)
-        return Iteration(metrics=metrics, watched=watched)
+        judged = None
+        if watched.env_success is not None and self._kept:
+            judged = Judged(
+                prob_success=watched.prob_success,
+                success=watched.env_success,
+                elapsed=watched.elapsed,
+                first_step=self.env_steps // self.envs.num_envs - len(self._kept),
+                show=self._show,
+            )
+        return Iteration(metrics=metrics, watched=watched, judged=judged)
+
+    def _show(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:
+        """What was judged of some steps of this iteration, camera -> [M, ...]."""
+        places = [int(np.searchsorted(self._kept[step][0], each)) for step, each in zip(t, env, strict=True)]
+        return {
+            name: np.stack([self._kept[step][1][name][place] for step, place in zip(t, places, strict=True)])
+            for name in self._cameras
+        }
 
     def _features(self, frames: dict[str, UInt8Array]) -> FloatArray | None:
         assert self.rewards is not None
@@ -132,6 +151,8 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         self._obs = step.obs
         if t == 0:
             self._frames = []
+        if self.cfg.refit_interval:
+            self._kept.append((step.rows, {name: images.copy() for name, images in frames.items()}))
         self._num_frames[0] += step.num_rendered
         self._num_frames[1] += len(step.rows)
         if frames:

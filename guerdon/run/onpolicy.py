@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.config import RewardConfig
+from guerdon.fit.refit import Judged
 from guerdon.learn.ppo import PPO
 from guerdon.learn.rollout import Rollout
 from guerdon.parallel.engine import Engine, Pending
@@ -69,6 +70,7 @@ class OnPolicyLoop:
         rollout = self._receive()
         watch.lap("rollout")
         metrics, watched = self._apply_reward_model()
+        judged = self._judged(watched)
         watch.lap("compute_model_rewards")
         train = self.actor.update(progress)
         watch.lap("update")
@@ -76,7 +78,29 @@ class OnPolicyLoop:
         metrics |= {f"train/{name}": value for name, value in train.items()}
         episodes = [record for fragment in self._fragments for record in fragment.played.episodes]
         metrics |= episode_metrics(episodes) | self.envs.fault_metrics()
-        return Iteration(metrics={**metrics, **watch.metrics(rollout.num_transitions)}, watched=watched)
+        metrics |= watch.metrics(rollout.num_transitions)
+        return Iteration(metrics=metrics, watched=watched, judged=judged)
+
+    def _judged(self, watched: Watched | None) -> Judged | None:
+        """The rollout at hand for whoever learns from its frames."""
+        if watched is None or watched.env_success is None:
+            return None
+        return Judged(
+            prob_success=watched.prob_success,
+            success=watched.env_success,
+            elapsed=watched.elapsed,
+            first_step=self.env_steps // self.envs.num_envs,
+            show=self._show,
+        )
+
+    def _show(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:
+        """What was judged of some steps, camera -> [M, ...]."""
+        shown: dict[str, UInt8Array] = {}
+        for fragment in self._fragments:
+            mine = np.flatnonzero((env >= fragment.start) & (env < fragment.stop))
+            for name, images in (fragment.show(t[mine], env[mine]) if len(mine) else {}).items():
+                shown.setdefault(name, np.zeros((len(t), *images.shape[1:]), np.uint8))[mine] = images
+        return shown
 
     def _judge(self, weights: Pending | None) -> None:
         """Ask for verdicts on all judged frames; rollouts whose frames got lost are played again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +47,12 @@ class ImageRewardWorker:
     def init_worker(self) -> None:
         """Load the checkpoint."""
         self._manager = RewardManager(self.cfg, device=self._device)
+
+    def load(self, checkpoint: str) -> RewardFacts:
+        """Judge with another checkpoint from now on; returns what others need to know of it."""
+        self.cfg = replace(self.cfg, model=replace(self.cfg.model, checkpoint_path=checkpoint))
+        self.init_worker()
+        return self.describe()
 
     @property
     def manager(self) -> RewardManager:
