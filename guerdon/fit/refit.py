@@ -112,13 +112,16 @@ class MinedFrames:
     def write(self, path: Path) -> None:
         """As a native store: each frame, or stack, is an episode of its own; its last row is what counts."""
         with StoreWriter(path) as writer:
-            for number, label in enumerate(self.label.tolist()):
-                stacks = {name: images[number] for name, images in self.frames.items()}
-                frames = {name: each if each.ndim == 4 else each[None] for name, each in stacks.items()}
-                length = len(next(iter(frames.values())))
-                labels = np.full(length, label, np.float32)
-                source = f"policy/{self.group[number]}/{number}"  # keeps equal frames apart
-                writer.add(Episode(frames=frames, labels=labels, success=label, source=source))
+            writer.add_many([self._episode(number) for number in range(len(self))])
+
+    def _episode(self, number: int) -> Episode:
+        stacks = {name: images[number] for name, images in self.frames.items()}
+        frames = {name: each if each.ndim == 4 else each[None] for name, each in stacks.items()}
+        label = bool(self.label[number])
+        labels = np.full(len(next(iter(frames.values()))), label, np.float32)
+        return Episode(
+            frames=frames, labels=labels, success=label, source=f"policy/{self.group[number]}/{number}"
+        )
 
     def save(self, path: Path) -> None:
         """To a file, completely or not at all."""
