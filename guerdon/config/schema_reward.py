@@ -15,6 +15,9 @@ from guerdon.config.limits import (
     Region,
 )
 
+GOAL_VIEW = "@goal"
+"""`NAME@goal` is what the camera NAME shows around the goal."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelConfig:
@@ -36,9 +39,9 @@ class RewardModelConfig:
     """[C, H, W]; frames of another size are resized inside the model."""
     num_frames: PositiveInt = 1
     """Latest frames of an episode that are judged together; with 2 the model can see what moves."""
-    crop: Region | None = None
+    crop: Region | Literal["goal"] | None = None
     """Look at this part of every camera's frame alone, before resizing: [top, left, height, width] as shares
-    of the frame's height and width; null looks at all of it."""
+    of the frame's height and width; null looks at all of it. `goal` is short for the cameras `NAME@goal`."""
     hidden_dim: PositiveInt = 256
     """Width of the classifier's hidden layer."""
     dropout: Fraction = 0.0
@@ -57,6 +60,17 @@ class RewardModelConfig:
     """Arithmetic used for scoring."""
     debug_save_dir: str | None = None
     """Write every judged frame there; the variable DEBUG_IMAGE_SAVE_DIR does the same."""
+
+    def __post_init__(self) -> None:
+        if self.crop == "goal":  # such frames are made, and stored, by cameras of their own
+            keys = tuple(key if key.endswith(GOAL_VIEW) else key + GOAL_VIEW for key in self.image_keys)
+            object.__setattr__(self, "image_keys", keys)
+            object.__setattr__(self, "crop", None)
+
+    @property
+    def region(self) -> Region | None:
+        """The part of a frame to look at; None: all of it."""
+        return self.crop if isinstance(self.crop, tuple) else None
 
 
 @dataclass(frozen=True, kw_only=True)

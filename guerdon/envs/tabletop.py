@@ -21,6 +21,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from guerdon.config.tabletop import TABLETOP_CAMERAS, TabletopConfig, check_image_size, unknown_name
+from guerdon.envs.tabletop_camera import base_camera, wrist_camera
 from guerdon.envs.tabletop_inputs import (
     ACTION_SIZE,
     check_actions,
@@ -30,7 +31,7 @@ from guerdon.envs.tabletop_inputs import (
 )
 from guerdon.envs.tabletop_physics import Outcome, advance, compute_env_reward, judge
 from guerdon.envs.tabletop_render import TabletopRenderer
-from guerdon.envs.tabletop_scene import STATE_SIZE, STILL, Scene, begin_episodes
+from guerdon.envs.tabletop_scene import GOAL, STATE_SIZE, STILL, Scene, begin_episodes
 from guerdon.errors import ConfigError, DataError
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 
@@ -200,6 +201,14 @@ class TabletopVectorEnv(VectorEnv[Observation, FloatArray, NDArray[Any]]):
         ids = check_env_ids(env_ids, self.num_envs)
         shape = self.config.image_size if size is None else check_image_size("size", size)
         return self.renderer.render(self._lit(self._scenes(ids, final)), ids, camera, shape, out)
+
+    def goal_in_picture(self, camera: str, env_ids: IntArray | Sequence[int]) -> FloatArray:
+        """Where the goal of the last action's episode appears: row and column as shares, float32 [n, 2]."""
+        ids, (height, width) = check_env_ids(env_ids, self.num_envs), self.config.image_size
+        rows = self._scenes(ids, final=True).rows
+        make = base_camera if camera == "base_camera" else wrist_camera
+        u, v, _ = make(rows, (height, width)).project(rows[GOAL])
+        return np.stack([v / height, u / width], axis=1).astype(np.float32)
 
     def keep_past(self, num_steps: int) -> None:
         """From now on remember what the last `num_steps` steps before the latest one led to."""

@@ -68,7 +68,7 @@ class RewardModel(nn.Module, ABC):
             raise ConfigError(
                 f"reward.model.image_keys must name each camera once: {list(config.image_keys)}"
             )
-        check_crop(config.crop)
+        check_crop(config.region)
 
     @abstractmethod
     def encode(self, pixels: Tensor) -> Tensor:
@@ -140,8 +140,8 @@ class RewardModel(nn.Module, ABC):
         if array.ndim != (4 if count == 1 else 5) or (count > 1 and array.shape[1] != count):
             wanted = "[N, H, W, C]" if count == 1 else f"stacks of {count} frames [N, {count}, H, W, C]"
             raise DataError(f"frames of {camera!r} have shape {list(array.shape)}; expected {wanted}")
-        if self.config.crop is not None:
-            rows, columns = crop_slices(self.config.crop, array.shape[-3], array.shape[-2])
+        if self.config.region is not None:
+            rows, columns = crop_slices(self.config.region, array.shape[-3], array.shape[-2])
             array = array[..., rows, columns, :]
         array = np.ascontiguousarray(array)
         tensor = torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)

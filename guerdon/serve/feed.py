@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from guerdon.collect.observations import FrameSource, find_image, native_of
+from guerdon.collect.observations import FrameSource, camera_behind, native_of
 from guerdon.config import RewardConfig
 from guerdon.serve.relabel import judged_frames
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
@@ -121,7 +121,7 @@ class FrameFeed:
         env_ids = np.flatnonzero(judged_frames(done, self._cfg))
         if self._num_frames == 1:
             return env_ids, self._show(obs, done, env_ids)
-        observed = all(find_image(obs, camera, self._cameras) is not None for camera in self._cameras)
+        observed = self._source.are_in(obs)
         if observed or self._looks_back is None:
             if not observed and not self._told:
                 log.info("every frame is rendered: the environment cannot show those before the final ones")
@@ -140,7 +140,9 @@ class FrameFeed:
             steps_back = np.minimum(back, self._age[env_ids])  # before its first frame, that one again
             far = steps_back == back
             if far.any():
-                stacks[far, -1 - back] = self._looks_back.render_past(camera, env_ids[far], steps_back[far])
+                ids = env_ids[far]
+                past = self._looks_back.render_past(camera_behind(camera), ids, steps_back[far])
+                stacks[far, -1 - back] = self._source.view(camera, past, ids)
                 self.num_rendered += int(far.sum()) if camera == self._cameras[0] else 0
             stacks[~far, -1 - back] = stacks[~far, -back]
         return stacks
