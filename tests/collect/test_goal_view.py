@@ -22,6 +22,7 @@ from guerdon.config import (
     to_plain,
 )
 from guerdon.envs import TabletopVectorEnv
+from guerdon.envs.tabletop_camera import base_camera
 from guerdon.envs.tabletop_scene import GOAL
 from guerdon.errors import ConfigError
 from guerdon.fit import fit_reward_model
@@ -68,7 +69,9 @@ def test_the_view_follows_each_episodes_own_goal(obs_mode):
     source = FrameSource(env, [VIEW, "base_camera"])
     borders = 0
     for _ in range(7):
-        places = env.goal_in_picture("base_camera", np.arange(6))  # before the step: of the same episode
+        rows = env._scene.rows  # before the step: of the same episode
+        u, v, _ = base_camera(rows, (48, 64)).project(rows[GOAL])
+        places = np.stack([v / 48, u / 64], axis=1)
         obs, _, _, truncated, info = env.step(np.zeros((6, 4), np.float32))
         reached = with_final(obs, info.get("final_obs"), truncated)
         frames = source.frames(reached, truncated, np.array([4, 1]))
