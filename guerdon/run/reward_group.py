@@ -82,7 +82,7 @@ class RewardGroup:
 
     def load(self, checkpoint: Path) -> None:
         """Let all workers judge with another checkpoint from now on; nothing may be under way."""
-        self._checkpoint = str(checkpoint)
+        self._checkpoint = str(checkpoint.resolve())
         for rank in range(self.group.size):
             try:
                 self.facts = self.group.submit(rank, "load", self._checkpoint).result()
