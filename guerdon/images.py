@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError
-from guerdon.types import FloatArray, UInt8Array
+from guerdon.types import FloatArray, IntArray, UInt8Array
 
 ValueRange: TypeAlias = Literal["auto", "unit", "byte"]
 CHANNELS = (1, 3, 4)
@@ -80,3 +80,28 @@ def to_unit_chw(frames: UInt8Array) -> FloatArray:
     """The documents' layout: uint8 `[..., H, W, C]` -> float32 `[..., C, H, W]` in [0, 1]."""
     channels_first = np.ascontiguousarray(np.moveaxis(frames, -1, -3))
     return channels_first * np.float32(1.0 / 255.0)
+
+
+def latest_frames(frames: NDArray[np.uint8]) -> UInt8Array:
+    """The last frame of each stack: uint8 [N, k, H, W, C] -> [N, H, W, C]; single frames as they are."""
+    return frames[:, -1] if frames.ndim == 5 else frames
+
+
+def stack_rows(rows: NDArray[np.int64], step: NDArray[np.int64], num_frames: int) -> IntArray:
+    """The rows of the last `num_frames` frames up to and with each of `rows`, oldest first -> int [N, k].
+
+    Args:
+        rows: int [N], of frames that lie in the order of their episodes.
+        step: int [N], their steps within their episodes; before the first step, its frame is repeated.
+        num_frames: k.
+    """
+    back = np.arange(num_frames - 1, -1, -1)
+    return rows[:, None] - np.minimum(back, step[:, None])
+
+
+def stack_episode(frames: UInt8Array, num_frames: int) -> UInt8Array:
+    """All stacks of an episode: uint8 [T, H, W, C] -> [T, k, H, W, C]; [T, H, W, C] itself for one frame."""
+    if num_frames == 1:
+        return frames
+    steps = np.arange(len(frames))
+    return frames[stack_rows(steps, steps, num_frames)]

@@ -46,11 +46,13 @@ def _check(owner: str, name: str, value: Any, dtype: type[np.generic], shape: tu
         raise DataError(f"{owner}.{name} must have shape {wanted}, not {list(value.shape)}")
 
 
-def _check_frames(owner: str, frames: Mapping[str, Any], count: int) -> None:
+def _check_frames(owner: str, frames: Mapping[str, Any], count: int, *, stacks: bool = False) -> None:
     if not frames:
         raise DataError(f"{owner}.frames is empty: at least one camera is needed")
     for camera, images in frames.items():
-        _check(owner, f"frames[{camera!r}]", images, np.uint8, (count, None, None, None))
+        stacked = stacks and getattr(images, "ndim", 4) == 5
+        shape = (count, None, None, None, None) if stacked else (count, None, None, None)
+        _check(owner, f"frames[{camera!r}]", images, np.uint8, shape)
         if 0 in images.shape[1:]:
             raise DataError(f"{owner}.frames[{camera!r}] has an empty image: {list(images.shape)}")
 
@@ -164,12 +166,12 @@ class FrameBatch:
     """A batch of frames drawn from a data set, with their labels."""
 
     frames: Mapping[str, UInt8Array]
-    """camera name -> uint8 [N, H, W, C]."""
+    """camera name -> uint8 [N, H, W, C]; [N, k, H, W, C] if each is judged with the k - 1 before it."""
     labels: RewardLabels
     """labels, episode and step of the N frames."""
 
     def __post_init__(self) -> None:
-        _check_frames("FrameBatch", self.frames, len(self.labels.labels))
+        _check_frames("FrameBatch", self.frames, len(self.labels.labels), stacks=True)
 
     def __len__(self) -> int:
         return len(self.labels.labels)

@@ -10,10 +10,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from guerdon.errors import DataError
+from guerdon.config.schema_reward import GOAL_VIEW
+from guerdon.errors import ConfigError, DataError
 from guerdon.images import to_numpy, to_uint8_hwc
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 
+GOAL_SHARE = 0.5
+"""Side of the window around the goal, as a share of the shorter side of the picture."""
 STATE_KEYS = ("state", "states")
 
 AnyEnv: TypeAlias = gym.Env[Any, Any] | VectorEnv[Any, Any, Any]
@@ -33,6 +36,40 @@ class RendersOnDemand(Protocol):
 
     def final_state(self) -> FloatArray:
         """States that the last action led to -> float32 [N, S]."""
+
+
+@runtime_checkable
+class ShowsGoal(Protocol):
+    """An environment that can say where the goal appears in a camera's picture."""
+
+    def goal_in_picture(self, camera: str, env_ids: IntArray) -> FloatArray:
+        """Row and column of the goal as shares of the picture's height and width -> float32 [n, 2].
+
+        Of the environments `env_ids` in the episode that the last action belonged to; beyond 0 to 1 where the
+        goal is out of the picture.
+        """
+
+
+def camera_behind(camera: str) -> str:
+    """The camera that takes the picture which `camera` shows all or a part of."""
+    return camera.removesuffix(GOAL_VIEW)
+
+
+def window(images: UInt8Array, centres: FloatArray, share: float) -> UInt8Array:
+    """Square windows of images, moved inwards where they would stand out.
+
+    Args:
+        images: uint8 [n, H, W, C].
+        centres: float [n, 2], row and column as shares of the height and width.
+        share: the windows' side as a share of the shorter side of the images.
+    """
+    count, height, width = images.shape[:3]
+    side = max(round(share * min(height, width)), 1)
+    corner = np.rint(np.asarray(centres) * [height, width] - side / 2).astype(np.int64)
+    rows = np.clip(corner[:, 0], 0, height - side)[:, None] + np.arange(side)
+    columns = np.clip(corner[:, 1], 0, width - side)[:, None] + np.arange(side)
+    cut: UInt8Array = images[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return cut
 
 
 def native_of(env: AnyEnv) -> RendersOnDemand | None:
@@ -137,12 +174,23 @@ def per_env(info: Mapping[str, Any], key: str, num_envs: int, done: BoolArray) -
 
 
 class FrameSource:
-    """Gets the frames that the last action led to: from the observation, or by rendering on demand."""
+    """Gets the frames that the last action led to: from the observation, or by rendering on demand.
+
+    The camera `NAME@goal` is the part of what NAME shows around the goal, if the environment tells its place.
+    """
 
     def __init__(self, env: AnyEnv, cameras: Sequence[str]) -> None:
         self.cameras = tuple(cameras)
+        self._whole = tuple(dict.fromkeys(camera_behind(camera) for camera in cameras))
         self._env = env
         self._native = native_of(env)
+        inner: Any = env.unwrapped if self._native is None else self._native
+        self._shows_goal = inner if isinstance(inner, ShowsGoal) else None
+        if self._shows_goal is None and any(camera.endswith(GOAL_VIEW) for camera in cameras):
+            raise ConfigError(
+                f"{type(inner).__name__} cannot say where the goal is in its pictures, which {list(cameras)} "
+                "needs: give a region instead, reward.model.crop=[top,left,height,width]"
+            )
         mode = env.metadata.get("autoreset_mode") if isinstance(env, VectorEnv) else None
         self._same_step = mode == AutoresetMode.SAME_STEP
 
@@ -151,17 +199,32 @@ class FrameSource:
 
         `obs` is batched and already has the final observations of ended episodes (`with_final`).
         """
-        if all(find_image(obs, camera, self.cameras) is not None for camera in self.cameras):
-            found = images_from(obs, self.cameras)
+        whole = self._frames(obs, done, env_ids)
+        return {name: self.view(name, whole[camera_behind(name)], env_ids) for name in self.cameras}
+
+    def are_in(self, obs: Any) -> bool:
+        """Whether an observation shows all cameras itself."""
+        return all(find_image(obs, camera, self._whole) is not None for camera in self._whole)
+
+    def view(self, camera: str, images: UInt8Array, env_ids: IntArray) -> UInt8Array:
+        """What `camera` shows of pictures [n, H, W, C] that the camera behind it took in these episodes."""
+        if not camera.endswith(GOAL_VIEW):
+            return images
+        assert self._shows_goal is not None
+        return window(images, self._shows_goal.goal_in_picture(camera_behind(camera), env_ids), GOAL_SHARE)
+
+    def _frames(self, obs: Any, done: BoolArray, env_ids: IntArray) -> dict[str, UInt8Array]:
+        if self.are_in(obs):
+            found = images_from(obs, self._whole)
             if len(env_ids) == len(done):  # all of them, in order: no copy
                 return found
             return {name: images[env_ids] for name, images in found.items()}
         if self._native is not None:
-            return {name: self._native.render_frames(name, env_ids, final=True) for name in self.cameras}
+            return {name: self._native.render_frames(name, env_ids, final=True) for name in self._whole}
         return self._rendered(done, env_ids)
 
     def _rendered(self, done: BoolArray, env_ids: IntArray) -> dict[str, UInt8Array]:
-        if len(self.cameras) != 1 or getattr(self._env, "render_mode", None) != "rgb_array":
+        if len(self._whole) != 1 or getattr(self._env, "render_mode", None) != "rgb_array":
             raise DataError(
                 f"the environment shows no images of {list(self.cameras)}: they are not in its observations, "
                 "and it can render one camera at the most, made with render_mode='rgb_array'"
@@ -177,4 +240,4 @@ class FrameSource:
         images = to_uint8_hwc(rendered, name="what render() returned")
         if images.ndim == 3:
             images = images[None]
-        return {self.cameras[0]: images[env_ids]}
+        return {self._whole[0]: images[env_ids]}

@@ -37,3 +37,5 @@ Fraction: TypeAlias = Annotated[float, Range(low=0, high=1)]
 """A share or a probability, from 0 to 1."""
 ImageSize: TypeAlias = tuple[PositiveInt, PositiveInt, PositiveInt]
 """[C, H, W]."""
+Region: TypeAlias = tuple[Fraction, Fraction, Fraction, Fraction]
+"""[top, left, height, width] as shares of an image's height and width."""

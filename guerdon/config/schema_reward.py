@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from guerdon.config.limits import Fraction, ImageSize, NonNegativeInt, PositiveFloat, PositiveInt
+from guerdon.config.limits import (
+    Fraction,
+    ImageSize,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Region,
+)
+
+GOAL_VIEW = "@goal"
+"""`NAME@goal` is what the camera NAME shows around the goal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +37,11 @@ class RewardModelConfig:
     """The cameras that the model looks at."""
     image_size: ImageSize = (3, 128, 128)
     """[C, H, W]; frames of another size are resized inside the model."""
+    num_frames: PositiveInt = 1
+    """Latest frames of an episode that are judged together; with 2 the model can see what moves."""
+    crop: Region | Literal["goal"] | None = None
+    """Look at this part of every camera's frame alone, before resizing: [top, left, height, width] as shares
+    of the frame's height and width; null looks at all of it. `goal` is short for the cameras `NAME@goal`."""
     hidden_dim: PositiveInt = 256
     """Width of the classifier's hidden layer."""
     dropout: Fraction = 0.0
@@ -44,6 +60,17 @@ class RewardModelConfig:
     """Arithmetic used for scoring."""
     debug_save_dir: str | None = None
     """Write every judged frame there; the variable DEBUG_IMAGE_SAVE_DIR does the same."""
+
+    def __post_init__(self) -> None:
+        if self.crop == "goal":  # such frames are made, and stored, by cameras of their own
+            keys = tuple(key if key.endswith(GOAL_VIEW) else key + GOAL_VIEW for key in self.image_keys)
+            object.__setattr__(self, "image_keys", keys)
+            object.__setattr__(self, "crop", None)
+
+    @property
+    def region(self) -> Region | None:
+        """The part of a frame to look at; None: all of it."""
+        return self.crop if isinstance(self.crop, tuple) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +123,17 @@ class RewardConfig:
     """Divide learned rewards by their running deviation, which is saved with the policy."""
     relabel_at: Literal["insertion", "sampling"] = "insertion"
     """Off-policy: judge a frame once when it is stored, or each time it is drawn (keeps the frames)."""
+    cache_verdicts: bool = False
+    """Where nothing has moved since the last verdict, take that one again instead of judging (`per_step`)."""
+    cache_tolerance: NonNegativeFloat = 1e-4
+    """Largest change of an entry of the environment's state that counts as no motion, such as 0.1 mm."""
+    refit_interval: NonNegativeInt = 0
+    """Environment steps between refits of the model with the policy's false fires, labelled by the simulator;
+    0 keeps the model as it is. `fit` says what is refitted and how."""
+    refit_epochs: PositiveInt = 4
+    """Passes over the data of the first fit in a refit."""
+    refit_frames: PositiveInt = 4096
+    """Frames of the policy that are kept for refits, the latest of them."""
     timeout_seconds: PositiveFloat = 60.0
     """With `engine: ray`, a reward worker that gives no answer for so long is replaced; else one waits on."""
     standalone: bool = False

@@ -55,6 +55,8 @@ class TabletopConfig:
     """End the episode on success. Off by default: otherwise the length of an episode gives success away."""
     domain_randomization: float = 0.0
     """0 to 1: how much lighting, colours and camera poses vary between episodes."""
+    status_lamp: bool = True
+    """Let the lamp on the gripper tell whether it is still; otherwise no single frame shows that."""
     decoy: bool = False
     """Put a false goal beside the cube's start, which looks like the real one; reaching it is no success."""
 
@@ -75,7 +77,7 @@ class TabletopConfig:
         steps = self.max_episode_steps
         if isinstance(steps, bool) or not hasattr(steps, "__index__") or int(steps) < 1:
             raise ConfigError(f"max_episode_steps must be a whole number of at least 1, not {steps!r}")
-        for name in ("terminate_on_success", "decoy"):
+        for name in ("terminate_on_success", "status_lamp", "decoy"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, not {getattr(self, name)!r}")
         amount = self.domain_randomization

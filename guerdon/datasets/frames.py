@@ -21,12 +21,12 @@ from torch.utils.data import Dataset
 from guerdon.datasets.fingerprint import grey_cells, groups, near_duplicates, sampled_steps
 from guerdon.datasets.split import split_episodes
 from guerdon.errors import DataError
-from guerdon.images import to_unit_chw
+from guerdon.images import stack_rows, to_unit_chw
 from guerdon.store import EpisodeStore, detect_format
 from guerdon.store.atomic import write_atomic
 from guerdon.store.formats.npy_trajectory import read_directories
 from guerdon.store.summary import convert, write_all
-from guerdon.types import Fault, FrameBatch, IntArray, RewardLabels, display_path
+from guerdon.types import Fault, FrameBatch, IntArray, RewardLabels, UInt8Array, display_path
 
 log = logging.getLogger("guerdon")
 
@@ -35,7 +35,12 @@ class RewardDataset(Dataset[tuple[Any, float]]):
     """Frames with labels. `batch` is the fast way; indexing one by one suits a torch `DataLoader`."""
 
     def __init__(
-        self, store: EpisodeStore, *, cameras: Sequence[str] | None = None, rows: IntArray | None = None
+        self,
+        store: EpisodeStore,
+        *,
+        cameras: Sequence[str] | None = None,
+        rows: IntArray | None = None,
+        num_frames: int = 1,
     ) -> None:
         """Frames of `store`.
 
@@ -43,8 +48,10 @@ class RewardDataset(Dataset[tuple[Any, float]]):
             store: the episodes.
             cameras: which cameras to read, in this order; None: all.
             rows: int [N], which frames; None: all.
+            num_frames: k; above 1, each frame comes as a stack with the k - 1 before it in its episode. They
+                are gathered when they are asked for; before an episode's start its first frame is repeated.
         """
-        self.store = store
+        self.store, self.num_frames = store, num_frames
         self.cameras = tuple(store.cameras if cameras is None else cameras)
         missing = [name for name in self.cameras if name not in store.cameras]
         if missing:
@@ -57,20 +64,31 @@ class RewardDataset(Dataset[tuple[Any, float]]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> tuple[Any, float]:
-        """One frame, float32 [C, H, W] in [0, 1] (by camera if there are several), and its label."""
+        """One frame, float32 [C, H, W] in [0, 1] (by camera if there are several), and its label.
+
+        Stacks are [k, C, H, W].
+        """
         row = self.rows[index : index + 1]
-        images = {
-            name: torch.from_numpy(to_unit_chw(self.store.frames(name, row)[0])) for name in self.cameras
-        }
+        images = {name: torch.from_numpy(to_unit_chw(self._frames(name, row)[0])) for name in self.cameras}
         label = float(self.store.labels[row[0]])
         return (images if len(images) > 1 else images[self.cameras[0]]), label
 
     def batch(self, indices: ArrayLike) -> FrameBatch:
-        """Frames and labels at `indices` (int [n], positions in this data set) -> uint8 [n, H, W, C] each."""
+        """Frames and labels at `indices` (int [n], positions in this data set).
+
+        Frames are uint8 [n, H, W, C], or [n, k, H, W, C] with `num_frames` above 1.
+        """
         rows = self.rows[np.asarray(indices, np.int64)]
         store = self.store
         labels = RewardLabels(labels=store.labels[rows], episode=store.episode[rows], step=store.step[rows])
-        return FrameBatch(frames={name: store.frames(name, rows) for name in self.cameras}, labels=labels)
+        return FrameBatch(frames={name: self._frames(name, rows) for name in self.cameras}, labels=labels)
+
+    def _frames(self, camera: str, rows: IntArray) -> UInt8Array:
+        if self.num_frames == 1:
+            return self.store.frames(camera, rows)
+        stacks = stack_rows(rows, self.store.step[rows], self.num_frames)
+        images = self.store.frames(camera, stacks.reshape(-1))
+        return images.reshape(*stacks.shape, *images.shape[1:])
 
 
 def open_store(

@@ -9,6 +9,7 @@ while it moves. `STATE_NAMES` in `tabletop_scene` gives the layout of the state 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from guerdon.config.tabletop import TABLETOP_CAMERAS, TabletopConfig, check_image_size, unknown_name
+from guerdon.envs.tabletop_camera import base_camera, wrist_camera
 from guerdon.envs.tabletop_inputs import (
     ACTION_SIZE,
     check_actions,
@@ -29,7 +31,7 @@ from guerdon.envs.tabletop_inputs import (
 )
 from guerdon.envs.tabletop_physics import Outcome, advance, compute_env_reward, judge
 from guerdon.envs.tabletop_render import TabletopRenderer
-from guerdon.envs.tabletop_scene import STATE_SIZE, Scene, begin_episodes
+from guerdon.envs.tabletop_scene import GOAL, STATE_SIZE, STILL, Scene, begin_episodes
 from guerdon.errors import ConfigError, DataError
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 
@@ -108,6 +110,7 @@ class TabletopVectorEnv(VectorEnv[Observation, FloatArray, NDArray[Any]]):
         self._episodes = np.full(self.num_envs, -1, np.int64)  # -1: never seeded
         self._elapsed = np.zeros(self.num_envs, np.int64)
         self._done: BoolArray = np.zeros(self.num_envs, np.bool_)
+        self._past: deque[Scene] = deque(maxlen=0)  # worlds before the latest steps, the latest one last
 
     def reset(
         self,
@@ -143,6 +146,8 @@ class TabletopVectorEnv(VectorEnv[Observation, FloatArray, NDArray[Any]]):
             raise DataError(f"the episode of environment {first} is over: reset it before the next step")
         action = check_actions(actions, self.num_envs)
         self._restarted = np.zeros(self.num_envs, np.bool_)
+        if self._past.maxlen:
+            self._past.append(self._scene.take(np.arange(self.num_envs)))
         rows, steps = self._scene.rows, self.config.max_episode_steps
         advance(rows, action)
         self._elapsed += 1
@@ -195,7 +200,47 @@ class TabletopVectorEnv(VectorEnv[Observation, FloatArray, NDArray[Any]]):
         self._check_begun()
         ids = check_env_ids(env_ids, self.num_envs)
         shape = self.config.image_size if size is None else check_image_size("size", size)
-        return self.renderer.render(self._scenes(ids, final), ids, camera, shape, out)
+        return self.renderer.render(self._lit(self._scenes(ids, final)), ids, camera, shape, out)
+
+    def goal_in_picture(self, camera: str, env_ids: IntArray | Sequence[int]) -> FloatArray:
+        """Where the goal of the last action's episode appears: row and column as shares, float32 [n, 2]."""
+        ids, (height, width) = check_env_ids(env_ids, self.num_envs), self.config.image_size
+        rows = self._scenes(ids, final=True).rows
+        make = base_camera if camera == "base_camera" else wrist_camera
+        u, v, _ = make(rows, (height, width)).project(rows[GOAL])
+        return np.stack([v / height, u / width], axis=1).astype(np.float32)
+
+    def keep_past(self, num_steps: int) -> None:
+        """From now on remember what the last `num_steps` steps before the latest one led to."""
+        self._past = deque(self._past, maxlen=num_steps)
+
+    def render_past(
+        self, camera: str, env_ids: IntArray | Sequence[int], steps_back: IntArray | Sequence[int]
+    ) -> UInt8Array:
+        """Images of what earlier actions led to.
+
+        Args:
+            camera: `base_camera` or `wrist_camera`.
+            env_ids: int [n], which environments.
+            steps_back: int [n] from 1, counted from the last action; within its episode.
+
+        Returns:
+            uint8 [n, H, W, 3].
+        """
+        ids, back = check_env_ids(env_ids, self.num_envs), np.asarray(steps_back, np.int64)
+        if len(back) and not 1 <= int(back.min()) <= int(back.max()) <= len(self._past):
+            raise DataError(f"steps_back must lie in 1..{len(self._past)}, the steps that are remembered")
+        scene = Scene.empty(len(ids))
+        for number in np.unique(back).tolist():
+            places = np.flatnonzero(back == number)
+            scene.put(places, self._past[-number].take(ids[places]))
+        return self.renderer.render(self._lit(scene), ids, camera, self.config.image_size, None)
+
+    def _lit(self, scene: Scene) -> Scene:
+        """A copy of worlds as they are drawn."""
+        if not self.config.status_lamp:
+            scene.rows[STILL] = 0.0
+        return scene
 
     def state(self) -> FloatArray:
         """The present state vectors, float32 [N, S], in every observation mode."""

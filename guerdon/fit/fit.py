@@ -131,7 +131,7 @@ class Fitting:
             store, val_fraction=cfg.data.val_fraction, seed=seed, camera=job.model.image_keys[0]
         )
         self._train_rows, self._val_rows = rows_of(store, splits["train"]), rows_of(store, splits["val"])
-        self._dataset = RewardDataset(store, cameras=job.model.image_keys)
+        self._dataset = RewardDataset(store, cameras=job.model.image_keys, num_frames=job.model.num_frames)
         if cfg.data.debug_save_dir is not None and team.first:
             save_training_pictures(self._dataset, Path(cfg.data.debug_save_dir), self._train_rows)
         torch.manual_seed(seed)
@@ -176,7 +176,7 @@ class Fitting:
 
     def _finish(self) -> FitResult:
         job, dataset = self._job, self._dataset
-        result = _finish(self.trainer, dataset.store, self._val_rows, tuple(self._faults), self._started)
+        result = finish_fit(self.trainer, dataset.store, self._val_rows, tuple(self._faults), self._started)
         if job.model.precision == "int8":
             try:
                 quantize_checkpoint(
@@ -241,8 +241,8 @@ def _contract(
 ) -> Contract:
     """What a user of the model must match, with the statistics of the frames it was fitted to."""
     few = np.sort(np.random.default_rng(seed).permutation(rows)[:STATISTICS_FRAMES])
-    frames = dataset.batch(few).frames
     store = dataset.store
+    frames = {name: store.frames(name, dataset.rows[few]) for name in dataset.cameras}
     return Contract.of(
         model,
         frame_sizes={name: store.cameras[name] for name in dataset.cameras},
@@ -252,7 +252,7 @@ def _contract(
     )
 
 
-def _finish(
+def finish_fit(
     trainer: Trainer, store: EpisodeStore, val_rows: IntArray, faults: tuple[Fault, ...], started: float
 ) -> FitResult:
     """Calibrate the best model on the held-out episodes and save it with all that is known of it."""

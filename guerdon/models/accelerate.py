@@ -20,7 +20,7 @@ from guerdon.models.base import RewardModel, mean_logit
 from guerdon.types import UInt8Array
 
 Frames: TypeAlias = Mapping[str, UInt8Array] | UInt8Array
-"""camera -> uint8 [N, H, W, C], or the images alone if the model has one camera."""
+"""camera -> uint8 [N, H, W, C] (or stacks [N, k, H, W, C]), or the images alone if there is one camera."""
 Judgement: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Logits of success float64 [N], and the members' disagreement float64 [N]."""
 
@@ -53,7 +53,7 @@ class ModelScorer:
 
     Args:
         model: is copied, but for its ResNet.
-        encoder: uint8 [N, C, H, W] -> float32 [N, C', h, w], normalisation included.
+        encoder: uint8 [N, c, H, W] -> float32 [N, C', h, w], normalisation included.
         device: where the encoder computes.
     """
 
@@ -67,19 +67,19 @@ class ModelScorer:
         return self.judge(self.images(frames))
 
     def images(self, frames: Frames) -> Tensor:
-        """uint8 [N, K, H, W, C]: the frames as the model wants them."""
+        """uint8 [N, K, H, W, c]: the frames as the model wants them."""
         return self._model.images(frames)
 
     @torch.no_grad()
     def judge(self, images: Tensor) -> Judgement:
-        """uint8 [N, K, H, W, C] of the model's size -> logits and disagreement."""
+        """uint8 [N, K, H, W, c] of the model's size -> logits and disagreement."""
         features = self._model.encode(images.to(self._device).permute(0, 1, 4, 2, 3))
         logits = self._model.head(features).double()
         spread = torch.sigmoid(logits).std(1, correction=0)
         return mean_logit(logits).cpu().numpy(), spread.cpu().numpy()
 
 
-# Encoders that stand in for a ResNet: uint8 [N, C, H, W] -> float32 [N, C', h, w]
+# Encoders that stand in for a ResNet: uint8 [N, c, H, W] -> float32 [N, C', h, w]
 
 
 class _FromBytes(nn.Module):
@@ -91,7 +91,7 @@ class _FromBytes(nn.Module):
         self.scale, self.shift = scale.view(-1, 1, 1), shift.view(-1, 1, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 [N, C, H, W] -> feature maps."""
+        """uint8 [N, c, H, W] -> feature maps."""
         pixels = images.contiguous().to(torch.float32)
         maps: Tensor = self.resnet(torch.addcmul(self.shift, pixels, self.scale))
         return maps
@@ -102,7 +102,7 @@ class FusedEncoder(nn.Module):
 
     def __init__(self, model: RewardModel, device: torch.device) -> None:
         super().__init__()
-        channels, height, width = model.config.image_size
+        channels, (height, width) = model.num_channels, model.config.image_size[1:]
         resnet = copy.deepcopy(model.resnet).to(device).requires_grad_(False).eval()
         resnet.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         network = _FromBytes(resnet, *(values.to(device) for values in model.scale_shift()))
@@ -117,7 +117,7 @@ class FusedEncoder(nn.Module):
             self._early, self._late = _blocked(network, example), _blocked(late, network(example))
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 [N, C, H, W] -> float32 [N, C', h, w]."""
+        """uint8 [N, c, H, W] -> float32 [N, C', h, w]."""
         if not self._in_parts or len(images) == 1:  # for one frame, laying out weights anew does not pay
             whole: Tensor = self._whole(images)
             return whole
@@ -153,7 +153,7 @@ class Bfloat16Encoder(nn.Module):
         self._scale, self._shift = (values.view(-1, 1, 1).to(device) for values in model.scale_shift())
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 [N, C, H, W] -> float32 [N, C', h, w]."""
+        """uint8 [N, c, H, W] -> float32 [N, C', h, w]."""
         pixels = images * self._scale + self._shift
         maps: Tensor = self._resnet(pixels.to(torch.bfloat16)).float()
         return maps

@@ -28,6 +28,7 @@ class ResNetEncoderWrapper(nn.Module):
             in any case.
         width: channels of the ResNet's first stage.
         num_cameras: K; their channels are stacked.
+        num_frames: frames of an image, whose channels are stacked.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class ResNetEncoderWrapper(nn.Module):
         freeze_encoder: bool | str = "auto",
         width: int = 64,
         num_cameras: int = 1,
+        num_frames: int = 1,
     ) -> None:
         super().__init__()
         settings = {
@@ -50,6 +52,7 @@ class ResNetEncoderWrapper(nn.Module):
             "use_pretrain": use_pretrain,
             "freeze_encoder": freeze_encoder,
             "width": width,
+            "num_frames": num_frames,
         }
         config = build(RewardModelConfig, settings, "reward.model")
         self.use_pretrain = use_pretrain
@@ -61,14 +64,14 @@ class ResNetEncoderWrapper(nn.Module):
         self.pooling_layer = SpatialLearnedEmbeddings(height, map_width, channels, num_spatial_blocks)
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """float32 [N, K, C, H, W] or [N, C, H, W] -> feature maps [N, K * C', h, w]."""
+        """float32 [N, K, c, H, W] or [N, c, H, W] -> feature maps [N, K * C', h, w]."""
         maps: Tensor = self.backbone(pixels.flatten(0, 1) if pixels.ndim == 5 else pixels)
         if not self.use_pretrain:
             maps = maps.mean((2, 3))
         return maps.reshape(-1, *self.feature_shape)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """float32 [N, K, C, H, W] or [N, C, H, W] -> [N, K * C' * F]."""
+        """float32 [N, K, c, H, W] or [N, c, H, W] -> [N, K * C' * F]."""
         pooled: Tensor = self.pooling_layer(self.encode(pixels))
         return pooled
 
@@ -102,6 +105,7 @@ class BinaryRewardClassifier(RewardModel):
             freeze_encoder=config.freeze_encoder,
             width=config.width,
             num_cameras=len(config.image_keys),
+            num_frames=config.num_frames,
         )
         self.feature_shape = self.encoder.feature_shape
         self.classifiers = nn.ModuleList(
@@ -116,7 +120,7 @@ class BinaryRewardClassifier(RewardModel):
         )
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """float32 [N, K, C, H, W] -> feature maps [N, K * C', h, w] (h = w = 1 without `use_pretrain`)."""
+        """float32 [N, K, c, H, W] -> feature maps [N, K * C', h, w] (h = w = 1 without `use_pretrain`)."""
         return self.encoder.encode(pixels)
 
     def head(self, features: Tensor) -> Tensor:

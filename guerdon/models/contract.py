@@ -30,6 +30,8 @@ MODEL_KEYS = (
     "width",
     "image_keys",
     "image_size",
+    "num_frames",
+    "crop",
     "hidden_dim",
     "dropout",
     "num_spatial_blocks",
@@ -39,6 +41,7 @@ MODEL_KEYS = (
     "normalize",
 )
 """The settings of `reward.model` that belong to the trained model."""
+_LATER_KEYS = {"num_frames": 1, "crop": None}  # not in contracts of older versions, which had just this
 _FREE_KEYS = ("dropout", "freeze_encoder")  # without effect on what a trained model says
 _CLASSIFIER_KEYS = ("num_spatial_blocks", "use_pretrain")  # without effect on the other model
 _MIN_CONTRAST = 6.0  # grey levels between red and blue, below which their order cannot be told
@@ -65,8 +68,6 @@ class Contract:
     layout: str = "HWC"
     value_range: str = "uint8 0-255"
     colour_order: str = "RGB"
-    crop: tuple[int, int, int, int] | None = None
-    """(top, left, height, width) that was cut out before; None for whole frames."""
     pixel_mean: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """camera -> mean per channel of the training frames, in grey levels from 0 to 255."""
     pixel_std: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -94,7 +95,7 @@ class Contract:
     def from_dict(cls, data: Any, source: str = "contract") -> Contract:
         """Read what `to_dict` wrote; a `DataError` that names `source` if it is something else."""
         try:
-            contract = build(cls, data)
+            contract = build(cls, _as_of_today(data))
             absent = [key for key in MODEL_KEYS if key not in contract.model]
             if absent:
                 raise ConfigError(f"model lacks {', '.join(absent)}")
@@ -102,6 +103,17 @@ class Contract:
         except ConfigError as error:
             raise DataError(f"{source}: the contract is damaged or of another version: {error}") from error
         return contract
+
+    @property
+    def num_frames(self) -> int:
+        """Frames that are judged together."""
+        return int(self.model["num_frames"])
+
+    @property
+    def input_sizes(self) -> dict[str, tuple[int, ...]]:
+        """Camera -> shape of what is judged: (H, W, C), or (k, H, W, C) of a stack of frames."""
+        count = self.num_frames
+        return {name: size if count == 1 else (count, *size) for name, size in self.frame_sizes.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, ready for JSON."""
@@ -142,7 +154,8 @@ class Contract:
         """Raise a `DataError` if a batch is not of the kind that the model was trained on.
 
         Args:
-            frames: camera -> images `[N, H, W, C]`, or the images alone if the model has one camera.
+            frames: camera -> images `[N, H, W, C]` or stacks of them `[N, k, H, W, C]`, or the images alone
+                if the model has one camera.
         """
         keys = list(self.model["image_keys"])
         if not isinstance(frames, Mapping):
@@ -158,6 +171,10 @@ class Contract:
 
     def _problem(self, camera: str, images: NDArray[Any]) -> str | None:
         """How one camera's images differ from the training frames, with both sides."""
+        if images.ndim == 5:
+            if images.shape[1] != self.num_frames:
+                return f"frames are stacks of {images.shape[1]}, the checkpoint judges {self.num_frames}"
+            images = images.reshape(-1, *images.shape[2:])
         images = images[None] if images.ndim == 3 else images
         if images.ndim != 4:
             return f"frames have shape {list(images.shape)}, the checkpoint was trained on [N, H, W, C]"
@@ -199,6 +216,16 @@ def _reversed_fits(
     if abs(then) < _MIN_CONTRAST or not 1 / 1.5 <= -now / then <= 1.5:
         return False
     return not (std_now * std_then > 0 and min(abs(std_now), abs(std_then)) > _MIN_CONTRAST / 2)
+
+
+def _as_of_today(data: Any) -> Any:
+    """A contract that an older version wrote, with the settings that came later."""
+    if not isinstance(data, Mapping):
+        return data
+    newer = {key: value for key, value in data.items() if key != "crop" or value is not None}
+    if isinstance(data.get("model"), Mapping):
+        newer["model"] = {**_LATER_KEYS, **data["model"]}
+    return newer
 
 
 def _levels(values: Collection[float] | NDArray[Any]) -> str:

@@ -171,6 +171,17 @@ class ResNet(nn.Module):
                 module.same_padding = same_padding
         self.freeze(self.frozen)
 
+    def widen_input(self, num_frames: int) -> None:
+        """Take stacks of frames: each gets the weights of one, divided by their number.
+
+        Copies of one frame then give what the frame alone gives, as with pretrained weights they should.
+        """
+        old = self.conv1
+        stem = nn.Conv2d(num_frames * old.in_channels, old.out_channels, 7, stride=2, padding=3, bias=False)
+        with torch.no_grad():
+            stem.weight.copy_(old.weight.repeat(1, num_frames, 1, 1) / num_frames)
+        self.conv1 = stem.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
     def freeze(self, frozen: bool = True) -> None:
         """Keep all weights and BatchNorm statistics as they are, also under `train()`; or let them go."""
         self.frozen = frozen

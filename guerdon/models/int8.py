@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -225,7 +226,10 @@ def load_int8(path: Path, model: RewardModel, threshold_logit: float | None) -> 
 
 def weights_fingerprint(model: RewardModel) -> str:
     """Tells one set of weights from another."""
-    digest = xxhash.xxh3_128(repr((model.model_type, model.config.normalize)).encode())
+    about: tuple[Any, ...] = (model.model_type, model.config.normalize)
+    if model.config.crop is not None:
+        about = (*about, model.config.crop)
+    digest = xxhash.xxh3_128(repr(about).encode())
     for name, value in model.state_dict().items():
         array = value.detach().cpu().contiguous().numpy()
         digest.update(f"{name} {array.dtype} {array.shape}".encode())

@@ -44,13 +44,16 @@ def make_encoder(config: RewardModelConfig) -> ResNet:
 
     `freeze_encoder: auto` freezes it only if pretrained weights were loaded.
     """
-    backbone = make_resnet(config.arch, config.width, in_channels=config.image_size[0])
     path = config.pretrained_encoder_path
     if path is not None and not config.use_pretrain:
         logger.warning("use_pretrain is false: the weights in %s are not loaded", display_path(path))
         path = None
+    stacked = config.num_frames if path is None else 1  # pretrained weights are for single frames
+    backbone = make_resnet(config.arch, config.width, in_channels=stacked * config.image_size[0])
     if path is not None:
         load_pretrained(backbone, path)
+        if config.num_frames > 1:
+            backbone.widen_input(config.num_frames)
     if config.freeze_encoder is True and path is None:
         logger.warning(
             "TRAP: freeze_encoder is true, but no pretrained weights were loaded: the encoder stays random "

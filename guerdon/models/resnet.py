@@ -42,7 +42,7 @@ class ResNetRewardModel(RewardModel):
         )
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """float32 [N, K, C, H, W] -> [N, K * C']: the averaged feature maps."""
+        """float32 [N, K, c, H, W] -> [N, K * C']: the averaged feature maps."""
         maps: Tensor = self.backbone(pixels.flatten(0, 1))
         return maps.mean((2, 3)).reshape(-1, *self.feature_shape)
 

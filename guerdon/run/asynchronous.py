@@ -24,11 +24,12 @@ from guerdon.learn.replay_parts import ReplayParts
 from guerdon.parallel.engine import Engine, Pending
 from guerdon.run.acting import PolicySpec
 from guerdon.run.chunks import Chunk
-from guerdon.run.loop import Iteration, Stopwatch, episode_metrics
+from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, frame_metrics
 from guerdon.run.outposts import Outpost, Request
 from guerdon.run.replay_learning import ITERATION_STEPS, LearningParts, ReplayLearning
 from guerdon.run.reward_group import FramesLostError
 from guerdon.run.stored import Stored, watch
+from guerdon.serve.feed import carry_on
 from guerdon.serve.relabel import learned_rewards
 
 log = logging.getLogger("guerdon")
@@ -102,6 +103,10 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
             return Iteration(metrics={**metrics, "rollout/rewards": mean, "rollout/env_rewards": mean})
         joined["prob_success"] = _flat(self._stored, "prob_success")
         watched = watch(self._stored, self.envs.parts, self.rewards, self.env_steps, self.knows_success())
+        metrics |= frame_metrics(
+            sum(item.chunk.num_rendered for item in self._stored),
+            sum(len(item.chunk.rows) for item in self._stored),
+        )
         return Iteration(metrics=metrics | self._judged_metrics(joined), watched=watched)
 
     def _must_settle(self, begin: int, goal: int) -> bool:
@@ -257,6 +262,8 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
             verdict = request.judging.result()
             prob.reshape(-1)[chunk.rows] = verdict.prob_success
             spread.reshape(-1)[chunk.rows] = verdict.disagreement
+        if self.cfg.cache_verdicts and self.cfg.reward_mode == "per_step":
+            prob, spread = carry_on(prob), carry_on(spread)
         outpost.requests.popleft()
         done = chunk.terminated | chunk.truncated
         if self.scale is not None and self.rewards is not None:
@@ -293,7 +300,7 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         if self.cfg.relabel_at == "sampling":
             frames = request.frames.result()
             for name in self._cameras:
-                shape = self.rewards.facts.contract.frame_sizes[name]
+                shape = self.rewards.facts.contract.input_sizes[name]
                 kept = np.zeros((prob.size, *shape), np.uint8)
                 if len(chunk.rows):
                     kept[chunk.rows] = frames[name]

@@ -30,7 +30,9 @@ class Stepped:
     rows: IntArray
     """Which environments have a frame to be judged."""
     frames: dict[str, UInt8Array]
-    """Camera -> uint8 [len(rows), H, W, C]."""
+    """Camera -> uint8 [len(rows), H, W, C], or stacks of frames [len(rows), k, H, W, C]."""
+    num_rendered: int = 0
+    """Frames that were asked of the environments for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,8 @@ class Chunk:
     """Which steps have a frame to be judged, as places in a flat [K * n], ascending."""
     seconds: float
     """That acting took."""
+    num_rendered: int = 0
+    """Frames that were asked of the environments for it."""
 
     def __len__(self) -> int:
         return len(self.env_rewards)
@@ -135,6 +139,7 @@ class ChunkPlayer:
         rows, frames = gather(num_steps)
         ended = {t: step.reached for t, step in enumerate(steps) if (step.terminated | step.truncated).any()}
         names = ("env_rewards", "terminated", "truncated", "success")
+        values: dict[str, Any] = {name: np.stack([getattr(step, name) for step in steps]) for name in names}
         chunk = Chunk(
             policy_version=self.version,
             first_step=first,
@@ -144,7 +149,7 @@ class ChunkPlayer:
             last_obs=self._obs,
             rows=rows,
             seconds=time.perf_counter() - began,
-            **{name: np.stack([getattr(step, name) for step in steps]) for name in names},
+            **values,
         )
         return chunk, frames
 

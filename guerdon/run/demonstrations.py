@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.config import RewardConfig
+from guerdon.images import stack_episode
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.recorded import Demonstration, open_demonstrations
 from guerdon.learn.replay import ReplayBuffer
@@ -51,7 +52,10 @@ def _add(replay: ReplayBuffer, shown: Demonstration, rewards: RewardGroup | None
     if rewards is not None:
         judged = judged_frames(done, cfg)
         rewards.facts.contract.check_frames(episode.frames)
-        frames = {name: episode.frames[name][kept] for name in rewards.facts.image_keys}
+        frames = {
+            name: stack_episode(episode.frames[name], rewards.facts.contract.num_frames)[kept]
+            for name in rewards.facts.image_keys
+        }
         extras["prob_success"] = np.full(count, np.nan, np.float32)
         extras["prob_success"][judged] = rewards.judge(
             {name: images[judged] for name, images in frames.items()}

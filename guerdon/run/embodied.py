@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from guerdon.config import GuerdonConfig, to_plain
 from guerdon.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
 from guerdon.fit.logs import MetricLog
+from guerdon.images import stack_episode
 from guerdon.learn.cloning import clone, demonstrations, imitate
 from guerdon.learn.dqn import DQN
 from guerdon.learn.networks import ObsSpec
@@ -30,6 +31,7 @@ from guerdon.run.loop import Iteration, Loop
 from guerdon.run.offpolicy import OffPolicyLoop
 from guerdon.run.onpolicy import OnPolicyLoop
 from guerdon.run.policy_files import AnyLearner, load_policy, make_learner, save_policy
+from guerdon.run.refits import Refits
 from guerdon.run.replay_learning import LearningParts
 from guerdon.run.reward_group import RewardGroup
 from guerdon.run.workers import EnvWorker
@@ -62,6 +64,11 @@ class EmbodiedRunner:
             raise ConfigError("runner.task_type is text, and text tasks have no environment to train in")
         if config.reward.standalone:
             raise ConfigError("reward.standalone ends episodes on a robot; use the wrappers for it")
+        if config.reward.cache_verdicts and config.reward.relabel_at == "sampling":
+            raise ConfigError(
+                "reward.cache_verdicts leaves frames out, and reward.relabel_at=sampling judges all of them "
+                "later: use one of the two"
+            )
         if config.asynchronous.enabled and config.learner.algorithm == "ppo":
             raise ConfigError(
                 "asynchronous.enabled is for learner.algorithm=sac and dqn: "
@@ -75,6 +82,7 @@ class EmbodiedRunner:
         try:
             self._make_workers()
             self.monitor = self._make_monitor()
+            self.refits = self._make_refits()
         except BaseException:
             self.engine.close()
             raise
@@ -91,6 +99,7 @@ class EmbodiedRunner:
             config.reward,
             config.collect,
             cameras=() if self.rewards is None else self.rewards.facts.image_keys,
+            num_frames=1 if self.rewards is None else self.rewards.facts.contract.num_frames,
             num_steps=self._steps_at_a_time(),
             seed=config.seed,
         )
@@ -146,6 +155,11 @@ class EmbodiedRunner:
             knows_success=self.loop.knows_success(),
         )
 
+    def _make_refits(self) -> Refits | None:
+        if self.rewards is None or not self.config.reward.refit_interval:
+            return None
+        return Refits(self.config, self.rewards, self.folder, knows_success=self.loop.knows_success())
+
     # A run
 
     def run(self) -> dict[str, Any]:
@@ -168,6 +182,7 @@ class EmbodiedRunner:
                     iteration = self._advance(before / cfg.total_steps)
                     step = self.loop.env_steps
                     stopped = self._watch(step, iteration)
+                    iteration.metrics.update(self._refit(before, step, iteration))
                     metrics = {**iteration.metrics, **(self.monitor.metrics() if self.monitor else {})}
                     if _due(before, step, cfg.eval_interval) and step < cfg.total_steps:
                         metrics |= self._evaluate(cfg.eval_episodes)[0].metrics()
@@ -199,6 +214,11 @@ class EmbodiedRunner:
                 )
             self.learner.load_state_dict(saved.learner.state_dict())
             self.loop.load_state_dict(saved.state["loop"], saved.folder)
+            if self.refits is not None:
+                self.refits.load(saved.state.get("refits"), saved.folder)
+                self._renew_monitor()
+            elif saved.state.get("refits") is not None and saved.state["refits"]["count"]:
+                log.warning("the reward model had been refitted; reward.refit_interval=0 uses the first one")
             if self.monitor is not None and saved.state["monitor"] is not None:
                 # All episodes begin anew, perhaps in another number of environments: none is carried on.
                 self.monitor.load_state_dict({**saved.state["monitor"], "running": None})
@@ -264,6 +284,25 @@ class EmbodiedRunner:
             return f"alarm: {alarms[0].name}"
         return None
 
+    def _refit(self, before: int, step: int, iteration: Iteration) -> dict[str, float]:
+        """Keep frames for refits and refit when it is time; returns what is to be logged."""
+        if self.refits is None:
+            return {}
+        self.refits.add(step, iteration)
+        if _due(before, step, self.config.reward.refit_interval) and self.refits.refit(step):
+            self._renew_monitor()
+            if self.config.reward.cache_verdicts:  # those of the model before hold no longer
+                self.loop.reset(self._env_seed(step))
+        return self.refits.metrics()
+
+    def _renew_monitor(self) -> None:
+        """Watch for what the present model promises; counts begin anew, but that of alarms."""
+        if self.monitor is not None and self.refits is not None and self.refits.count:
+            raised = self.monitor.num_alarms
+            self.monitor = self._make_monitor()
+            assert self.monitor is not None
+            self.monitor.num_alarms = raised
+
     def _evaluate(self, episodes: int, num_films: int = 0) -> tuple[Evaluation, list[FilmedEpisode]]:
         cameras = () if self.rewards is None else self.rewards.facts.image_keys
         result, films = evaluate(
@@ -289,6 +328,7 @@ class EmbodiedRunner:
             "loop": self.loop.state_dict(folder),
             "monitor": None if self.monitor is None else self.monitor.state_dict(),
             "alarms": list(self.alarms),
+            "refits": None if self.refits is None else self.refits.save(folder),
         }
         save_policy(folder, self.learner, self.config.learner, self.config.env.eval, self.spaces, step, state)
         return folder
@@ -314,6 +354,7 @@ class EmbodiedRunner:
             "env_steps": self.loop.env_steps,
             "stopped": stopped,
             "alarms": self.alarms,
+            "refits": 0 if self.refits is None else self.refits.count,
             "restarts": sum(self.engine.restarts.values()),
             "checkpoint": str(self.folder / "checkpoints" / f"step_{self.loop.env_steps}"),
             "seconds": round(seconds, 2),
@@ -325,7 +366,10 @@ class EmbodiedRunner:
 
     def _write_film(self, number: int, film: FilmedEpisode) -> None:
         assert self.rewards is not None
-        verdict, facts = self.rewards.judge(film.frames), self.rewards.facts
+        facts = self.rewards.facts
+        count = facts.contract.num_frames
+        stacks = {name: stack_episode(film.frames[name], count) for name in facts.image_keys}
+        verdict = self.rewards.judge(stacks)
         make_directory(self.folder / "videos")
         write_video(
             self.folder / "videos" / f"eval_{number}.gif",

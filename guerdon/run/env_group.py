@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 
 from guerdon.config import CollectConfig, EnvConfig, RewardConfig
 from guerdon.errors import ConfigError, WorkerLostError
+from guerdon.images import latest_frames
 from guerdon.parallel.engine import Engine, Group, LocalGroup, Pending, RestartCounter, WorkerSpec
 from guerdon.parallel.placement import divide
 from guerdon.run.acting import PolicySpec, RolloutWorker, make_rollout_worker
 from guerdon.run.chunks import Stepped
 from guerdon.run.workers import EnvFacts, EnvWorker, Played
 from guerdon.serve.ahead import JudgeAhead
+from guerdon.serve.feed import judged_row
 from guerdon.serve.worker import ImageRewardWorker
-from guerdon.types import UInt8Array
+from guerdon.types import IntArray, UInt8Array
 
 log = logging.getLogger("guerdon")
 
@@ -46,10 +48,19 @@ class Fragment:
     played: Played
     frames: Pending
 
+    def show(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:
+        """What was judged of some steps, int [M] each, camera -> [M, ...]; `env` counts over all workers."""
+        count = self.stop - self.start
+        rows = [
+            judged_row(self.played.rows, place, count) for place in (t * count + env - self.start).tolist()
+        ]
+        return {name: np.asarray(images[rows]) for name, images in self.frames.result().items()}
+
     def frame(self, t: int, env: int, camera: str) -> UInt8Array:
         """One judged frame; `env` counts over all workers."""
         place = t * (self.stop - self.start) + env - self.start
-        one: UInt8Array = self.frames.result()[camera][int(np.searchsorted(self.played.rows, place))]
+        row = judged_row(self.played.rows, place, self.stop - self.start)
+        one: UInt8Array = latest_frames(self.frames.result()[camera][row : row + 1])[0]
         return one
 
 
@@ -66,6 +77,7 @@ class EnvGroup:
         cameras: Sequence[str],
         num_steps: int,
         seed: int,
+        num_frames: int = 1,
     ) -> None:
         """Divide the environments over the workers that the settings ask for; see `EnvWorker`."""
         count = engine.num_workers("env")
@@ -80,6 +92,7 @@ class EnvGroup:
                 "total_envs": cfg.num_envs,
                 "cameras": cameras,
                 "num_steps": num_steps,
+                "num_frames": num_frames,
             }
             section = replace(cfg, num_envs=stop - start)
             share = (start, stop, cfg.num_envs)
@@ -296,6 +309,7 @@ class EnvGroup:
             reached=_side_by_side([item.reached for item in steps]),
             rows=np.concatenate(rows),
             frames={k: np.concatenate([each[k] for each in judged]) for k in (judged[0] if judged else {})},
+            num_rendered=sum(item.num_rendered for item in steps),
             **{name: np.concatenate([getattr(item, name) for item in steps]) for name in names},
         )
 

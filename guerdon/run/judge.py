@@ -41,7 +41,9 @@ class ScoredData:
         self.contract = self.worker.manager.contract
         self.threshold = self.worker.manager.threshold
         self.store, self.faults = open_store(str(data), None, None, copy)
-        dataset = RewardDataset(self.store, cameras=self.worker.manager.image_keys)
+        dataset = RewardDataset(
+            self.store, cameras=self.worker.manager.image_keys, num_frames=self.contract.num_frames
+        )
         parts, self.seconds = [], 0.0
         for start in range(0, len(dataset), 256):
             frames = dataset.batch(np.arange(start, min(start + 256, len(dataset)))).frames
@@ -119,13 +121,14 @@ def quantize(data: Path, checkpoint: Path, threshold: float | None) -> dict[str,
     """Make the int8 version of a checkpoint: calibrated on one part of the episodes, verified on the rest."""
     if threshold is not None and not 0.0 < threshold < 1.0:
         raise ConfigError(f"the threshold must lie between 0 and 1, not {threshold}")
-    cameras = load_checkpoint(checkpoint)[0].config.image_keys
+    model = load_checkpoint(checkpoint)[0].config
+    cameras = model.image_keys
     with tempfile.TemporaryDirectory() as copy:
         store, _ = open_store(str(data), None, None, Path(copy))
         splits = split_store(store, val_fraction=0.5, seed=0, camera=cameras[0])
         made = quantize_checkpoint(
             checkpoint,
-            RewardDataset(store, cameras=cameras),
+            RewardDataset(store, cameras=cameras, num_frames=model.num_frames),
             rows_of(store, splits["train"]),
             rows_of(store, splits["val"]),
             threshold=threshold,

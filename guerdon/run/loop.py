@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from guerdon.fit.refit import Judged
 from guerdon.types import BoolArray, FloatArray, IntArray
 from guerdon.watch.monitor import Watched
 
@@ -25,6 +26,8 @@ class Iteration:
     metrics: dict[str, float]
     watched: Watched | None = None
     """None without a reward model."""
+    judged: Judged | None = None
+    """What refits learn from; None where the environments do not tell success, and without a reward model."""
 
 
 class Loop(Protocol):
@@ -102,11 +105,15 @@ def reward_metrics(
     values |= {
         "reward/prob_mean": float(prob_success[judged].mean()),
         "reward/fire_rate": float(fires.mean()),
-        "reward/frames_judged": float(judged.sum()),
     }
     if success is not None:
         values["reward/agreement"] = float((fires == success[judged]).mean())
     return values
+
+
+def frame_metrics(num_rendered: int, num_judged: int) -> dict[str, float]:
+    """Frames that were asked of the environments, and those that the reward model judged."""
+    return {"reward/frames_rendered": float(num_rendered), "reward/frames_judged": float(num_judged)}
 
 
 def feature_rows(count: int, seed: int) -> IntArray:

@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from guerdon.fit.refit import Judged
+from guerdon.images import latest_frames
 from guerdon.learn.dqn import DQN
 from guerdon.learn.episodes import EpisodeTracker
 from guerdon.learn.replay import ReplayBuffer
 from guerdon.run.chunks import Stepped, random_actions
-from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, feature_rows
+from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, feature_rows, frame_metrics
 from guerdon.run.replay_learning import ITERATION_STEPS, LearningParts, ReplayLearning
-from guerdon.serve.relabel import judged_frames, learned_rewards
-from guerdon.types import BoolArray, FloatArray, UInt8Array
+from guerdon.serve.feed import carry_on
+from guerdon.serve.relabel import learned_rewards
+from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.watch.monitor import Watched
 
 
@@ -27,6 +30,10 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         self.episodes = EpisodeTracker(self.envs.num_envs)
         self._obs: Any = None
         self._frames: list[UInt8Array | None] = []
+        self._shown: UInt8Array | None = None  # the latest judged frame of each environment
+        self._last: dict[str, FloatArray] = {}  # the latest verdicts, where they are reused
+        self._num_frames = [0, 0]  # rendered, judged; in this iteration
+        self._kept: list[tuple[IntArray, dict[str, UInt8Array]]] = []  # what was judged, for refits
         self._watched: list[dict[str, Any]] = []
 
     def reset(self, seed: int) -> None:
@@ -46,7 +53,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         """A stretch of steps and updates."""
         watch, train = Stopwatch(), dict[str, float]()
         steps = -(-ITERATION_STEPS // self.envs.num_envs)
-        self._watched = []
+        self._watched, self._num_frames, self._kept = [], [0, 0], []
         frames: dict[str, UInt8Array] = {}
         for t in range(steps):
             frames = self._step(t, progress, watch) or frames
@@ -80,7 +87,25 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
             features=self._features(frames),
             frame=self._frame,
         )
-        return Iteration(metrics=metrics | self._judged_metrics(joined), watched=watched)
+        metrics |= self._judged_metrics(joined) | frame_metrics(*self._num_frames)
+        judged = None
+        if watched.env_success is not None and self._kept:
+            judged = Judged(
+                prob_success=watched.prob_success,
+                success=watched.env_success,
+                elapsed=watched.elapsed,
+                first_step=self.env_steps // self.envs.num_envs - len(self._kept),
+                show=self._show,
+            )
+        return Iteration(metrics=metrics, watched=watched, judged=judged)
+
+    def _show(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:
+        """What was judged of some steps of this iteration, camera -> [M, ...]."""
+        places = [int(np.searchsorted(self._kept[step][0], each)) for step, each in zip(t, env, strict=True)]
+        return {
+            name: np.stack([self._kept[step][1][name][place] for step, place in zip(t, places, strict=True)])
+            for name in self._cameras
+        }
 
     def _features(self, frames: dict[str, UInt8Array]) -> FloatArray | None:
         assert self.rewards is not None
@@ -112,10 +137,13 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         self._obs = step.obs
         if t == 0:
             self._frames = []
+        if self.cfg.refit_interval:
+            self._kept.append((step.rows, {name: images.copy() for name, images in frames.items()}))
+        self._num_frames[0] += step.num_rendered
+        self._num_frames[1] += len(step.rows)
         if frames:
-            self._frames.append(_placed(frames[self._cameras[0]], judged_frames(done, self.cfg)))
-        else:
-            self._frames.append(None)
+            self._shown = _placed(self._shown, frames[self._cameras[0]], step.rows, len(done))
+        self._frames.append(self._shown)
         noted = {"env_rewards": env_rewards, "done": done, "success": success, "elapsed": elapsed}
         self._watched.append({**noted, **{k: v for k, v in extras.items() if not k.startswith("frames/")}})
         return frames
@@ -153,12 +181,16 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         verdict = self.rewards.judge(frames)
         prob, spread = (np.full(len(done), np.nan, np.float32) for _ in range(2))
         prob[rows], spread[rows] = verdict.prob_success, verdict.disagreement
+        if self.cfg.cache_verdicts and self.cfg.reward_mode == "per_step":
+            prob = carry_on(prob[None], self._last.get("prob"))[0]
+            spread = carry_on(spread[None], self._last.get("spread"))[0]
+            self._last = {"prob": prob, "spread": spread}
         values: dict[str, NDArray[Any]] = {"prob_success": prob, "disagreement": spread}
         if self.scale is not None:
             self.scale.update(learned_rewards(prob, done, self.cfg, facts.threshold))
         if self.cfg.relabel_at == "sampling":
             for name in self._cameras:
-                shape = facts.contract.frame_sizes[name]
+                shape = facts.contract.input_sizes[name]
                 kept = np.zeros((len(done), *shape), np.uint8)
                 if len(rows):
                     kept[rows] = frames[name]
@@ -175,8 +207,9 @@ def _with_rows(obs: Any, rows: slice, fresh: Any) -> Any:
     return changed
 
 
-def _placed(frames: UInt8Array, judged: BoolArray) -> UInt8Array:
-    """A copy of the judged environments' frames in their places, [N, H, W, C]; others are black."""
-    whole = np.zeros((len(judged), *frames.shape[1:]), np.uint8)
-    whole[judged] = frames
+def _placed(before: UInt8Array | None, frames: UInt8Array, env_ids: IntArray, num_envs: int) -> UInt8Array:
+    """The latest judged frame of every environment, [N, H, W, C]; black where there was none yet."""
+    latest = latest_frames(frames)
+    whole = np.zeros((num_envs, *latest.shape[1:]), np.uint8) if before is None else before.copy()
+    whole[env_ids] = latest
     return whole

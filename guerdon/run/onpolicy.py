@@ -8,14 +8,23 @@ from typing import Any
 import numpy as np
 
 from guerdon.config import RewardConfig
+from guerdon.fit.refit import Judged
 from guerdon.learn.ppo import PPO
 from guerdon.learn.rollout import Rollout
 from guerdon.parallel.engine import Engine, Pending
 from guerdon.run.env_group import EnvGroup, Fragment
-from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, feature_rows, reward_metrics
+from guerdon.run.loop import (
+    Iteration,
+    Stopwatch,
+    episode_metrics,
+    feature_rows,
+    frame_metrics,
+    reward_metrics,
+)
 from guerdon.run.reward_group import FramesLostError, RewardGroup
 from guerdon.run.workers import Actor
 from guerdon.serve.ahead import JudgeAhead
+from guerdon.serve.feed import carry_on
 from guerdon.serve.manager import Verdict
 from guerdon.serve.relabel import RewardScale, learned_rewards, training_rewards
 from guerdon.types import FloatArray, IntArray, UInt8Array
@@ -67,6 +76,7 @@ class OnPolicyLoop:
         rollout = self._receive()
         watch.lap("rollout")
         metrics, watched = self._apply_reward_model()
+        judged = self._judged(watched)
         watch.lap("compute_model_rewards")
         train = self.actor.update(progress)
         watch.lap("update")
@@ -74,7 +84,29 @@ class OnPolicyLoop:
         metrics |= {f"train/{name}": value for name, value in train.items()}
         episodes = [record for fragment in self._fragments for record in fragment.played.episodes]
         metrics |= episode_metrics(episodes) | self.envs.fault_metrics()
-        return Iteration(metrics={**metrics, **watch.metrics(rollout.num_transitions)}, watched=watched)
+        metrics |= watch.metrics(rollout.num_transitions)
+        return Iteration(metrics=metrics, watched=watched, judged=judged)
+
+    def _judged(self, watched: Watched | None) -> Judged | None:
+        """The rollout at hand for whoever learns from its frames."""
+        if watched is None or watched.env_success is None:
+            return None
+        return Judged(
+            prob_success=watched.prob_success,
+            success=watched.env_success,
+            elapsed=watched.elapsed,
+            first_step=self.env_steps // self.envs.num_envs,
+            show=self._show,
+        )
+
+    def _show(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:
+        """What was judged of some steps, camera -> [M, ...]."""
+        shown: dict[str, UInt8Array] = {}
+        for fragment in self._fragments:
+            mine = np.flatnonzero((env >= fragment.start) & (env < fragment.stop))
+            for name, images in (fragment.show(t[mine], env[mine]) if len(mine) else {}).items():
+                shown.setdefault(name, np.zeros((len(t), *images.shape[1:]), np.uint8))[mine] = images
+        return shown
 
     def _judge(self, weights: Pending | None) -> None:
         """Ask for verdicts on all judged frames; rollouts whose frames got lost are played again."""
@@ -114,6 +146,8 @@ class OnPolicyLoop:
             places = self._places(fragment)
             prob.reshape(-1)[places] = verdict.prob_success
             spread.reshape(-1)[places] = verdict.disagreement
+        if self.cfg.cache_verdicts and self.cfg.reward_mode == "per_step":
+            prob, spread = carry_on(prob), carry_on(spread)
         facts = self.rewards.facts
         threshold = facts.threshold
         if not self.path_checked and (done.any() or self.cfg.reward_mode == "per_step"):
@@ -126,6 +160,10 @@ class OnPolicyLoop:
         rollout.reward_version = facts.version
         success = rollout.success.numpy() if self.knows_success() else None
         metrics = reward_metrics(prob, env_rewards, held, learned, success, threshold)
+        played = [fragment.played for fragment in self._fragments]
+        metrics |= frame_metrics(
+            sum(item.num_rendered for item in played), sum(len(item.rows) for item in played)
+        )
         watched = Watched(
             prob_success=prob,
             done=done,

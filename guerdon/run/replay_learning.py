@@ -88,7 +88,7 @@ class ReplayLearning(ABC, Generic[Replay]):
         if self.rewards is not None:
             extras["prob_success"] = ((), np.float32)
             if self.cfg.relabel_at == "sampling":
-                sizes = self.rewards.facts.contract.frame_sizes
+                sizes = self.rewards.facts.contract.input_sizes
                 if not sizes:
                     raise ConfigError(
                         "reward.relabel_at=sampling needs a checkpoint that knows its frame size"

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,16 @@ class RewardGroup:
         self._waiting: deque[Job] = deque()
         self._running: list[deque[tuple[Job, Pending]]] = [deque() for _ in range(self.group.size)]
         self._heard = [time.monotonic()] * self.group.size
+        self._checkpoint: str | None = None  # instead of the one that workers start with
+
+    def load(self, checkpoint: Path) -> None:
+        """Let all workers judge with another checkpoint from now on; nothing may be under way."""
+        self._checkpoint = str(checkpoint.resolve())
+        for rank in range(self.group.size):
+            try:
+                self.facts = self.group.submit(rank, "load", self._checkpoint).result()
+            except WorkerLostError as error:
+                self._replace(rank, error)
 
     @property
     def local(self) -> ImageRewardWorker:
@@ -199,6 +210,8 @@ class RewardGroup:
             self._counter.lost(error)
             try:
                 self.group.restart(rank, error.reason)
+                if self._checkpoint is not None:
+                    self.facts = self.group.submit(rank, "load", self._checkpoint).result()
                 self._heard[rank] = time.monotonic()
                 return
             except WorkerLostError as other:

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from guerdon.images import latest_frames
 from guerdon.parallel.engine import Pending
 from guerdon.run.chunks import Chunk
 from guerdon.run.loop import feature_rows
 from guerdon.run.reward_group import FramesLostError, RewardGroup
+from guerdon.serve.feed import judged_row
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.watch.monitor import Watched
 
@@ -85,8 +87,9 @@ def watch(
         start, stop = parts[rank]
         for item in mine[rank]:
             if t < len(item.chunk):
-                place = int(np.searchsorted(item.chunk.rows, t * (stop - start) + env - start))
-                one: UInt8Array = item.frames.result()[rewards.facts.image_keys[0]][place]
+                row = judged_row(item.chunk.rows, t * (stop - start) + env - start, stop - start)
+                frames: UInt8Array = item.frames.result()[rewards.facts.image_keys[0]]
+                one: UInt8Array = latest_frames(frames[row : row + 1])[0]
                 return one
             t -= len(item.chunk)
         raise IndexError(f"environment {env} has no stored step {t} in this iteration")

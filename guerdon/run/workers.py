@@ -30,7 +30,7 @@ from guerdon.parallel.engine import Handle
 from guerdon.run.acting import DistantPolicy, PolicySpec, RolloutPolicyWorker, RolloutWorker
 from guerdon.run.chunks import Chunk, ChunkPlayer, Stepped
 from guerdon.serve.ahead import JudgeAhead
-from guerdon.serve.relabel import judged_frames
+from guerdon.serve.feed import FrameFeed
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 
 
@@ -38,61 +38,75 @@ class JudgedFrames:
     """The frames of some steps that the reward model will look at, and no others: render on demand."""
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], cameras: Sequence[str], num_steps: int, cfg: RewardConfig
+        self,
+        env: VectorEnv[Any, Any, Any],
+        cameras: Sequence[str],
+        num_steps: int,
+        cfg: RewardConfig,
+        num_frames: int = 1,
     ) -> None:
-        """Make room for `num_steps` steps of `env`; `cfg` says which frames are judged."""
-        self._source = FrameSource(env, cameras)
-        self._cameras, self._cfg = tuple(cameras), cfg
+        """Make room for `num_steps` steps of `env`; `cfg` and `num_frames` say what is judged."""
+        self._feed = FrameFeed(env, cameras, cfg, num_frames)
+        self._cameras = tuple(cameras)
         self._shape = (num_steps, env.num_envs)
         self._every = cfg.reward_mode == "per_step"
-        self._all: dict[str, UInt8Array] = {}
-        self._some: list[tuple[int, IntArray, dict[str, UInt8Array]]] = []
-        self.num_rendered = 0
+        self._all: dict[str, UInt8Array] = {}  # room for all frames of `num_steps` steps ...
+        self._count = 0  # ... of which so many are there
+        self._rows: list[IntArray] = []
+        self._some: list[dict[str, UInt8Array]] = []
+        self.starts_anew = True
+        """Whether step 0 gets a verdict on every environment; otherwise the caller keeps earlier ones."""
         self.ahead: JudgeAhead | None = None
         """Who is told of frames as soon as they are there, where every frame is judged."""
 
+    @property
+    def num_rendered(self) -> int:
+        """Frames that were asked of the environments so far."""
+        return self._feed.num_rendered
+
+    def begin(self) -> None:
+        """New episodes begin everywhere."""
+        self._feed.begin()
+
     def add(self, t: int, reached_obs: Any, done: BoolArray) -> None:
         """Take the frames that step `t` led to; of ended episodes the final ones."""
+        num_steps, num_envs = self._shape
         if t == 0:
-            self._some = []
+            self._rows, self._some, self._count = [], [], 0
             if self.ahead is not None:
                 self.ahead.begin()
-        env_ids = np.flatnonzero(judged_frames(done, self._cfg))
-        if len(env_ids) == 0:
-            return
-        frames = self._source.frames(reached_obs, done, env_ids)
-        self.num_rendered += len(env_ids)
-        if not self._every:
-            self._some.append((t, env_ids, frames))
-            return
+        env_ids, frames = self._feed.step(reached_obs, done, anew=t == 0 and self.starts_anew)
+        if len(env_ids):
+            self._rows.append(t * num_envs + env_ids)
+            if self._every:
+                self._keep(frames, len(env_ids))
+            else:
+                self._some.append(frames)
+        if self.ahead is not None:
+            self.ahead.ready(self._all, self._count, last=t == num_steps - 1)
+
+    def _keep(self, frames: dict[str, UInt8Array], count: int) -> None:
         for name, images in frames.items():
             if name not in self._all:
-                self._all[name] = np.empty((*self._shape, *images.shape[1:]), np.uint8)
-            self._all[name][t] = images
-        if self.ahead is not None:
-            num_steps, num_envs = self._shape
-            self.ahead.ready(self._flat(), (t + 1) * num_envs, last=t == num_steps - 1)
-
-    def _flat(self) -> dict[str, UInt8Array]:
-        return {name: images.reshape(-1, *images.shape[2:]) for name, images in self._all.items()}
+                size = self._shape[0] * self._shape[1]
+                self._all[name] = np.empty((size, *images.shape[1:]), np.uint8)
+            self._all[name][self._count : self._count + count] = images
+        self._count += count
 
     def gathered(self) -> tuple[IntArray, dict[str, UInt8Array]]:
         """Which steps were judged, as places in a flat [T * N], and their frames, camera -> [K, H, W, C]."""
-        if self._every:
-            return np.arange(self._shape[0] * self._shape[1]), self._flat()
-        if not self._some:
+        if not self._rows:
             return np.zeros(0, np.int64), {}
-        rows = np.concatenate([t * self._shape[1] + env_ids for t, env_ids, _ in self._some])
-        return rows, {name: np.concatenate([part[2][name] for part in self._some]) for name in self._cameras}
+        rows = np.concatenate(self._rows)
+        if self._every:
+            return rows, {name: images[: self._count] for name, images in self._all.items()}
+        return rows, {name: np.concatenate([part[name] for part in self._some]) for name in self._cameras}
 
-    def handed_over(self, num_steps: int) -> tuple[IntArray, dict[str, UInt8Array]]:
-        """The same of the first `num_steps` steps; the arrays are the caller's and not used again."""
-        rows, frames = self.gathered()
-        self._all, self._some = {}, []
-        if not self._every:
-            return rows, frames
-        count = num_steps * self._shape[1]
-        return rows[:count], {name: images[:count] for name, images in frames.items()}
+    def handed_over(self) -> tuple[IntArray, dict[str, UInt8Array]]:
+        """The same; the arrays are the caller's and not used again."""
+        gathered = self.gathered()
+        self._all, self._rows, self._some, self._count = {}, [], [], 0
+        return gathered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +133,8 @@ class Played:
     policy_version: int
     generator: NDArray[Any] | None
     """Where the policy's random numbers are afterwards; None if the policy is the learner itself."""
+    num_rendered: int = 0
+    """Frames that were asked of the environments for it."""
 
 
 class EnvWorker:
@@ -131,6 +147,7 @@ class EnvWorker:
         collect: CollectConfig,
         *,
         cameras: Sequence[str] = (),
+        num_frames: int = 1,
         num_steps: int = 1,
         first_env: int = 0,
         total_envs: int | None = None,
@@ -142,6 +159,7 @@ class EnvWorker:
             reward: the `reward` section; `collect_data` saves trajectories as the first documents do.
             collect: the `collect` section; `enabled` saves episodes as the second document does.
             cameras: what the reward model looks at; none if there is no reward model.
+            num_frames: how many of the latest frames it judges together.
             num_steps: steps of each environment in a rollout.
             first_env: the number of the first of them, where several workers divide the environments.
             total_envs: environments of all workers together; None: `cfg.num_envs`.
@@ -176,7 +194,9 @@ class EnvWorker:
                 max_positive_trajectories=section.max_positive_trajectories,
                 max_negative_trajectories=section.max_negative_trajectories,
             )
-        self.judged = JudgedFrames(self.env, cameras, num_steps, reward) if cameras else None
+        self.judged: JudgedFrames | None = None
+        if cameras:
+            self.judged = JudgedFrames(self.env, cameras, num_steps, reward, num_frames)
         self.rollouts = RolloutCollector(self.env, num_steps)
 
     @property
@@ -221,6 +241,7 @@ class EnvWorker:
         """Play one rollout with the given weights; also the frames to be judged, camera -> [K, H, W, C]."""
         assert self._policy is not None  # `attach` comes first
         self._policy.sync(version, weights)
+        before = self._num_rendered()
         arrays = self.interact(self._policy).arrays()
         rows, frames = (np.zeros(0, np.int64), {}) if self.judged is None else self.judged.gathered()
         episodes = [
@@ -232,16 +253,19 @@ class EnvWorker:
             episodes=episodes,
             policy_version=version,
             generator=self._policy.generator_state(),
+            num_rendered=self._num_rendered() - before,
         )
         return played, frames
 
     def step(self, actions: NDArray[Any]) -> Stepped:
         """One step of all environments by hand, with the frames to be judged."""
-        step = self.take_step(0, actions)
         if self.judged is None:
-            return step
+            return self.take_step(0, actions)
+        self.judged.starts_anew = False
+        before = self.judged.num_rendered
+        step = self.take_step(0, actions)
         rows, frames = self.judged.gathered()
-        return replace(step, rows=rows, frames=frames)
+        return replace(step, rows=rows, frames=frames, num_rendered=self.judged.num_rendered - before)
 
     def take_step(self, t: int, actions: NDArray[Any]) -> Stepped:
         """One step of all environments; its frames are kept in `judged` as those of step `t`."""
@@ -280,12 +304,19 @@ class EnvWorker:
         """Take some steps alone with weights of `version`, None: those given last; see `ChunkPlayer`."""
         assert self._player is not None
         self._player.sync(version, weights)
-        return self._player.play(self, num_steps, random_steps, progress, self._handed_over)
+        before = self._num_rendered()
+        chunk, frames = self._player.play(self, num_steps, random_steps, progress, self._handed_over)
+        return replace(chunk, num_rendered=self._num_rendered() - before), frames
+
+    def _num_rendered(self) -> int:
+        return 0 if self.judged is None else self.judged.num_rendered
 
     def _handed_over(self, num_steps: int) -> tuple[IntArray, dict[str, UInt8Array]]:
-        return (np.zeros(0, np.int64), {}) if self.judged is None else self.judged.handed_over(num_steps)
+        return (np.zeros(0, np.int64), {}) if self.judged is None else self.judged.handed_over()
 
     def _cut(self) -> None:
+        if self.judged is not None:
+            self.judged.begin()
         if self._collector is not None:
             self._collector.cut()
 

@@ -17,6 +17,7 @@ from guerdon.config import RewardConfig
 from guerdon.datasets.pictures import save_picture
 from guerdon.errors import ConfigError, DataError
 from guerdon.fit.calibrate import Calibration
+from guerdon.images import latest_frames
 from guerdon.models import load_checkpoint
 from guerdon.models.accelerate import Scorer, make_scorer
 from guerdon.models.base import pool_features
@@ -125,7 +126,10 @@ class RewardManager:
         return self
 
     def images(self, observations: Any) -> dict[str, UInt8Array]:
-        """The model's cameras in a batched observation -> uint8 [N, H, W, C] each."""
+        """The model's cameras in a batched observation -> uint8 [N, H, W, C] each.
+
+        A model that judges stacks of k frames needs them in the observation, [N, k, H, W, C], oldest first.
+        """
         found = images_from(observations, self.image_keys)
         if not self._checked:
             self.contract.check_frames(found)
@@ -133,14 +137,14 @@ class RewardManager:
         return found
 
     def judge(self, frames: Mapping[str, UInt8Array]) -> Verdict:
-        """Calibrated probabilities of frames, camera -> uint8 [N, H, W, C]."""
+        """Calibrated probabilities of frames, camera -> uint8 [N, H, W, C], or of stacks [N, k, H, W, C]."""
         logits, disagreement = self._scorer(frames)
         if not bool(np.isfinite(logits).all()):
             bad = int(np.flatnonzero(~np.isfinite(logits))[0])
             raise DataError(f"the reward model's verdict on frame {bad} of {len(logits)} is not finite")
         prob = self._calibration.apply(logits).astype(np.float32)
         if self._debug is not None:
-            self._debug.save(frames[self.image_keys[0]], prob, self.threshold)
+            self._debug.save(latest_frames(frames[self.image_keys[0]]), prob, self.threshold)
         return Verdict(prob_success=prob, disagreement=disagreement.astype(np.float32))
 
     @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,6 +48,12 @@ class ImageRewardWorker:
         """Load the checkpoint."""
         self._manager = RewardManager(self.cfg, device=self._device)
 
+    def load(self, checkpoint: str) -> RewardFacts:
+        """Judge with another checkpoint from now on; returns what others need to know of it."""
+        self.cfg = replace(self.cfg, model=replace(self.cfg.model, checkpoint_path=checkpoint))
+        self.init_worker()
+        return self.describe()
+
     @property
     def manager(self) -> RewardManager:
         """The loaded manager."""
@@ -71,7 +78,7 @@ class ImageRewardWorker:
     def judge_some(self, frames: Mapping[str, UInt8Array], start: int, stop: int) -> Verdict:
         """Verdicts on the frames from `start` to `stop`; frames that do not fit fail the request alone."""
         some = {name: images[start:stop] for name, images in frames.items()}
-        for name, size in self.manager.contract.frame_sizes.items():
+        for name, size in self.manager.contract.input_sizes.items():
             if name in some and some[name].shape[1:] != size:
                 shape = list(some[name].shape)
                 raise DataError(

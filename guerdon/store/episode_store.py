@@ -13,7 +13,7 @@ from its journal: every finished episode is there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,15 +95,26 @@ class EpisodeStore:
         faults: what could not be used, and why.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *more: Path | str, cameras: Sequence[str] | None = None) -> None:
+        """Open a store, or several as one.
+
+        Args:
+            path: of the store.
+            more: of further stores, whose episodes come after those of the first.
+            cameras: which cameras to read, where the stores do not all have the same; None: all.
+        """
         self.path = Path(path)
-        shards = shard_dirs(self.path)  # before the manifest, which knows the cameras before there are shards
+        # Before the manifest, which knows the cameras before there are shards.
+        shards = [item for place in (self.path, *map(Path, more)) for item in shard_dirs(place)]
         self.manifest = read_manifest(self.path)
+        self._chosen = cameras is not None
         self.faults: list[Fault] = []
         self._shards: list[_Shard] = []
         self._end_row = self._end_episode = 0
         self.cameras: dict[str, tuple[int, int, int]] = {
-            name: (shape[0], shape[1], shape[2]) for name, shape in self.manifest["cameras"].items()
+            name: (shape[0], shape[1], shape[2])
+            for name, shape in self.manifest["cameras"].items()
+            if cameras is None or name in cameras
         }
         tables = [table for item in shards if (table := self._open(item)) is not None]
         self._table = pa.concat_tables(tables, promote_options="default") if tables else None
@@ -141,7 +152,10 @@ class EpisodeStore:
         except (OSError, ValueError, KeyError, TypeError, DataError) as error:
             self.faults.append(Fault(path=str(schema_file), reason=f"unreadable: {error}"))
             return None
-        if dict(schema.cameras) != self.cameras:
+        there = {
+            name: size for name, size in schema.cameras.items() if not self._chosen or name in self.cameras
+        }
+        if there != self.cameras:
             reason = f"has the cameras {dict(schema.cameras)}, the store has {self.cameras}"
             self.faults.append(Fault(path=str(path), reason=reason))
             return None
@@ -158,7 +172,7 @@ class EpisodeStore:
                 first_episode=self._end_episode,
                 cameras={
                     name: _map(path / schema.camera_file(name), np.uint8, (frames, *shape))
-                    for name, shape in schema.cameras.items()
+                    for name, shape in self.cameras.items()
                 },
                 vectors={
                     name: _map(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from guerdon.config import RewardConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.images import to_numpy
-from guerdon.serve.manager import Verdict
+from guerdon.serve.manager import RewardManager, Verdict
 from guerdon.serve.relabel import RewardScale, judged_frames, learned_rewards, training_rewards
 from guerdon.serve.worker import ImageRewardWorker
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
@@ -73,6 +73,12 @@ class StepJudge:
             raise ConfigError(
                 f"reward_threshold is {self.cfg.reward_threshold}, but the reward model was loaded with "
                 f"{self._model.cfg.reward_threshold}: set it there"
+            )
+        if isinstance(self._model, RewardManager) and self._model.contract.num_frames > 1:
+            count = self._model.contract.num_frames
+            raise ConfigError(
+                f"the reward model judges {count} frames together, and the wrappers show it single ones: "
+                "train with guerdon train, or fit a model with num_frames=1"
             )
         self.num_envs = num_envs
         self._scale = RewardScale() if self.cfg.normalize else None

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from guerdon.collect.observations import find_image, images_from, native_of, with_final
+from guerdon.collect.observations import FrameSource, find_image, images_from, native_of, with_final
 from guerdon.config import RewardConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.images import to_numpy, to_uint8_hwc
@@ -167,7 +167,9 @@ class LearnedRewardVecEnv(VecEnvWrapper):
         self._judge = StepJudge(manager, cfg, venv.num_envs)
         self._everyone: BoolArray = np.ones(venv.num_envs, np.bool_)
         inner = venv.unwrapped
-        self._native = native_of(inner.envs) if isinstance(inner, GymVectorToSB3) else None
+        self._source: FrameSource | None = None
+        if isinstance(inner, GymVectorToSB3) and native_of(inner.envs) is not None:
+            self._source = FrameSource(inner.envs, self._judge.cameras)
         if not self._judge.cfg.standalone:
             return
         if isinstance(venv, GymVectorToSB3):
@@ -212,8 +214,8 @@ class LearnedRewardVecEnv(VecEnvWrapper):
                 finals[env] = infos[env]["terminal_observation"]
             found = images_from(with_final(obs, finals, done), cameras)
             return {name: images[ids] for name, images in found.items()}
-        if self._native is not None:
-            return {name: self._native.render_frames(name, ids, final=True) for name in cameras}
+        if self._source is not None:
+            return self._source.frames(obs, done, ids)
         return {cameras[0]: self._rendered(done, infos, ids)}
 
     def _rendered(self, done: BoolArray, infos: Sequence[Mapping[str, Any]], ids: IntArray) -> UInt8Array:

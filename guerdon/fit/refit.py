@@ -1,0 +1,276 @@
+"""Refit a reward model while a policy trains on it: the policy's false fires are its hardest negatives.
+
+Frames that the policy reached are kept with the simulator's own label, false fires above all. A refit goes on
+from the present weights with them beside the data of the first fit, and calibrates anew on held-out episodes
+of both.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from guerdon.config import FitConfig, RewardConfig
+from guerdon.datasets import RewardDataset
+from guerdon.datasets.frames import rows_of, split_store
+from guerdon.datasets.sampling import EpochSampler
+from guerdon.errors import ConfigError, DataError
+from guerdon.fit.fit import FitResult, finish_fit, open_data
+from guerdon.fit.quantized import quantize_checkpoint
+from guerdon.fit.trainer import Trainer
+from guerdon.models import load_checkpoint, save_checkpoint
+from guerdon.models.contract import Contract
+from guerdon.store import EpisodeStore, StoreWriter
+from guerdon.store.atomic import write_atomic
+from guerdon.types import BoolArray, Episode, FloatArray, IntArray, UInt8Array, display_path
+
+log = logging.getLogger("guerdon")
+
+Show: TypeAlias = Callable[[IntArray, IntArray], dict[str, UInt8Array]]
+"""(t int [M], env int [M]) -> camera -> what was judged of these steps, uint8 [M, H, W, C] or stacks."""
+
+MIN_FALSE_FIRES = 16
+"""With fewer there is nothing to learn from, and the model stays as it is."""
+SHARE = 0.25
+"""Of the frames that a refit looks at, mined ones make up about so much."""
+MAX_REPEATS = 20
+VAL_EVERY = 5
+"""One of so many of the policy's episodes is held out for calibration."""
+FILE = "mined.npz"
+_KEPT = ("label", "fired", "group")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """T steps of N environments as the reward model and the simulator judged them."""
+
+    prob_success: FloatArray
+    """float32 [T, N]; NaN where nothing was judged."""
+    success: BoolArray
+    """bool [T, N]; the simulator's word."""
+    elapsed: IntArray
+    """int64 [T, N]; the step within its episode."""
+    first_step: int
+    """Steps that each environment had taken before."""
+    show: Show
+
+
+class MinedFrames:
+    """Labelled frames of the policy, the latest `size` of them: false fires, and some of the rest."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.frames: dict[str, UInt8Array] = {}
+        self.label: BoolArray = np.zeros(0, np.bool_)
+        self.fired: BoolArray = np.zeros(0, np.bool_)
+        self.group: IntArray = np.zeros(0, np.int64)
+        """Frames of one episode have the same number."""
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    @property
+    def num_false_fires(self) -> int:
+        """Frames that fired when they were judged, and are no success."""
+        return int((self.fired & ~self.label).sum())
+
+    def add(self, judged: Judged, threshold: float, rng: np.random.Generator) -> None:
+        """Keep up to an eighth of `size`: half of it false fires, the rest drawn from all other frames."""
+        there = np.isfinite(judged.prob_success)
+        fires = there & (judged.prob_success > threshold)
+        false = np.argwhere(fires & ~judged.success)
+        good, bad = np.argwhere(there & judged.success), np.argwhere(there & ~judged.success & ~fires)
+        most = max(self.size // 8, 1)
+        picked = [rng.permutation(false)[: most // 2]]
+        others = max(len(picked[0]), most // 16)
+        picked += [rng.permutation(rest)[: -(-others // 2)] for rest in (good, bad)]
+        t, env = np.concatenate(picked).T
+        if not len(t):
+            return
+        shown = judged.show(t, env)
+        self.frames = {
+            name: images if not len(self) else np.concatenate([self.frames[name], images])
+            for name, images in shown.items()
+        }
+        began = judged.first_step + t - judged.elapsed[t, env]
+        self.label = np.concatenate([self.label, judged.success[t, env]])
+        self.fired = np.concatenate([self.fired, fires[t, env]])
+        self.group = np.concatenate([self.group, began * judged.success.shape[1] + env])
+        if len(self) > self.size:
+            self.frames = {name: images[-self.size :] for name, images in self.frames.items()}
+            for name in _KEPT:
+                setattr(self, name, getattr(self, name)[-self.size :])
+
+    def write(self, path: Path) -> None:
+        """As a native store: each frame, or stack, is an episode of its own; its last row is what counts."""
+        with StoreWriter(path) as writer:
+            writer.add_many([self._episode(number) for number in range(len(self))])
+
+    def _episode(self, number: int) -> Episode:
+        stacks = {name: images[number] for name, images in self.frames.items()}
+        frames = {name: each if each.ndim == 4 else each[None] for name, each in stacks.items()}
+        label = bool(self.label[number])
+        labels = np.full(len(next(iter(frames.values()))), label, np.float32)
+        return Episode(
+            frames=frames, labels=labels, success=label, source=f"policy/{self.group[number]}/{number}"
+        )
+
+    def save(self, path: Path) -> None:
+        """To a file, completely or not at all."""
+        arrays: dict[str, Any] = {f"frames/{name}": images for name, images in self.frames.items()}
+        arrays |= {name: getattr(self, name) for name in _KEPT}
+        write_atomic(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
+
+    def load(self, path: Path) -> None:
+        """Go on from a file that `save` wrote."""
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+            kept = {name: arrays.pop(name) for name in _KEPT}
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise DataError(f"cannot read the mined frames {display_path(path)}: {error}") from error
+        self.frames = {name.removeprefix("frames/"): images for name, images in arrays.items()}
+        self.label, self.fired, self.group = kept["label"], kept["fired"], kept["group"]
+
+
+class Refitter:
+    """Mines frames as a run goes on, and refits when it is asked to."""
+
+    def __init__(
+        self, reward: RewardConfig, cfg: FitConfig, contract: Contract, folder: Path, seed: int
+    ) -> None:
+        """Open the data of the first fit.
+
+        Args:
+            reward: the `reward` section.
+            cfg: the `fit` section; its data, optimiser and calibration hold for refits too.
+            contract: of the model as it is now.
+            folder: of the run; refits go to `refit/step_{N}/`.
+            seed: decides the split, as in the first fit, and the order.
+        """
+        data = cfg.data
+        if data.path is None and (data.positive_dir is None or data.negative_dir is None):
+            raise ConfigError(
+                "reward.refit_interval needs the data of the first fit: set fit.data.path, or "
+                "fit.data.positive_dir and fit.data.negative_dir"
+            )
+        self.mined = MinedFrames(reward.refit_frames)
+        self.num_refits = 0
+        self._reward, self._folder, self._seed = reward, folder, seed
+        self._cfg = replace(cfg, epochs=reward.refit_epochs, backend="simple", save_dir=None)
+        self._model = contract.model_config(reward.model)
+        self._store, self._faults = open_data(self._model, cfg, folder)
+        if contract.data_hash not in (None, self._store.content_hash):
+            log.warning(
+                "fit.data is not what the reward model was fitted to (%s, not %s); refits use fit.data",
+                self._store.content_hash,
+                contract.data_hash,
+            )
+        camera = self._model.image_keys[0]
+        self._splits = split_store(self._store, val_fraction=data.val_fraction, seed=seed, camera=camera)
+
+    def metrics(self) -> dict[str, float]:
+        """How often, and from how much."""
+        return {
+            "reward/refits": float(self.num_refits),
+            "reward/mined_frames": float(len(self.mined)),
+            "reward/mined_false_fires": float(self.mined.num_false_fires),
+        }
+
+    def add(self, step: int, judged: Judged, threshold: float) -> None:
+        """Keep some of the frames that were judged up to environment step `step`."""
+        self.mined.add(judged, threshold, np.random.default_rng([self._seed, step]))
+
+    def refit(self, step: int, checkpoint: Path) -> FitResult | None:
+        """Go on from a checkpoint with the mined frames; None if there is too little to learn from.
+
+        Args:
+            step: of the run.
+            checkpoint: the model as it is now.
+        """
+        started = time.perf_counter()
+        if self.mined.num_false_fires < MIN_FALSE_FIRES:
+            count = self.mined.num_false_fires
+            log.info("step %d: no refit, the reward has fired wrongly on %d kept frames only", step, count)
+            return None
+        place = _new_folder(self._folder / "refit" / f"step_{step}")
+        self.mined.write(place / "mined")
+        store = EpisodeStore(self._store.path, place / "mined", cameras=self._model.image_keys)
+        train, val = self._rows(store)
+        model, contract, _ = load_checkpoint(checkpoint, self._model)
+        dataset = RewardDataset(store, cameras=self._model.image_keys, num_frames=self._model.num_frames)
+        sampler = EpochSampler(
+            rows=train,
+            positive=store.labels[train] >= 0.5,
+            episode=store.episode[train],
+            num_samples_per_episode=self._cfg.data.num_samples_per_episode,
+            fail_success_ratio=self._cfg.data.fail_success_ratio,
+            seed=self._seed,
+        )
+        device = f"cuda:{self._cfg.gpu_id}" if torch.cuda.is_available() else "cpu"
+        trainer = Trainer(
+            model,
+            dataset,
+            sampler,
+            val,
+            self._cfg,
+            replace(contract, data_hash=store.content_hash),
+            folder=place,
+            checkpoints=place / "checkpoints",
+            seed=self._seed + step,
+            device=device,
+            tensorboard=False,
+        )
+        try:
+            trainer.run()
+            result = finish_fit(trainer, store, val, tuple(self._faults), started)
+        finally:
+            trainer.close()
+        result = self._with_first_success(result, contract)
+        if self._reward.model.precision == "int8":
+            try:
+                quantize_checkpoint(result.checkpoint, dataset, np.unique(train), val, seed=self._seed)
+            except DataError as error:
+                log.warning("step %d: the refitted model is not used: %s", step, error)
+                return None
+        self.num_refits += 1
+        return result
+
+    def _rows(self, store: EpisodeStore) -> tuple[IntArray, IntArray]:
+        """Rows to train and to validate on, mined ones repeated until they count."""
+        train, val = (rows_of(self._store, self._splits[name]) for name in ("train", "val"))
+        mined = store.starts[self._store.num_episodes + 1 :] - 1  # the last row of each
+        mixed = (self.mined.group.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
+        held_out = mixed % np.uint64(VAL_EVERY) == 0
+        per_epoch = len(train)
+        if self._cfg.data.num_samples_per_episode:
+            most = self._cfg.data.num_samples_per_episode * len(self._splits["train"])
+            per_epoch = min(per_epoch, most)
+        own = mined[~held_out]
+        repeats = round(SHARE / (1 - SHARE) * per_epoch / max(len(own), 1))
+        own = np.tile(own, min(max(repeats, 1), MAX_REPEATS))
+        return np.concatenate([train, own]), np.concatenate([val, mined[held_out]])
+
+    def _with_first_success(self, result: FitResult, before: Contract) -> FitResult:
+        """The step of the earliest success is that of whole episodes; mined frames have no step."""
+        metrics = {**result.contract.metrics, "first_success_step": before.metrics.get("first_success_step")}
+        contract = replace(result.contract, metrics=metrics)
+        save_checkpoint(result.checkpoint, load_checkpoint(result.checkpoint)[0], contract)
+        return replace(result, contract=contract)
+
+
+def _new_folder(wanted: Path) -> Path:
+    """`wanted`, or a name beside it if a run that broke off has left one there."""
+    number, place = 1, wanted
+    while place.exists():
+        number += 1
+        place = wanted.with_name(f"{wanted.name}-{number}")
+    return place
