@@ -29,7 +29,7 @@ from guerdon.config import NetworkConfig, SACConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.learn.batches import TrainBatch
 from guerdon.learn.flat import BatchedMLP, FlatAdam, Trace, first_rows
-from guerdon.learn.networks import Obs, ObsEncoder, ObsSpec, num_rows, to_obs
+from guerdon.learn.networks import Obs, ObsEncoder, ObsSpec, num_rows, shift_images, to_obs
 from guerdon.learn.squashed import Drawn, draw, imitation, limits
 
 
@@ -106,8 +106,7 @@ class SAC:
             obs: states or a mapping, [N, ...].
             deterministic: without noise, and by the mean of the policy's weights if there is one.
         """
-        steady = deterministic and self.mean_actor is not None
-        actor = self.mean_actor if steady and self.mean_actor is not None else self.actor
+        actor = self.mean_actor if deterministic and self.mean_actor is not None else self.actor
         mean, log_std, _ = limits(actor(self.encoder(to_obs(obs, self.device)))[0])
         if not deterministic:
             noise = torch.randn(mean.shape, generator=self._act_noise, device=self.device)
@@ -260,6 +259,16 @@ class SAC:
         chosen = slice(features.shape[1], None)
         return value, self.critics.backward(trace, weights.unsqueeze(-1), weights=False, inputs=chosen)
 
+    def _shifted(self, obs: Obs) -> Obs:
+        """Each image moved by up to `image_shift` pixels, its border repeated; the same for all cameras."""
+        pixels = self.cfg.image_shift
+        if not pixels or not self._has_images:
+            return obs
+        moves = torch.randint(
+            -pixels, pixels + 1, (num_rows(obs), 2, 1), generator=self._noise, device=self.device
+        )
+        return {name: shift_images(part, moves) if part.ndim == 4 else part for name, part in obs.items()}
+
     # Cloning
 
     @torch.no_grad()
@@ -295,16 +304,6 @@ class SAC:
                 "sac.bc_towards is cloned_policy, but none was cloned; give learner.warm_start.data"
             )
 
-    def _shifted(self, obs: Obs) -> Obs:
-        """Each image moved by up to `image_shift` pixels, its border repeated; the same for all cameras."""
-        pixels = self.cfg.image_shift
-        if not pixels or not self._has_images:
-            return obs
-        moves = torch.randint(
-            -pixels, pixels + 1, (num_rows(obs), 2, 1), generator=self._noise, device=self.device
-        )
-        return {name: shift_images(part, moves) if part.ndim == 4 else part for name, part in obs.items()}
-
     # Copies of the policy elsewhere
 
     def policy_state(self) -> dict[str, Any]:
@@ -335,17 +334,15 @@ class SAC:
         state: dict[str, Any] = {name: part.state_dict() for name, part in self._stateful().items()}
         state |= {name: network.flat for name, network in self._networks().items()}
         state |= {"noise": self._noise.get_state(), "act_noise": self._act_noise.get_state()}
-        state |= {"log_alpha": self.log_alpha, "num_updates": self.num_updates, "reference": None}
-        if self.reference is not None:
-            encoder, actor = self.reference
-            state["reference"] = {"encoder": encoder.state_dict(), "actor": actor.flat}
-        return copy.deepcopy(state)
+        return copy.deepcopy({**state, "log_alpha": self.log_alpha, "num_updates": self.num_updates})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: the same actions and updates follow."""
-        state = {"reference": None, **copy.deepcopy(dict(state))}  # early versions had no reference
+        state = copy.deepcopy(dict(state))
+        self.reference = None
+        if "reference" in state:
+            self.keep_reference()  # with weights that follow below
         wanted = {*self._stateful(), *self._networks(), "noise", "act_noise", "log_alpha", "num_updates"}
-        wanted.add("reference")
         if state.keys() != wanted:
             raise DataError(f"a state of SAC has {sorted(wanted)}, not {sorted(state)}")
         for name, network in self._networks().items():
@@ -354,38 +351,20 @@ class SAC:
             network.flat.copy_(state[name])
         for name, part in self._stateful().items():
             part.load_state_dict(state[name])
-        self.reference = None
-        if state["reference"] is not None:
-            self.reference = (
-                copy.deepcopy(self.encoder).requires_grad_(False),
-                self.actor.twin(),
-            )
-            self.reference[0].load_state_dict(state["reference"]["encoder"])
-            self.reference[1].flat.copy_(state["reference"]["actor"])
         self.log_alpha.copy_(state["log_alpha"])
         self._noise.set_state(state["noise"].cpu())
         self._act_noise.set_state(state["act_noise"].cpu())
         self.num_updates = int(state["num_updates"])
 
     def _networks(self) -> dict[str, BatchedMLP]:
-        networks = {"actor": self.actor, "critics": self.critics, "target_critics": self.target_critics}
-        return networks if self.mean_actor is None else {**networks, "mean_actor": self.mean_actor}
+        networks: dict[str, BatchedMLP | None] = {"actor": self.actor, "mean_actor": self.mean_actor}
+        networks |= {"critics": self.critics, "target_critics": self.target_critics}
+        networks["reference"] = None if self.reference is None else self.reference[1]
+        return {name: network for name, network in networks.items() if network is not None}
 
     def _stateful(self) -> dict[str, Any]:
         parts: dict[str, Any] = {"encoder": self.encoder, "encoder_adam": self._encoder_adam}
         parts |= {"actor_adam": self._actor_adam, "critic_adam": self._critic_adam}
         parts["alpha_adam"] = self._alpha_adam
+        parts["reference_encoder"] = None if self.reference is None else self.reference[0]
         return {name: part for name, part in parts.items() if part is not None}
-
-
-def shift_images(images: Tensor, moves: Tensor) -> Tensor:
-    """Move each image: [N, H, W, C], int64 [N, 2, 1] (down, right) -> [N, H, W, C].
-
-    Repeating the border is the same as holding the index of a pixel within the image.
-    """
-    count, height, width, channels = images.shape
-    rows = (torch.arange(height, device=images.device) - moves[:, 0]).clamp_(0, height - 1)
-    columns = (torch.arange(width, device=images.device) - moves[:, 1]).clamp_(0, width - 1)
-    first = torch.arange(count, device=images.device)[:, None] * height
-    pixels = ((first + rows) * width)[:, :, None] + columns[:, None, :]
-    return images.reshape(-1, channels).index_select(0, pixels.reshape(-1)).view(images.shape)

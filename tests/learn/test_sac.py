@@ -15,8 +15,8 @@ from guerdon.config import NetworkConfig, SACConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.learn.batches import TrainBatch
 from guerdon.learn.flat import BatchedMLP, FlatAdam
-from guerdon.learn.networks import ObsSpec
-from guerdon.learn.sac import SAC, shift_images
+from guerdon.learn.networks import ObsSpec, shift_images
+from guerdon.learn.sac import SAC
 from guerdon.learn.squashed import draw
 from tests.learn.batches import random_batch
 
@@ -256,6 +256,8 @@ def test_exact_continuation(images):
         assert np.array_equal(first.act(obs), second.act(obs))
     assert torch.equal(first.critics.flat, second.critics.flat)
     assert not torch.equal(frozen["critics"], first.critics.flat)
+    for name, part in first.encoder.state_dict().items():  # it learns in updates, too
+        assert not torch.equal(part, frozen["encoder"][name])
 
 
 def test_the_encoder_follows_the_critics_alone():
