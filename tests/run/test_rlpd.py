@@ -1,9 +1,11 @@
 """Runs that learn from demonstrations: how they start, go on after a stop, and what they reach."""
 
 import pytest
+import torch
 
 from guerdon.config import load_config
 from guerdon.errors import ConfigError
+from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.train import train
 from tests.run.short_runs import SAC, demonstrate, lines, make_runner, without_times
 
@@ -62,3 +64,39 @@ def test_a_pull_to_a_policy_that_nobody_cloned_is_refused_at_once(settings, tmp_
     with pytest.raises(ConfigError, match=r"give learner.warm_start.data"):
         runner.run()
     assert runner.loop.env_steps == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_it_gets_further_than_cloning_on_a_sparse_reward(tmp_path):
+    torch.set_num_threads(1)
+    shown = demonstrate(tmp_path / "shown", episodes=20)
+    settings = [
+        "+learner=rlpd",
+        f"learner.warm_start.data={shown}",
+        "learner.warm_start.batch_size=128",
+        "learner.warm_start.epochs=60",
+        f"learner.sac.prior_data={shown}",
+        "learner.network.hidden=[128,128]",
+        "learner.sac.bc_coef=16",
+        "learner.sac.bc_coef_end=4",
+        "learner.sac.bc_decay_updates=12_000",
+        "learner.sac.actor_ema=0.995",
+        "learner.sac.num_critic_only_updates=2_000",
+        "learner.sac.learning_starts=2_000",
+        "learner.total_steps=16_384",
+        "learner.eval_interval=1_536",
+        "learner.eval_episodes=200",
+        "env.train.num_envs=8",
+        "env.train.init_params.reward=sparse",
+        "env.eval.num_envs=100",
+        "runner.logger.backends=[]",
+    ]
+    (tmp_path / "run").mkdir()
+    summary = EmbodiedRunner(load_config("train", settings), tmp_path / "run").run()
+    evaluations = [entry for entry in lines(tmp_path / "run") if "eval/success_once" in entry]
+    assert evaluations[0]["step"] == 1_536  # nothing has been learned yet
+    cloned = evaluations[0]["eval/success_at_end"]
+    assert 0.3 < cloned < 0.7
+    assert summary["success_rate"] >= max(0.75, cloned + 0.15)
+    assert evaluations[-1]["eval/success_at_end"] >= max(0.75, cloned + 0.15)
