@@ -15,6 +15,7 @@ ALL = (
     "bench_distributed",
     "bench_ppo",
     "bench_offpolicy",
+    "bench_sac_update",
     "bench_async",
     "bench_ray",
     "scaling",

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from benchmarks.report import Result, report
+from benchmarks.report import Result, report, silent
 from guerdon.collect.observations import with_final
 from guerdon.config import DQNConfig, NetworkConfig, SACConfig
 from guerdon.learn.dqn import DQN
@@ -202,6 +202,7 @@ def theirs(task: Task, seed: int) -> tuple[float, float, float]:
             n_steps=cfg.num_n_steps,
             **shared,
         )
+    model.set_logger(silent())
     spent = seconds(lambda: model.learn(task.steps))
     return mean_return(task, lambda obs: model.predict(obs, deterministic=True)[0]), *spent
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from benchmarks.report import Result, report
+from benchmarks.report import Result, report, silent
 from guerdon.config import NetworkConfig, PPOConfig
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.ppo import PPO
@@ -108,6 +108,7 @@ def theirs(task: Task, seed: int) -> tuple[float, Act]:
         seed=seed,
         device="cpu",
     )
+    learner.set_logger(silent())
     started = time.perf_counter()
     learner.learn(task.total_steps)
     spent = time.perf_counter() - started

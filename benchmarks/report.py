@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +48,10 @@ def report(name: str, settings: dict[str, object], results: list[Result]) -> int
     print(heading(name, settings))
     print("\n".join(f"   {result.line()}" for result in results), flush=True)
     return int(not all(result.met for result in results))
+
+
+def silent() -> Any:
+    """A logger for stable_baselines3 that writes nothing; its own leaves a folder for every run."""
+    from stable_baselines3.common.logger import Logger
+
+    return Logger(folder=None, output_formats=[])

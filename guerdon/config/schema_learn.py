@@ -101,7 +101,21 @@ class SACConfig:
     prior_ratio: Fraction = 0.5
     """Share of each batch that comes from it."""
     bc_coef: NonNegativeFloat = 0.0
-    """Weight of a pull of the policy towards the demonstrations' actions."""
+    """Weight of a pull of the policy towards what was demonstrated, ..."""
+    bc_coef_end: NonNegativeFloat | None = None
+    """... the weight to which it changes in a straight line; null: it stays, ..."""
+    bc_decay_updates: PositiveInt = 10_000
+    """... and over how many updates, from the policy's first one on."""
+    bc_towards: Literal["demonstrations", "cloned_policy"] = "demonstrations"
+    """Their actions, in their rows of a batch, or what the policy of `warm_start` would do, in all rows."""
+    bc_scaled: bool = False
+    """Multiply the pull by the mean size of the values, so that it does not fade as they grow."""
+    num_critic_only_updates: NonNegativeInt = 0
+    """When learning starts, so many updates are done at once, of the critics alone."""
+    initial_log_std: float = 0.0
+    """Log deviation of the actions, before squashing, at first; low for a cloned policy."""
+    actor_ema: Fraction = 0.0
+    """What a running mean of the policy's weights keeps in an update; it acts in evaluations. 0: none."""
     image_shift: NonNegativeInt = 4
     """Images are shifted at random by up to so many pixels."""
 

@@ -51,9 +51,8 @@ class DQN:
             self.encoder = ObsEncoder(spec, network).to(self.device)
             size = self.encoder.num_features
             self.values = BatchedMLP(1, size, self.num_actions, network, device=self.device)
-            self.target_values = BatchedMLP(1, size, self.num_actions, network, device=self.device)
         self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
-        self.target_values.flat.copy_(self.values.flat)
+        self.target_values = self.values.twin(share_arrays=True)
         self._adam = FlatAdam(self.values.flat, self.values.gradient, cfg.lr)
         self._encoder_adam = (
             torch.optim.Adam(self.encoder.parameters(), lr=cfg.lr, fused=True) if spec.images else None
@@ -121,7 +120,9 @@ class DQN:
         errors = values - targets
         clipped = errors.clamp(-1.0, 1.0)  # the gradient of the Huber loss
         gradient = torch.zeros_like(outputs[0]).scatter_(1, chosen, (clipped / len(batch)).unsqueeze(1))
-        slopes = self.values.backward(trace, gradient.unsqueeze(0), inputs=self._encoder_adam is not None)
+        slopes = self.values.backward(
+            trace, gradient.unsqueeze(0), inputs=slice(None) if self._encoder_adam is not None else None
+        )
         self._adam.step()
         if self._encoder_adam is not None:
             self._encoder_adam.zero_grad()

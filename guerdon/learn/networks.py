@@ -68,6 +68,19 @@ def num_rows(obs: Mapping[str, Tensor]) -> int:
     return len(next(iter(obs.values())))
 
 
+def shift_images(images: Tensor, moves: Tensor) -> Tensor:
+    """Move each image: [N, H, W, C], int64 [N, 2, 1] (down, right) -> [N, H, W, C].
+
+    Repeating the border is the same as holding the index of a pixel within the image.
+    """
+    count, height, width, channels = images.shape
+    rows = (torch.arange(height, device=images.device) - moves[:, 0]).clamp_(0, height - 1)
+    columns = (torch.arange(width, device=images.device) - moves[:, 1]).clamp_(0, width - 1)
+    first = torch.arange(count, device=images.device)[:, None] * height
+    pixels = ((first + rows) * width)[:, :, None] + columns[:, None, :]
+    return images.reshape(-1, channels).index_select(0, pixels.reshape(-1)).view(images.shape)
+
+
 class ObsEncoder(nn.Module):
     """Features of an observation: the state as it is, beside what a small CNN sees in the images."""
 

@@ -6,6 +6,9 @@ and the gradients, which are short formulas, are written out; autograd is left w
 
 Inside, actions lie in [-1, 1]; they are scaled to the action space at the border. The encoder follows the
 loss of the critics alone.
+
+Beside the policy that learns there may be two that do not: its running mean, which acts when it matters
+(`actor_ema`), and the cloned one, from which it should not stray (`bc_towards`).
 """
 
 from __future__ import annotations
@@ -19,18 +22,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from guerdon.config import NetworkConfig, SACConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.learn.batches import TrainBatch
-from guerdon.learn.flat import BatchedMLP, FlatAdam
-from guerdon.learn.networks import Obs, ObsEncoder, ObsSpec, num_rows, to_obs
-
-LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
-_LOG_2, _HALF_LOG_2PI = math.log(2.0), 0.5 * math.log(2.0 * math.pi)
+from guerdon.learn.flat import BatchedMLP, FlatAdam, Trace, first_rows
+from guerdon.learn.networks import Obs, ObsEncoder, ObsSpec, num_rows, shift_images, to_obs
+from guerdon.learn.squashed import Drawn, draw, imitation, limits
 
 
 class SAC:
@@ -64,6 +64,8 @@ class SAC:
             raise ConfigError(
                 f"sac.num_min_critics is {cfg.num_min_critics}, but there are {cfg.num_critics} critics"
             )
+        if cfg.actor_ema >= 1.0:
+            raise ConfigError("sac.actor_ema is 1: the mean of the policy's weights would never change")
         self.cfg, self.device = cfg, torch.device(device)
         self._low = torch.as_tensor(action_space.low, dtype=torch.float32, device=self.device)
         self._high = torch.as_tensor(action_space.high, dtype=torch.float32, device=self.device)
@@ -76,8 +78,10 @@ class SAC:
             plain = dataclasses.replace(network, layer_norm=False)
             self.actor = BatchedMLP(1, features, 2 * size, plain, out_gain=0.01, device=self.device)
             self.critics = BatchedMLP(cfg.num_critics, features + size, 1, network, device=self.device)
-            self.target_critics = BatchedMLP(cfg.num_critics, features + size, 1, network, device=self.device)
-        self.target_critics.flat.copy_(self.critics.flat)
+        self.target_critics = self.critics.twin(share_arrays=True)
+        self.actor.shift_outputs(slice(size, None), cfg.initial_log_std)
+        self.mean_actor = self.actor.twin() if cfg.actor_ema else None
+        self.reference: tuple[ObsEncoder, BatchedMLP] | None = None
         self.log_alpha = torch.tensor([math.log(cfg.initial_alpha)], device=self.device)
         self._alpha_gradient = torch.zeros_like(self.log_alpha)
         self._target_entropy = -float(size) if cfg.target_entropy is None else cfg.target_entropy
@@ -96,8 +100,14 @@ class SAC:
 
     @torch.no_grad()
     def act(self, obs: Any, deterministic: bool = False) -> NDArray[np.float32]:
-        """Actions for a batch of observations as the environments give them: float32 [N, A]."""
-        mean, log_std = self._policy(self.encoder(to_obs(obs, self.device)))
+        """Actions for a batch of observations as the environments give them: float32 [N, A].
+
+        Args:
+            obs: states or a mapping, [N, ...].
+            deterministic: without noise, and by the mean of the policy's weights if there is one.
+        """
+        actor = self.mean_actor if deterministic and self.mean_actor is not None else self.actor
+        mean, log_std, _ = limits(actor(self.encoder(to_obs(obs, self.device)))[0])
         if not deterministic:
             noise = torch.randn(mean.shape, generator=self._act_noise, device=self.device)
             mean = torch.addcmul(mean, noise, log_std.exp())
@@ -112,98 +122,126 @@ class SAC:
         """[-1, 1] -> the action space, also after rounding."""
         return torch.addcmul(self._middle, unit, self._half).clamp_(self._low, self._high)
 
-    def _policy(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log standard deviation before squashing, [B, A] each."""
-        mean, log_std = self.actor(features)[0].chunk(2, dim=-1)
-        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
-
-    def _draw(self, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions in [-1, 1], their log densities [B], and how far noise moved them before squashing."""
-        noise = torch.randn(mean.shape, generator=self._noise, device=self.device)
-        moved = noise * log_std.exp()
-        before = mean + moved
-        # log N(before) - log |d tanh|, with log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u))
-        constant = noise.square_().mul_(-0.5).sub_(_HALF_LOG_2PI + 2.0 * _LOG_2)
-        log_density = constant.sub_(log_std).add_(before + F.softplus(-2.0 * before), alpha=2.0)
-        return before.tanh_(), log_density.sum(-1), moved
-
     # Learning
 
     @torch.no_grad()
     def targets(self, batch: TrainBatch) -> Tensor:
         """What the critics regress on, float32 [B]; draws the next actions and the subset of critics."""
         features = self.encoder(self._shifted(batch.next_obs))
-        actions, log_density, _ = self._draw(*self._policy(features))
-        values = self.target_critics(torch.cat([features, actions], 1)).squeeze(-1)
+        return self._targets(batch, features, draw(self.actor(features)[0], self._noise))
+
+    def _targets(self, batch: TrainBatch, features: Tensor, drawn: Drawn) -> Tensor:
+        """The same, from features of what follows and actions in it."""
+        values = self.target_critics(torch.cat([features, drawn.actions], 1)).squeeze(-1)
         if self.cfg.num_min_critics < self.cfg.num_critics:
             order = torch.randperm(self.cfg.num_critics, generator=self._noise, device=self.device)
             values = values[order[: self.cfg.num_min_critics]]
         value = values.amin(0)
         if self.cfg.entropy_in_backup:
-            value = value - self.log_alpha.exp() * log_density
+            value = value - self.log_alpha.exp() * drawn.log_density
         return torch.addcmul(batch.training_rewards, batch.not_terminated * batch.discount, value)
 
+    @torch.no_grad()
     def update(self, batch: TrainBatch, prior_rows: int = 0) -> dict[str, float]:
         """One step of the critics, and of the policy and temperature when it is their turn.
 
         Args:
             batch: on which to learn.
-            prior_rows: how many of its first rows are demonstrations; `bc_coef` acts on them.
+            prior_rows: how many of its first rows are demonstrations; `bc_coef` may act on them alone.
         """
-        if not 0 <= prior_rows <= len(batch):
-            raise DataError(f"{prior_rows} demonstrations in a batch of {len(batch)}")
+        count = len(batch)
+        if not 0 <= prior_rows <= count:
+            raise DataError(f"{prior_rows} demonstrations in a batch of {count}")
         if self.device.type != "cpu":
             batch = batch.to(self.device)
         unit_actions = (batch.actions - self._middle) / self._half
-        targets = self.targets(batch)
+        ahead = self.encoder(self._shifted(batch.next_obs))
         with torch.set_grad_enabled(self._has_images):
             features = self.encoder(self._shifted(batch.obs))
+        here, turn = features.detach(), self._is_the_policys_turn()
+        # the policy changes last: one pass over what is seen now and next serves its own update as well
+        outputs, trace = self.actor.forward(torch.cat([here, ahead]) if turn else ahead)
+        drawn = draw(outputs[0], self._noise)
+        now, after = drawn.halves() if turn else (None, drawn)
+        targets = self._targets(batch, ahead, after)
         metrics = self._update_critics(features, unit_actions, targets)
-        if self.num_updates % self.cfg.actor_every == 0:
-            metrics |= self._update_actor(features.detach(), unit_actions, prior_rows)
+        if now is not None:
+            goal = self._goal(batch, here, unit_actions, prior_rows)
+            metrics |= self._update_actor(here, now, first_rows(trace, count), goal)
         self.target_critics.flat.lerp_(self.critics.flat, self.cfg.tau)
         self.num_updates += 1
         return metrics
+
+    def _is_the_policys_turn(self) -> bool:
+        done = self.num_updates - self.cfg.num_critic_only_updates
+        return done >= 0 and done % self.cfg.actor_every == 0
 
     def _update_critics(self, features: Tensor, unit_actions: Tensor, targets: Tensor) -> dict[str, float]:
         """Least squares: the loss is half the mean square error, summed over the critics."""
         inputs = torch.cat([features.detach(), unit_actions], 1)
         values, trace = self.critics.forward(inputs)
         errors = values.squeeze(-1) - targets
-        gradient = self.critics.backward(trace, errors.unsqueeze(-1) / len(targets), inputs=self._has_images)
+        seen = slice(features.shape[1]) if self._has_images else None
+        gradient = self.critics.backward(trace, (errors / len(targets)).unsqueeze(-1), inputs=seen)
         self._critic_adam.step()
         if self._encoder_adam is not None:
             self._encoder_adam.zero_grad()
-            features.backward(gradient[:, : features.shape[1]])  # type: ignore[no-untyped-call]
+            features.backward(gradient)  # type: ignore[no-untyped-call]
             self._encoder_adam.step()
         loss = 0.5 * len(values) * errors.square().mean().item()
         return {"critic_loss": loss, "value": values.mean().item()}
 
-    @torch.no_grad()
-    def _update_actor(self, features: Tensor, unit_actions: Tensor, prior_rows: int) -> dict[str, float]:
-        """Minimise alpha * log density - value over actions = tanh(mean + noise * std)."""
-        alpha, count = self.log_alpha.exp().item(), len(features)
-        outputs, trace = self.actor.forward(features)
-        mean, raw_log_std = outputs[0].chunk(2, dim=-1)
-        log_std = raw_log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
-        actions, log_density, moved = self._draw(mean, log_std)
-        value, value_slope = self._values_and_slopes(features, actions)
-        # d log density / d before = 2 tanh(before); d tanh(before) / d before = 1 - tanh(before)^2
-        before_slope = actions.mul(2.0 * alpha).sub_(value_slope * (1.0 - actions.square())).div_(count)
-        log_std_slope = (before_slope * moved).sub_(alpha / count).mul_(raw_log_std == log_std)
-        entropy = -log_density.mean().item()
+    def _update_actor(
+        self, features: Tensor, drawn: Drawn, trace: Trace, goal: Tensor | None
+    ) -> dict[str, float]:
+        """Minimise alpha * log density - value over actions = tanh(mean + noise * std).
+
+        Args:
+            features: what the policy saw, [B, F].
+            drawn: what it drew.
+            trace: of its pass.
+            goal: actions in [-1, 1] towards which to pull the first rows, [up to B, A].
+        """
+        alpha = self.log_alpha.exp().item()
+        value, value_slopes = self._values_and_slopes(features, drawn.actions)
+        mean_slopes, log_std_slopes = drawn.slopes(alpha, value_slopes)
+        entropy = -drawn.log_density.mean().item()
         metrics = {"actor_loss": -alpha * entropy - value.mean().item(), "entropy": entropy, "alpha": alpha}
-        if prior_rows and self.cfg.bc_coef:
-            # after log_std_slope, so that it acts on the mean alone
-            pull, slope = _imitation(mean[:prior_rows], unit_actions[:prior_rows])
-            before_slope[:prior_rows] += self.cfg.bc_coef * slope
-            metrics["bc_loss"] = pull
-        self.actor.backward(trace, torch.cat([before_slope, log_std_slope], 1).unsqueeze(0))
+        if goal is not None:  # it acts on the mean alone
+            coef = self._bc_coef() * (value.abs().mean().item() if self.cfg.bc_scaled else 1.0)
+            metrics["bc_loss"], slopes = imitation(drawn.mean[: len(goal)], goal)
+            mean_slopes[: len(goal)].add_(slopes, alpha=coef)
+            metrics["bc_coef"] = coef
+        self.actor.backward(trace, torch.cat([mean_slopes, log_std_slopes], 1).unsqueeze(0))
         self._actor_adam.step()
+        if self.mean_actor is not None:
+            self.mean_actor.flat.lerp_(self.actor.flat, 1.0 - self.cfg.actor_ema)
         if self.cfg.learn_alpha:  # minimise log_alpha * (entropy - target)
             self._alpha_gradient.fill_(entropy - self._target_entropy)
             self._alpha_adam.step()
         return metrics
+
+    def _goal(
+        self, batch: TrainBatch, features: Tensor, unit_actions: Tensor, prior_rows: int
+    ) -> Tensor | None:
+        """Actions in [-1, 1] towards which the policy is pulled in the first rows of a batch, if in any."""
+        if not self._bc_coef():
+            return None
+        if self.cfg.bc_towards == "demonstrations":
+            return unit_actions[:prior_rows] if prior_rows else None
+        self.check_reference()
+        assert self.reference is not None
+        encoder, actor = self.reference
+        seen = encoder(batch.obs) if self._has_images else features
+        return torch.tanh(limits(actor(seen)[0])[0])
+
+    def _bc_coef(self) -> float:
+        """The weight of the pull now."""
+        cfg = self.cfg
+        if cfg.bc_coef_end is None:
+            return cfg.bc_coef
+        done = min(max(self.num_updates - cfg.num_critic_only_updates, 0) / cfg.bc_decay_updates, 1.0)
+        return cfg.bc_coef + done * (cfg.bc_coef_end - cfg.bc_coef)
 
     def _values_and_slopes(self, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """The critics' verdict on actions, [B], and its gradient in them, [B, A].
@@ -218,19 +256,8 @@ class SAC:
             weights = torch.zeros_like(values).scatter_(0, which.unsqueeze(0), 1.0)
         else:
             value, weights = values.mean(0), torch.full_like(values, 1.0 / len(values))
-        slopes = self.critics.backward(trace, weights.unsqueeze(-1), weights=False, inputs=True)
-        return value, slopes[:, features.shape[1] :]
-
-    @torch.no_grad()
-    def imitate(self, obs: Obs, actions: Tensor) -> float:
-        """One step of the policy's mean towards actions [B, A]; returns the mean square error before it."""
-        features = self.encoder({name: part.to(self.device) for name, part in obs.items()})
-        outputs, trace = self.actor.forward(features)
-        mean, log_std = outputs[0].chunk(2, dim=-1)
-        error, slope = _imitation(mean, (actions.to(self.device) - self._middle) / self._half)
-        self.actor.backward(trace, torch.cat([slope, torch.zeros_like(log_std)], 1).unsqueeze(0))
-        self._actor_adam.step()
-        return error
+        chosen = slice(features.shape[1], None)
+        return value, self.critics.backward(trace, weights.unsqueeze(-1), weights=False, inputs=chosen)
 
     def _shifted(self, obs: Obs) -> Obs:
         """Each image moved by up to `image_shift` pixels, its border repeated; the same for all cameras."""
@@ -242,6 +269,41 @@ class SAC:
         )
         return {name: shift_images(part, moves) if part.ndim == 4 else part for name, part in obs.items()}
 
+    # Cloning
+
+    @torch.no_grad()
+    def imitate(self, obs: Obs, actions: Tensor, lr: float | None = None) -> float:
+        """One step of the policy's mean towards actions [B, A]; returns the mean square error before it.
+
+        Args:
+            obs: what was seen, [B, ...].
+            actions: what was done.
+            lr: learning rate of this step; None: `actor_lr`.
+        """
+        features = self.encoder({name: part.to(self.device) for name, part in obs.items()})
+        outputs, trace = self.actor.forward(features)
+        mean, log_std, _ = limits(outputs[0])
+        error, slope = imitation(mean, (actions.to(self.device) - self._middle) / self._half)
+        self.actor.backward(trace, torch.cat([slope, torch.zeros_like(log_std)], 1).unsqueeze(0))
+        self._actor_adam.step(lr)
+        if self.mean_actor is not None:
+            self.mean_actor.flat.copy_(self.actor.flat)
+        return error
+
+    def keep_reference(self) -> None:
+        """Remember the policy as it is: with `bc_towards: cloned_policy` updates are pulled back to it."""
+        if self.cfg.bc_towards == "cloned_policy":
+            encoder = copy.deepcopy(self.encoder).requires_grad_(False)
+            self.reference = (encoder, self.actor.twin())
+
+    def check_reference(self) -> None:
+        """Raise if the policy is to be pulled towards a cloned one that there is not."""
+        cfg = self.cfg
+        if cfg.bc_towards == "cloned_policy" and (cfg.bc_coef or cfg.bc_coef_end) and self.reference is None:
+            raise ConfigError(
+                "sac.bc_towards is cloned_policy, but none was cloned; give learner.warm_start.data"
+            )
+
     # Copies of the policy elsewhere
 
     def policy_state(self) -> dict[str, Any]:
@@ -249,11 +311,16 @@ class SAC:
         encoder = {
             name: part.detach().cpu().numpy().copy() for name, part in self.encoder.state_dict().items()
         }
-        return {"actor": self.actor.flat.cpu().numpy().copy(), "encoder": encoder}
+        flats = {"actor": self.actor.flat.cpu().numpy().copy(), "encoder": encoder}
+        if self.mean_actor is not None:
+            flats["mean_actor"] = self.mean_actor.flat.cpu().numpy().copy()
+        return flats
 
     def load_policy(self, state: Mapping[str, Any]) -> None:
         """Act as the learner did when `policy_state` was taken; noise stays this one's own."""
         self.actor.flat.copy_(torch.tensor(state["actor"]))
+        if self.mean_actor is not None:
+            self.mean_actor.flat.copy_(torch.tensor(state["mean_actor"]))
         self.encoder.load_state_dict({name: torch.tensor(part) for name, part in state["encoder"].items()})
 
     def seed_acting(self, seed: int) -> None:
@@ -272,6 +339,9 @@ class SAC:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: the same actions and updates follow."""
         state = copy.deepcopy(dict(state))
+        self.reference = None
+        if "reference" in state:
+            self.keep_reference()  # with weights that follow below
         wanted = {*self._stateful(), *self._networks(), "noise", "act_noise", "log_alpha", "num_updates"}
         if state.keys() != wanted:
             raise DataError(f"a state of SAC has {sorted(wanted)}, not {sorted(state)}")
@@ -287,31 +357,14 @@ class SAC:
         self.num_updates = int(state["num_updates"])
 
     def _networks(self) -> dict[str, BatchedMLP]:
-        return {"actor": self.actor, "critics": self.critics, "target_critics": self.target_critics}
+        networks: dict[str, BatchedMLP | None] = {"actor": self.actor, "mean_actor": self.mean_actor}
+        networks |= {"critics": self.critics, "target_critics": self.target_critics}
+        networks["reference"] = None if self.reference is None else self.reference[1]
+        return {name: network for name, network in networks.items() if network is not None}
 
     def _stateful(self) -> dict[str, Any]:
         parts: dict[str, Any] = {"encoder": self.encoder, "encoder_adam": self._encoder_adam}
         parts |= {"actor_adam": self._actor_adam, "critic_adam": self._critic_adam}
         parts["alpha_adam"] = self._alpha_adam
+        parts["reference_encoder"] = None if self.reference is None else self.reference[0]
         return {name: part for name, part in parts.items() if part is not None}
-
-
-def _imitation(mean: Tensor, unit_actions: Tensor) -> tuple[float, Tensor]:
-    """Mean square error of tanh(mean) against actions, [N, A] each, and its gradient in the mean."""
-    squashed = torch.tanh(mean)
-    errors = squashed - unit_actions
-    slope = errors * (1.0 - squashed.square()) * (2.0 / errors.numel())
-    return errors.square().mean().item(), slope
-
-
-def shift_images(images: Tensor, moves: Tensor) -> Tensor:
-    """Move each image: [N, H, W, C], int64 [N, 2, 1] (down, right) -> [N, H, W, C].
-
-    Repeating the border is the same as holding the index of a pixel within the image.
-    """
-    count, height, width, channels = images.shape
-    rows = (torch.arange(height, device=images.device) - moves[:, 0]).clamp_(0, height - 1)
-    columns = (torch.arange(width, device=images.device) - moves[:, 1]).clamp_(0, width - 1)
-    first = torch.arange(count, device=images.device)[:, None] * height
-    pixels = ((first + rows) * width)[:, :, None] + columns[:, None, :]
-    return images.reshape(-1, channels).index_select(0, pixels.reshape(-1)).view(images.shape)

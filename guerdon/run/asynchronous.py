@@ -85,7 +85,7 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         while self.env_steps < goal or (limit is not None and (self._in_flight() or self._owed >= 1.0)):
             self._hand_out(limit)
             if self._may_update():
-                train = self._update()
+                train |= self._update()
                 self._owed -= 1.0
                 clock.lap("update")
             else:
@@ -290,7 +290,8 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         before = -(-(self.section.learning_starts - self.env_steps) // num_envs) - 1
         late = num_steps - min(max(before, 0), num_steps)
         self.env_steps += num_steps * num_envs
-        self._owed += self.section.updates_per_step * late * num_envs
+        if late:
+            self._owe(late * num_envs)
 
     def _extras(self, request: Request, chunk: Chunk, prob: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """What the replay buffer keeps beside the steps, [K, n, ...] each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import time
@@ -21,6 +22,7 @@ from guerdon.learn.cloning import clone, demonstrations, imitate
 from guerdon.learn.dqn import DQN
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.ppo import PPO
+from guerdon.learn.sac import SAC
 from guerdon.parallel import Engine, make_engine
 from guerdon.progress import progress_bar
 from guerdon.run.acting import PolicySpec, RolloutWorker
@@ -226,6 +228,8 @@ class EmbodiedRunner:
             log.info("resumed from %s at step %d", display_path(place), saved.step)
         elif self.config.learner.warm_start.data is not None:
             self._warm_start()
+        if isinstance(self.learner, SAC):
+            self.learner.check_reference()
         self.loop.reset(self._env_seed(self.loop.env_steps))
         return place is not None
 
@@ -238,8 +242,10 @@ class EmbodiedRunner:
         if isinstance(learner, PPO):
             outcome = clone(learner.actor, shown, section, self.config.seed)
             learner.keep_reference()
-        else:  # its policy learns at the rate of `sac.actor_lr`
-            outcome = imitate(learner.imitate, shown, section, self.config.seed)
+        else:
+            step = functools.partial(learner.imitate, lr=section.lr)
+            outcome = imitate(step, shown, section, self.config.seed)
+            learner.keep_reference()
         log.info(
             "warm start: %d demonstrated actions, loss %.3f to %.3f",
             outcome["num_transitions"],

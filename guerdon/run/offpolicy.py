@@ -60,9 +60,9 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
             self.env_steps += self.envs.num_envs
             if self.env_steps < self.section.learning_starts:
                 continue
-            self._owed += self.section.updates_per_step * self.envs.num_envs
+            self._owe(self.envs.num_envs)
             while self._owed >= 1.0:
-                train = self._update()
+                train |= self._update()
                 self._owed -= 1.0
             watch.lap("update")
         metrics = {f"train/{name}": value for name, value in train.items()}

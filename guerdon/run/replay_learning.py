@@ -119,6 +119,12 @@ class ReplayLearning(ABC, Generic[Replay]):
 
     # Learning
 
+    def _owe(self, num_steps: int) -> None:
+        """Environment steps were stored after the start of learning; their updates are due."""
+        if isinstance(self.section, SACConfig) and not self._owed and not self.learner.num_updates:
+            self._owed += self.section.num_critic_only_updates
+        self._owed += self.section.updates_per_step * num_steps
+
     def _update(self) -> dict[str, float]:
         if isinstance(self.learner, DQN):
             return self.learner.update(self._train_batch(self._sample(self.replay, self.section.batch_size)))

@@ -15,8 +15,9 @@ from guerdon.config import NetworkConfig, SACConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.learn.batches import TrainBatch
 from guerdon.learn.flat import BatchedMLP, FlatAdam
-from guerdon.learn.networks import ObsSpec
-from guerdon.learn.sac import SAC, shift_images
+from guerdon.learn.networks import ObsSpec, shift_images
+from guerdon.learn.sac import SAC
+from guerdon.learn.squashed import draw
 from tests.learn.batches import random_batch
 
 SPEC = ObsSpec(state_size=5)
@@ -28,6 +29,12 @@ def make_batch(count: int = 32, seed: int = 0, images: bool = False) -> TrainBat
     low, high = torch.from_numpy(SPACE.low), torch.from_numpy(SPACE.high)
     actions = low + (high - low) * torch.rand(count, 2, generator=torch.Generator().manual_seed(seed))
     return random_batch(actions, seed, images=images, discount=0.9)
+
+
+def update_actor(sac: SAC, features: torch.Tensor, goal: torch.Tensor | None = None) -> dict[str, float]:
+    """The policy's part of an update."""
+    outputs, trace = sac.actor.forward(features)
+    return sac._update_actor(features, draw(outputs[0], sac._noise), trace, goal)
 
 
 def plain_forward(net: BatchedMLP, flat: torch.Tensor, inputs: torch.Tensor, cfg: NetworkConfig):
@@ -59,12 +66,12 @@ def test_the_passes_agree_with_autograd(layer_norm, activation, size_out):
     expected = plain_forward(net, flat, inputs, cfg)
     (expected * weights).sum().backward()
     outputs, trace = net.forward(inputs.detach())
-    slopes = net.backward(trace, weights, inputs=True)
+    slopes = net.backward(trace, weights, inputs=slice(None))
     torch.testing.assert_close(outputs, expected.detach(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(net.gradient, flat.grad, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(slopes, inputs.grad, rtol=1e-4, atol=1e-5)
     net.gradient.fill_(7.0)
-    again = net.backward(trace, weights, weights=False, inputs=True)
+    again = net.backward(trace, weights, weights=False, inputs=slice(None))
     assert torch.equal(again, slopes) and (net.gradient == 7.0).all()
 
 
@@ -103,7 +110,7 @@ def test_the_gradient_of_the_policy_agrees_with_autograd(num_min_critics, bc_coe
     unit = (batch.actions - sac._middle) / sac._half
     noise_state = sac._noise.get_state()
     flat, state = sac.actor.flat.clone().requires_grad_(True), batch.obs["state"]
-    metrics = sac._update_actor(state, unit, 10)
+    metrics = update_actor(sac, state, unit[:10] if bc_coef else None)
 
     noise = torch.randn((32, 2), generator=torch.Generator().set_state(noise_state))
     mean, log_std = plain_forward(sac.actor, flat, state, SMALL)[0].chunk(2, -1)
@@ -142,9 +149,9 @@ def test_targets_follow_the_formula(entropy_in_backup):
     start = sac._noise.get_state()
     targets = sac.targets(batch)
     sac._noise.set_state(start)
-    actions, log_density, _ = sac._draw(*sac._policy(batch.next_obs["state"]))
-    values = sac.target_critics(torch.cat([batch.next_obs["state"], actions], 1))[..., 0]
-    future = values.amin(0) - (0.5 * log_density if entropy_in_backup else 0.0)
+    drawn = draw(sac.actor(batch.next_obs["state"])[0], sac._noise)
+    values = sac.target_critics(torch.cat([batch.next_obs["state"], drawn.actions], 1))[..., 0]
+    future = values.amin(0) - (0.5 * drawn.log_density if entropy_in_backup else 0.0)
     expected = batch.training_rewards + batch.not_terminated * batch.discount * future
     torch.testing.assert_close(targets, expected)
     ended = batch.not_terminated == 0
@@ -154,7 +161,7 @@ def test_targets_follow_the_formula(entropy_in_backup):
 def test_a_deviation_at_its_limit_is_not_pushed_further():
     sac, batch = SAC(SPEC, SPACE, SACConfig(), SMALL, seed=0), make_batch()
     sac.actor._layers[-1][1][0, 0, 2:] = torch.tensor([5.0, 0.0])  # log deviations of the two actions
-    sac._update_actor(batch.obs["state"], batch.actions, 0)
+    update_actor(sac, batch.obs["state"])
     slopes = sac.actor._slots[-1][1][0, 0]
     assert slopes[2] == 0.0 and (slopes[[0, 1, 3]] != 0.0).all()
 
@@ -249,6 +256,8 @@ def test_exact_continuation(images):
         assert np.array_equal(first.act(obs), second.act(obs))
     assert torch.equal(first.critics.flat, second.critics.flat)
     assert not torch.equal(frozen["critics"], first.critics.flat)
+    for name, part in first.encoder.state_dict().items():  # it learns in updates, too
+        assert not torch.equal(part, frozen["encoder"][name])
 
 
 def test_the_encoder_follows_the_critics_alone():
@@ -257,7 +266,7 @@ def test_the_encoder_follows_the_critics_alone():
     sac, batch = SAC(spec, SPACE, SACConfig(), network, seed=0), make_batch(images=True)
     before = copy.deepcopy(sac.encoder.state_dict())
     features = sac.encoder(batch.obs)
-    sac._update_actor(features.detach(), batch.actions, 0)
+    update_actor(sac, features.detach())
     assert all(torch.equal(part, before[name]) for name, part in sac.encoder.state_dict().items())
     goal = torch.zeros(32)
     losses = [sac._update_critics(sac.encoder(batch.obs), batch.actions / 10, goal)["critic_loss"]]
