@@ -55,7 +55,7 @@ class ManiSkillConfig:
     terminate_on_success: bool = False
     """End the episode on success. Off by default: otherwise the length of an episode gives success away."""
     sim_backend: Literal["auto", "cpu", "gpu"] = "auto"
-    """`cpu`: processes with some environments each; `gpu`: all in one batch; `auto`: a GPU if there is one."""
+    """`cpu`: processes with several of them each; `gpu`: all in one batch; `auto`: a GPU if there is any."""
     num_processes: int | None = None
     """Simulator processes on a CPU; null: one for each core, but no more than environments."""
     max_restarts: int = 20

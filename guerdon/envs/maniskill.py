@@ -251,7 +251,8 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
         final: bool = False,
     ) -> UInt8Array:
         """Images of some environments, rendered now and only for them; see `TabletopVectorEnv`."""
-        return self._render(self.simulators.render, camera, env_ids, size, final)
+        frames: UInt8Array = self._render(self.simulators.render, camera, env_ids, size, final)
+        return frames
 
     def render_tensor(
         self,
@@ -264,7 +265,8 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
         """The same as a tensor on the device of the simulation."""
         if isinstance(self.simulators, SimulatorPool):
             return torch.from_numpy(self.render_frames(camera, env_ids, size=size, final=final))
-        return self._render(self.simulators.render_tensor, camera, env_ids, size, final)
+        frames: torch.Tensor = self._render(self.simulators.render_tensor, camera, env_ids, size, final)
+        return frames
 
     def _render(
         self,
@@ -357,7 +359,8 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
     def _check_actions(self, actions: Any) -> Any:
         """Actions [N, A] as float32; clipping to the action space is left to the simulator."""
         if self._tensors and isinstance(actions, torch.Tensor):
-            finite, array = bool(torch.isfinite(actions).all()), actions.float()
+            array: Any = actions.float()
+            finite = bool(torch.isfinite(array).all())
         else:
             array = np.asarray(actions, np.float32)
             finite = bool(np.isfinite(array).all())

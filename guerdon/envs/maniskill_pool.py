@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import multiprocessing
 import os
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from guerdon.config.maniskill import ManiSkillConfig
-from guerdon.envs.maniskill_process import Board, TaskFacts, new_memory, serve
+from guerdon.envs.maniskill_batch import TaskFacts
+from guerdon.envs.maniskill_process import Board, new_memory, serve
 from guerdon.envs.vulkan import choose_driver
 from guerdon.errors import ConfigError, WorkerError
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
@@ -59,7 +61,7 @@ class SimulatorPool:
         edges = [num_envs * rank // count for rank in range(count + 1)]
         self._members: list[_Member] = []
         try:
-            self._members = [self._start(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+            self._members = [self._start(a, b) for a, b in itertools.pairwise(edges)]
             facts: list[TaskFacts] = [self._answer(member) for member in self._members]
             self.facts = facts[0]
             self._handle = new_memory(num_envs, self.facts, cfg)
@@ -219,7 +221,7 @@ class SimulatorPool:
             self.restarts += 1
             if self.restarts > self.cfg.max_restarts:
                 raise WorkerError(
-                    f"simulator processes of {self.cfg.id} were lost {self.restarts} times, the last one during "
+                    f"simulator processes of {self.cfg.id} were lost {self.restarts} times, lastly during "
                     f"{command} ({reason}); max_restarts is {self.cfg.max_restarts}"
                 )
             log.warning(

@@ -26,6 +26,7 @@ PROBE_SECONDS = 120.0
 _PROBE = """
 import numpy, sapien
 sapien.render.set_log_level("off")
+sapien.render.set_camera_shader_dir("trivial")
 scene = sapien.Scene([sapien.physx.PhysxCpuSystem(), sapien.render.RenderSystem()])
 scene.set_ambient_light([1, 1, 1])
 box = scene.create_actor_builder()
