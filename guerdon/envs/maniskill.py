@@ -218,9 +218,14 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
         self._episodes[ids] += 1
         self._elapsed[ids] = 0
         self._done[ids] = False
-        pairs = zip(self._env_seeds[ids].tolist(), self._episodes[ids].tolist(), strict=True)
-        seeds = [int(np.random.SeedSequence(pair).generate_state(1)[0] >> 1) for pair in pairs]
+        seeds = self.episode_seeds()[ids].tolist()
         self.simulators.reset(ids, seeds, keep_final=keep_final)
+
+    def episode_seeds(self) -> IntArray:
+        """What the simulator was given as the seed of each present episode, int64 [N]."""
+        pairs = zip(self._env_seeds.tolist(), self._episodes.tolist(), strict=True)
+        drawn = [np.random.SeedSequence([s, max(n, 0)]).generate_state(1)[0] >> 1 for s, n in pairs]
+        return np.array(drawn, np.int64)
 
     def _seed(self, seed: int | Sequence[int | None] | None, mask: BoolArray) -> None:
         """Give the environments of `mask` their seeds."""
