@@ -18,6 +18,7 @@ import torch
 
 from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.envs.maniskill_batch import make_task
+from guerdon.envs.vulkan import tell_drivers, told_drivers
 from guerdon.errors import ConfigError, DataError
 from guerdon.types import BoolArray, FloatArray
 
@@ -86,7 +87,7 @@ class PlannerProcess:
     def __init__(self, cfg: ManiSkillConfig) -> None:
         context = multiprocessing.get_context("forkserver")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, cfg), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, cfg, told_drivers()), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -109,8 +110,9 @@ class PlannerProcess:
         return plan
 
 
-def _serve(connection: Connection, cfg: ManiSkillConfig) -> None:
+def _serve(connection: Connection, cfg: ManiSkillConfig, drivers: dict[str, str]) -> None:
     """Answer seeds with plans until the connection ends."""
+    tell_drivers(drivers)
     torch.set_num_threads(1)
     try:
         try:

@@ -18,13 +18,13 @@ import numpy as np
 from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.envs.maniskill_batch import TaskFacts
 from guerdon.envs.maniskill_process import Board, new_memory, serve
-from guerdon.envs.vulkan import choose_driver
+from guerdon.envs.vulkan import choose_driver, told_drivers
 from guerdon.errors import ConfigError, WorkerError
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 
 log = logging.getLogger("guerdon")
 
-CLOSE_SECONDS = 10.0
+START_SECONDS, CLOSE_SECONDS = 300.0, 10.0
 
 
 @dataclass(kw_only=True)
@@ -62,7 +62,7 @@ class SimulatorPool:
         self._members: list[_Member] = []
         try:
             self._members = [self._start(a, b) for a, b in itertools.pairwise(edges)]
-            facts: list[TaskFacts] = [self._answer(member) for member in self._members]
+            facts: list[TaskFacts] = [self._answer(member, START_SECONDS) for member in self._members]
             self.facts = facts[0]
             self._handle = new_memory(num_envs, self.facts, cfg)
             self.board = Board.open(self._handle, num_envs, self.facts, cfg)
@@ -155,7 +155,7 @@ class SimulatorPool:
 
     def _start(self, start: int, stop: int) -> _Member:
         ours, theirs = self._context.Pipe()
-        arguments = (theirs, self.cfg, start, stop, self.num_envs)
+        arguments = (theirs, self.cfg, start, stop, self.num_envs, told_drivers())
         process = self._context.Process(target=serve, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -196,10 +196,11 @@ class SimulatorPool:
                 self._replace(member, command, gone[member.start])
         return set(gone)
 
-    def _answer(self, member: _Member) -> Any:
+    def _answer(self, member: _Member, seconds: float | None = None) -> Any:
+        seconds = self.cfg.timeout_seconds if seconds is None else seconds
         try:
-            if not member.connection.poll(self.cfg.timeout_seconds):
-                raise _Lost(f"no answer for {self.cfg.timeout_seconds:g} s")
+            if not member.connection.poll(seconds):
+                raise _Lost(f"no answer for {seconds:g} s")
             kind, content = member.connection.recv()
         except (EOFError, OSError) as error:
             member.process.join(CLOSE_SECONDS)
@@ -231,7 +232,7 @@ class SimulatorPool:
             )  # fmt: skip
             new = self._start(member.start, member.stop)
             try:
-                self._answer(new)
+                self._answer(new, START_SECONDS)
                 self._share(new)
                 self._members.insert(place, new)
                 return

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.envs.maniskill_batch import ManiSkillBatch, TaskFacts
+from guerdon.envs.vulkan import tell_drivers
 from guerdon.errors import ConfigError
 from guerdon.types import FloatArray, UInt8Array
 
@@ -86,8 +87,11 @@ def _layout(
     return layout, max(offset, 64)
 
 
-def serve(connection: Connection, cfg: ManiSkillConfig, start: int, stop: int, total: int) -> None:
+def serve(
+    connection: Connection, cfg: ManiSkillConfig, start: int, stop: int, total: int, drivers: dict[str, str]
+) -> None:
     """Simulate the environments `start` to `stop` of `total` until told to stop or left alone."""
+    tell_drivers(drivers)  # those of the parent as it is now; this was forked from an older server
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this
     torch.set_num_threads(1)
     try:

@@ -17,7 +17,8 @@ from guerdon.errors import ConfigError
 log = logging.getLogger("guerdon")
 
 DRIVER_VARIABLE = "VK_ICD_FILENAMES"
-_OTHER_VARIABLES = ("VK_DRIVER_FILES", "VK_ADD_DRIVER_FILES")
+VARIABLES = (DRIVER_VARIABLE, "VK_DRIVER_FILES", "VK_ADD_DRIVER_FILES")
+"""By which Vulkan is told of drivers."""
 DRIVER_DIRECTORIES = ("/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d")
 SOFTWARE_DRIVERS = "lvp_icd*.json"
 REMEDY = "run `make setup-sim`, or install a GPU driver with Vulkan, or Mesa's software driver 24.3 or newer"
@@ -56,12 +57,24 @@ def find_software_driver() -> Path | None:
 
 def choose_driver() -> None:
     """Name the software driver to Vulkan, in this process and its children, if nobody named another one."""
-    if any(os.environ.get(name) for name in (DRIVER_VARIABLE, *_OTHER_VARIABLES)) or has_gpu():
+    if any(os.environ.get(name) for name in VARIABLES) or has_gpu():
         return
     driver = find_software_driver()
     if driver is not None:
         os.environ[DRIVER_VARIABLE] = str(driver)
         log.info("no GPU: rendering with the software driver %s (%s)", driver, DRIVER_VARIABLE)
+
+
+def told_drivers() -> dict[str, str]:
+    """What this process was told of drivers, for `tell_drivers` in another one."""
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
+def tell_drivers(told: dict[str, str]) -> None:
+    """Let this process know of the same drivers; comes before anything that uses Vulkan."""
+    for name in VARIABLES:
+        os.environ.pop(name, None)
+    os.environ.update(told)
 
 
 def probe() -> tuple[bool, str]:

@@ -1,10 +1,10 @@
-"""`maniskill-h5` (read only): ManiSkill's recorded trajectories, `*.h5` with a `.json` of the same name beside it.
+"""`maniskill-h5` (read only): ManiSkill's recorded trajectories, `*.h5` with a `.json` of the same name.
 
-Each group `traj_N` holds `actions` and flags [T] and `obs` [T + 1]; the first observation belongs to the reset:
-frames and states are those after it, and its state is the initial state. With images in the observations
-(`obs/sensor_data/<camera>/rgb`) the state is what stands beside them (`agent`, then `extra`), strung together
-in their order. Episodes without images get one black pixel per frame under the camera `no_camera`: their states
-and actions are good for demonstrations, and no reward model takes them for frames.
+Each group `traj_N` holds `actions` and flags [T] and `obs` [T + 1]; the first observation belongs to the
+reset: frames and states are those after it, and its state is the initial state. With images in the
+observations (`obs/sensor_data/<camera>/rgb`) the state is what stands beside them (`agent`, then `extra`),
+strung together in their order. Episodes without images get one black pixel per frame under the camera
+`no_camera`: their states and actions are good for demonstrations, and no reward model takes them for frames.
 
 A file is read as data alone: links out of it, and data sets that are kept elsewhere, are refused.
 """
@@ -123,7 +123,7 @@ def _episode(file: Any, name: str, about: Mapping[str, Any], source: str) -> Epi
         success[-1] = bool(about.get("success", False))
     frames, states = _observed(group, count)
     grasped: BoolArray | None = None
-    obs = _member(group, "obs") if "obs" in group else None
+    obs: Any = _member(group, "obs") if "obs" in group else {}
     if _is_group(obs) and "extra" in obs and "is_grasped" in _member(obs, "extra"):
         grasped = (
             _after_reset(_array(_member(obs, "extra"), "is_grasped"), count).astype(np.bool_).reshape(-1)
