@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.guerdon-setup
+SIM_STAMP := $(VENV)/.guerdon-setup-sim
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo browser test lint bench docs clean
+.PHONY: help setup setup-sim demo browser test lint bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -20,6 +21,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+setup-sim: $(SIM_STAMP)  ## add the ManiSkill simulator and, without a GPU, a software driver to render with
+	scripts/setup_sim.sh $(BIN)/python
+
+$(SIM_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[maniskill]'
+	touch $@
+
 demo: $(STAMP)  ## run what there is of the workflow on the embedded environment
 	$(BIN)/guerdon demo
 
@@ -28,7 +36,7 @@ browser:  ## the browser that the tests open pages with
 	  sudo="$$(test "$$(id -u)" = 0 || echo sudo)"; \
 	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends chromium; }
 
-test: $(STAMP) browser  ## run the tests
+test: $(STAMP) browser setup-sim  ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not bench'
 
 lint: $(STAMP)  ## ruff and mypy

@@ -16,8 +16,10 @@ from guerdon.collect.observations import native_of, state_from
 from guerdon.collect.policies import CheckpointPolicy, Policy, RandomPolicy
 from guerdon.collect.wrapper import VectorDataCollectorWrapper, open_archive
 from guerdon.config import CollectConfig, EnvConfig
-from guerdon.envs import ScriptedExpert
+from guerdon.envs import ScriptedExpert, maniskill_expert
 from guerdon.envs.make import make_vector_env
+from guerdon.envs.maniskill import ManiSkillVectorEnv
+from guerdon.envs.maniskill_planner import MotionPlanner
 from guerdon.envs.tabletop import ACTION_SIZE
 from guerdon.errors import ConfigError
 from guerdon.progress import progress_bar
@@ -59,11 +61,27 @@ def make_policy(cfg: CollectConfig, env: Any, seed: int) -> Policy:
         if cfg.policy_checkpoint is None:
             raise ConfigError("collect.policy=checkpoint needs collect.policy_checkpoint")
         return CheckpointPolicy(cfg.policy_checkpoint, noise=cfg.policy_noise, seed=seed)
+    if isinstance(env.unwrapped, ManiSkillVectorEnv):
+        return _maniskill_policy(cfg, env.unwrapped, seed)
+    if cfg.policy == "motion_planner":
+        raise ConfigError("collect.policy=motion_planner needs a ManiSkill task (env_type: maniskill)")
     if env.single_action_space.shape != (ACTION_SIZE,) or native_of(env) is None:
         raise ConfigError(
             f"there is no scripted policy for {env.spec.id if env.spec else env}; use another policy"
         )
     return ScriptedExpert(noise=cfg.policy_noise, seed=seed)
+
+
+def _maniskill_policy(cfg: CollectConfig, env: ManiSkillVectorEnv, seed: int) -> Policy:
+    """The scripted or planning policy of a ManiSkill task."""
+    if cfg.policy == "motion_planner":
+        return MotionPlanner(env)
+    if (env.config.id, env.facts.control_mode) != (maniskill_expert.TASK, maniskill_expert.CONTROL_MODE):
+        raise ConfigError(
+            f"there is a scripted policy for {maniskill_expert.TASK} with control_mode "
+            f"{maniskill_expert.CONTROL_MODE}, not for {env.config.id} with {env.facts.control_mode}"
+        )
+    return maniskill_expert.PickCubeExpert(noise=cfg.policy_noise, seed=seed)
 
 
 def collect(

@@ -108,8 +108,10 @@ class AsynchronousConfig:
 class EnvConfig:
     """`env.train` and `env.eval`: one set of parallel environments."""
 
+    env_type: Literal["gymnasium", "maniskill"] = "gymnasium"
+    """Who makes the environment: Gymnasium's registry, or the ManiSkill simulator (extra `maniskill`)."""
     id: str = "guerdon/Tabletop-v0"
-    """Gymnasium id; `module:id` imports the module that registers it."""
+    """Gymnasium id, `module:id` imports the module that registers it; or the name of a ManiSkill task."""
     num_envs: PositiveInt = 1
     """Environments in parallel."""
     max_episode_steps: PositiveInt | None = None
@@ -142,8 +144,8 @@ class CollectConfig:
         "native"
     )
     """How they are written."""
-    policy: Literal["random", "scripted", "checkpoint"] = "random"
-    """Who acts; `scripted` needs an environment that brings an expert."""
+    policy: Literal["random", "scripted", "motion_planner", "checkpoint"] = "random"
+    """Who acts; `scripted` needs an environment that brings an expert, `motion_planner` a ManiSkill task."""
     policy_checkpoint: str | None = None
     """The saved policy for `policy: checkpoint`."""
     policy_noise: NonNegativeFloat = 0.3

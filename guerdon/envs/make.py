@@ -10,6 +10,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from guerdon.config import EnvConfig
+from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.errors import ConfigError
 
 
@@ -24,6 +25,8 @@ def make_vector_env(
             `render()` alone; those get `NEXT_STEP` instead, in which every frame can be seen.
         keep_final_frame: False keeps to `autoreset_mode` whatever becomes of that frame.
     """
+    if cfg.env_type == "maniskill":
+        return _make_maniskill(cfg, autoreset_mode)
     module, _, name = cfg.id.rpartition(":")
     if module:  # Gymnasium's way to name an environment that is registered when a module is imported
         try:
@@ -52,3 +55,15 @@ def make_vector_env(
         )
     except (TypeError, gym.error.Error) as error:
         raise ConfigError(f"{cfg.id} cannot be made with {arguments}: {error}") from error
+
+
+def _make_maniskill(cfg: EnvConfig, autoreset_mode: AutoresetMode) -> VectorEnv[Any, Any, Any]:
+    """A ManiSkill task; its name may stand in `init_params` too, as ManiSkill's own `gym.make` has it."""
+    from guerdon.envs.maniskill import ManiSkillVectorEnv
+
+    settings: dict[str, Any] = {"id": cfg.id, **cfg.init_params}
+    if cfg.max_episode_steps is not None:
+        settings["max_episode_steps"] = cfg.max_episode_steps
+    return ManiSkillVectorEnv(
+        cfg.num_envs, config=ManiSkillConfig.from_settings(settings), autoreset_mode=autoreset_mode
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from guerdon.errors import GuerdonError
@@ -41,8 +42,8 @@ def check_installation() -> list[Part]:
         version = _version(distribution)
         detail = version or f"for {purpose}: pip install 'guerdon[{extra}]'"
         parts.append(Part(name=name, ok=version is not None, optional=True, detail=detail))
-        if distribution == "ray" and version is not None:
-            parts.append(_ray())
+        if version is not None and distribution in PROOFS:
+            parts.append(PROOFS[distribution]())
     return parts
 
 
@@ -73,6 +74,30 @@ def _ray() -> Part:
     return Part(name="ray works", ok=ok, optional=True, detail=detail)
 
 
+def _maniskill() -> Part:
+    """Render a frame of a task in a simulator process; takes some seconds."""
+    from guerdon.envs.maniskill import ManiSkillVectorEnv
+    from guerdon.envs.vulkan import REMEDY, probe
+
+    ok, detail = probe()
+    if not ok:
+        return Part(name="sim renders", ok=False, optional=True, detail=f"{detail}; {REMEDY}")
+    try:
+        env = ManiSkillVectorEnv(
+            1, id="PickCube-v1", render_mode="rgb_array", num_processes=1, sim_backend="cpu"
+        )
+        try:
+            env.reset(seed=0)
+            frame = env.render_frames()[0]
+        finally:
+            env.close()
+    except (GuerdonError, OSError, RuntimeError) as error:
+        ok, detail = False, f"{str(error).splitlines()[0]}; {REMEDY}"
+    else:
+        ok, detail = float(frame.std()) > 1.0, f"PickCube-v1, {frame.shape}; {detail}"
+    return Part(name="sim renders", ok=ok, optional=True, detail=detail)
+
+
 def _tabletop() -> Part:
     import gymnasium
 
@@ -86,3 +111,7 @@ def _tabletop() -> Part:
     contrast = getattr(frame, "std", lambda: 0.0)()
     ok = bool(shape is not None and len(shape) == 3 and contrast > 1.0)
     return Part(name="tabletop", ok=ok, optional=False, detail=f"renders {shape}")
+
+
+PROOFS: dict[str, Callable[[], Part]] = {"ray": _ray, "mani_skill": _maniskill}
+"""distribution -> how to see that it works, beyond being installed."""

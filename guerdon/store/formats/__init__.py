@@ -8,6 +8,7 @@ from pathlib import Path
 from guerdon.errors import DataError
 from guerdon.store.formats.base import EpisodeWriter, Format
 from guerdon.store.formats.folder import Folder
+from guerdon.store.formats.maniskill_h5 import ManiSkillH5
 from guerdon.store.formats.native import Native
 from guerdon.store.formats.npy_trajectory import NpyTrajectory
 from guerdon.store.formats.pkl_episode import PklEpisode
@@ -27,6 +28,7 @@ FORMATS: dict[str, Format] = {
         RlinfEpisode(),
         RealworldPkl(),
         RewardPt(),
+        ManiSkillH5(),
         Folder(),
     )
 }

@@ -1,0 +1,130 @@
+"""A scripted policy for ManiSkill's PickCube under `pd_ee_delta_pos`, as good or as bad as one wants it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from guerdon.errors import ConfigError, DataError
+from guerdon.types import BoolArray, FloatArray
+
+TASK, CONTROL_MODE = "PickCube-v1", "pd_ee_delta_pos"
+STATE_SIZE = 42
+GRASPED, TCP, GOAL, CUBE = 18, slice(19, 22), slice(26, 29), slice(29, 32)
+"""Where things stand in ManiSkill's state vector, in metres."""
+REACH = 0.1
+"""Metres that an action of 1 moves the gripper's target."""
+LOUDEST = 0.25
+"""Deviation of the shaking, in actions, beyond which the cube is hardly ever grasped."""
+_MEMORY = 0.8
+"""How much of the action noise lasts from one step to the next."""
+_NEVER = 10**6
+
+
+class PickCubeExpert:
+    """Picks the cube up, carries it to the goal and holds it there, from state vectors, for N environments.
+
+    With `noise` 0 it rarely fails. A little (0.2) shakes the gripper on its way, for demonstrations that
+    have seen more than one path; more makes episodes go wrong in ways that teach a reward model something,
+    of which each episode draws its own:
+
+    - the cube is held still 3 to 7 cm off the goal, for a while or to the end;
+    - the gripper never comes to rest at the goal;
+    - it goes to the goal without the cube;
+    - the cube is dropped, or the gripper just stops, at some step.
+
+    Args:
+        noise: 0 (none) to about 1 (most episodes fail); also the deviation of the shaking, up to `LOUDEST`.
+        seed: what environment i does in its n-th episode depends on (seed, i, n) and the states alone.
+    """
+
+    def __init__(self, noise: float = 0.0, seed: int = 0) -> None:
+        if not 0.0 <= noise <= 2.0:
+            raise ConfigError(f"noise must lie between 0 and 2, not {noise!r}")
+        if seed < 0:
+            raise ConfigError(f"seed must not be negative, not {seed!r}")
+        self.noise, self.seed = float(noise), int(seed)
+        self._num_envs: int | None = None
+
+    def reset(self, mask: BoolArray | None = None) -> None:
+        """New episodes begin in the environments of `mask` (bool [N]); None: as if the expert were new."""
+        if mask is None:
+            self._num_envs = None
+        elif self._num_envs is not None:
+            if mask.shape != (self._num_envs,) or mask.dtype != np.bool_:
+                raise DataError(f"mask must be bool [{self._num_envs}], not {mask.dtype} {list(mask.shape)}")
+            self._episodes[mask] += 1
+            for env in np.flatnonzero(mask).tolist():
+                self._begin(env)
+
+    def act(self, state: FloatArray) -> FloatArray:
+        """Actions float32 [N, 4] for states float32 [N, 42]."""
+        if state.ndim != 2 or state.shape[1] != STATE_SIZE:
+            raise DataError(f"state must have shape [N, {STATE_SIZE}], not {list(state.shape)}")
+        if self._num_envs is None:
+            self._allocate(len(state))
+        if len(state) != self._num_envs:
+            raise DataError(f"the expert plays {self._num_envs} environments, not {len(state)}; call reset()")
+        way, closing = self._plan(state)
+        # The shaking dies down where precision counts, at the cube and at the goal.
+        fade = np.clip(np.abs(way).max(axis=1) / 0.06, np.where(self._restless, 0.5, 0.0), 1.0)
+        shake = fade[:, None] * self._next_shake()
+        action = np.empty((len(state), 4), np.float32)
+        stopped = self._steps >= self._stop_step
+        action[:, :3] = np.where(stopped[:, None], 0.0, np.clip(0.8 * way / REACH + shake, -1.0, 1.0))
+        action[:, 3] = np.where(closing & (self._steps < self._drop_step), -1.0, 1.0)
+        self._steps += 1
+        return action
+
+    def _plan(self, state: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """Where the gripper should go, as vectors [N, 3] from where it is, and whether the fingers close."""
+        tcp, goal, cube = state[:, TCP], state[:, GOAL], state[:, CUBE]
+        grasped = state[:, GRASPED] > 0.5
+        # Towards the cube: from above, coming down as the fingers get into line.
+        to_cube = cube - tcp
+        sideways = np.abs(to_cube[:, :2]).max(axis=1)
+        closing = (sideways < 0.015) & (np.abs(to_cube[:, 2]) < 0.012)
+        to_cube[:, 2] += np.clip(3.0 * (sideways - 0.01), 0.0, 0.08)
+        # Towards the goal: over the table, not along it.
+        off = self._offset * (self._misses | (self._steps < self._settle_step))[:, None]
+        to_goal = goal + off - cube
+        floor = np.maximum(goal[:, 2] + off[:, 2], 0.02)
+        across = np.abs(to_goal[:, :2]).max(axis=1)
+        to_goal[:, 2] = floor + np.clip(across - 0.02, 0.0, 0.02) - cube[:, 2]
+        way = np.where(grasped[:, None], to_goal, to_cube)
+        empty = goal + off - tcp
+        way = np.where(self._empty_handed[:, None], empty, way)
+        return way, np.where(self._empty_handed, self._feigns, grasped | closing)
+
+    def _allocate(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self._episodes = np.zeros(num_envs, np.int64)
+        self._steps = np.zeros(num_envs, np.int64)
+        self._shake = np.zeros((num_envs, 3))
+        self._offset = np.zeros((num_envs, 3))
+        self._settle_step, self._stop_step, self._drop_step = np.zeros((3, num_envs), np.int64)
+        self._misses, self._restless, self._empty_handed, self._feigns = np.zeros((4, num_envs), np.bool_)
+        self._rngs: list[np.random.Generator] = [np.random.default_rng(0)] * num_envs
+        for env in range(num_envs):
+            self._begin(env)
+
+    def _begin(self, env: int) -> None:
+        """Draw the habits of an environment's present episode."""
+        rng = self._rngs[env] = np.random.default_rng([self.seed, env, int(self._episodes[env])])
+        draw, often = rng.random(8), self.noise**2
+        self._steps[env] = 0
+        self._shake[env] = 0.0
+        direction = rng.standard_normal(3)
+        self._offset[env] = direction / np.linalg.norm(direction) * (0.033 + 0.037 * draw[0])
+        self._misses[env] = draw[1] < 0.45 * often
+        self._settle_step[env] = 25 + 10 * draw[0] if draw[2] < 0.4 * often else 0
+        self._stop_step[env] = 5 + 40 * draw[4] if draw[3] < 0.1 * often else _NEVER
+        self._drop_step[env] = 20 + 28 * draw[4] if draw[5] < 0.12 * often else _NEVER
+        self._restless[env] = draw[6] < 0.2 * often
+        self._empty_handed[env] = draw[7] < 0.15 * often
+        self._feigns[env] = draw[0] < 0.5
+
+    def _next_shake(self) -> FloatArray:
+        """Action noise [N, 3] that lasts over steps."""
+        fresh = np.stack([rng.standard_normal(3) for rng in self._rngs])
+        self._shake = _MEMORY * self._shake + np.sqrt(1.0 - _MEMORY**2) * fresh
+        return (min(self.noise, LOUDEST) * self._shake).astype(np.float32)
