@@ -65,6 +65,10 @@ class DeviceSimulators:
         """One of the infos, float32 [N]."""
         return _fetched(self.batch.infos[name])
 
+    def goal_in_picture(self) -> FloatArray:
+        """Row and column of each goal as shares of the picture, float32 [N, 2]; NaN where none is known."""
+        return _fetched(self.batch.goal_in_picture)
+
     def render_tensor(
         self, env_ids: IntArray, final: BoolArray, size: tuple[int, int] | None
     ) -> torch.Tensor:
@@ -143,6 +147,7 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
         self._shown: BoolArray = self._ended
         """... and the end of the old one can be shown."""
         self._final_state: Any = None
+        self._final_goal: FloatArray = np.zeros((num_envs, 2), np.float32)
         self._env_seeds = np.zeros(num_envs, np.uint64)
         self._episodes = np.full(num_envs, -1, np.int64)  # -1: never seeded
         self._elapsed = np.zeros(num_envs, np.int64)
@@ -203,6 +208,7 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
         finished = self._done.copy()
         ids = np.flatnonzero(finished)
         self._final_state = self._present()
+        self._final_goal = self.simulators.goal_in_picture()
         final = {
             "final_obs": self._observe(ids),
             "_final_obs": self._out(finished),
@@ -289,6 +295,19 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
         ids = check_env_ids(env_ids, self.num_envs)
         shape = None if size is None else check_image_size("size", size)
         return render(ids, self._shown[ids] & final, shape)
+
+    def goal_in_picture(self, camera: str, env_ids: IntArray | Sequence[int]) -> FloatArray:
+        """Where the goal of the last action's episode appears: row and column as shares, float32 [n, 2]."""
+        if camera != MAIN_CAMERA:
+            raise ConfigError(unknown_name("camera", camera, [MAIN_CAMERA]))
+        places = np.where(self._shown[:, None], self._final_goal, self.simulators.goal_in_picture())
+        places = places[check_env_ids(env_ids, self.num_envs)]
+        if np.isnan(places).any():
+            raise ConfigError(
+                f"{self.config.id} does not tell where its goal is in the picture: give a region instead, "
+                "reward.model.crop=[top,left,height,width]"
+            )
+        return places
 
     def state(self) -> FloatArray:
         """The present state vectors, float32 [N, S], in every observation mode."""

@@ -217,7 +217,10 @@ class ManiSkillBatch:
         self.state: Tensor
         self.env_reward = torch.zeros(num_envs, device=self.device)
         self.infos: dict[str, Tensor] = {}
+        self.goal_in_picture: Tensor
+        """Row and column of the goal as shares of the picture, float32 [n, 2]; NaN where none is known."""
         self._take(*self.env.reset(seed=list(range(num_envs))))
+        self.goal_in_picture = self._project_goal()
         self.facts = self._describe()
 
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int], *, keep_final: bool) -> None:
@@ -240,6 +243,7 @@ class ManiSkillBatch:
             options["env_idx"] = torch.as_tensor(list(env_ids), device=self.device)
             obs, info = self.env.reset(options=options)
         self._take(obs, info)
+        self.goal_in_picture = self._project_goal()
 
     def step(self, actions: Tensor) -> None:
         """Take one action in each environment, float32 [n, A]."""
@@ -289,6 +293,20 @@ class ManiSkillBatch:
         camera.capture()
         shown: Tensor = camera.get_obs(rgb=True, depth=False, segmentation=False, position=False)["rgb"]
         return shown
+
+    def _project_goal(self) -> Tensor:
+        """Goals stay where they are for an episode, and so does the camera, unless it is mounted."""
+        places = [getattr(self.env, name, None) for name in ("goal_site", "goal_region")]
+        poses = [place.pose for place in places if place is not None]
+        poses += [pose for pose in (getattr(self.env, "goal_pose", None),) if pose is not None]
+        cameras = [camera for camera in self.env._human_render_cameras.values() if self.cfg.shows_images]
+        if not poses or not cameras or cameras[0].config.mount is not None:
+            return torch.full((self.num_envs, 2), torch.nan, device=self.device)
+        seen = cameras[0].get_params()
+        point = torch.cat([poses[0].p, torch.ones_like(poses[0].p[:, :1])], 1).unsqueeze(2)
+        column, row, depth = (seen["intrinsic_cv"] @ seen["extrinsic_cv"] @ point).squeeze(2).unbind(1)
+        height, width = self.cfg.image_size
+        return torch.stack([row / depth / height, column / depth / width], 1).float()
 
     def _take(self, obs: Tensor, info: Mapping[str, Any]) -> None:
         self.state = obs

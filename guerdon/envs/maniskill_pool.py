@@ -112,6 +112,10 @@ class SimulatorPool:
         """One of the infos, float32 [N]."""
         return self.board.infos[:, self.facts.info_names.index(name)].copy()
 
+    def goal_in_picture(self) -> FloatArray:
+        """Row and column of each goal as shares of the picture, float32 [N, 2]; NaN where none is known."""
+        return self.board.goal_in_picture.copy()
+
     def render(self, env_ids: IntArray, final: BoolArray, size: tuple[int, int] | None) -> UInt8Array:
         """Frames of `env_ids` (int [n]) -> uint8 [n, H, W, 3], made by the processes that own them.
 

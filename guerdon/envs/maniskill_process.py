@@ -42,6 +42,8 @@ class Board:
     """float32 [N]"""
     infos: FloatArray
     """float32 [N, F], in the order of `TaskFacts.info_names`"""
+    goal_in_picture: FloatArray
+    """float32 [N, 2]"""
     frames: UInt8Array
     """uint8 [N, H, W, 3]; N is 0 where no frames can be asked for"""
 
@@ -78,6 +80,7 @@ def _layout(
         "state": ((num_envs, facts.state_size), np.float32),
         "env_reward": ((num_envs,), np.float32),
         "infos": ((num_envs, len(facts.info_names)), np.float32),
+        "goal_in_picture": ((num_envs, 2), np.float32),
         "frames": ((num_envs if cfg.shows_images else 0, *cfg.image_size, 3), np.uint8),
     }
     layout, offset = {}, 0
@@ -152,5 +155,6 @@ class _Simulators:
     def _write(self, place: int) -> None:
         batch, row = self._batches[place], self._start + place
         self._board.state[row] = batch.state[0].numpy()
+        self._board.goal_in_picture[row] = batch.goal_in_picture[0].numpy()
         self._board.env_reward[row] = float(batch.env_reward[0])
         self._board.infos[row] = [float(batch.infos[name][0]) for name in self._names]

@@ -320,3 +320,31 @@ def test_settings_are_checked_before_anything_starts(settings, message):
 def test_a_gpu_that_is_not_there():
     with pytest.raises(ConfigError, match="sim_backend: gpu needs a CUDA device"):
         make(1, sim_backend="gpu")
+
+
+def is_green(frame, place):
+    """Whether the goal's marker is at a place (row and column as shares) of a picture."""
+    size = len(frame)
+    row, column = (np.asarray(place) * size).astype(int)
+    patch = frame[max(row - 2, 0) : row + 3, max(column - 2, 0) : column + 3].astype(int)
+    return bool(((patch[..., 1] > patch[..., 0] + 40) & (patch[..., 1] > patch[..., 2] + 40)).any())
+
+
+def test_the_goal_is_found_in_the_picture(shown):
+    shown.reset(seed=4)  # the arm hides none of its goals
+    seen = 0
+    places = []
+    for t in range(18):
+        _, _, _, truncated, _ = shown.step(np.zeros((2, 4), np.float32))
+        assert bool(truncated.all()) is (t % 6 == 5)
+        places.append(shown.goal_in_picture("base_camera", [0, 1]))
+        frames = shown.render_frames(final=True)
+        seen += sum(is_green(frame, place) for frame, place in zip(frames, places[-1], strict=True))
+    assert seen == 36  # at the end of an episode it is that episode's goal, like the frame
+    assert np.array_equal(places[0], places[5]) and not np.allclose(places[5], places[6])
+    with pytest.raises(ConfigError, match=r"unknown camera 'wrist'"):
+        shown.goal_in_picture("wrist", [0])
+    with ManiSkillVectorEnv(1, id="StackCube-v1", render_mode="rgb_array") as env:
+        env.reset(seed=0)
+        with pytest.raises(ConfigError, match=r"StackCube-v1 does not tell where its goal is"):
+            env.goal_in_picture("base_camera", [0])
