@@ -8,6 +8,7 @@ import sys
 
 ALL = (
     "bench_tabletop",
+    "bench_maniskill",
     "bench_collect",
     "bench_store",
     "bench_scoring",
@@ -23,7 +24,7 @@ ALL = (
     "bench_monitor",
     "bench_images",
 )
-ALL_CORES = {"bench_train", "bench_monitor", "bench_images"}
+ALL_CORES = {"bench_maniskill", "bench_train", "bench_monitor", "bench_images"}
 """These are about whole runs; the others compare on one thread."""
 
 

@@ -141,8 +141,12 @@ def test_real_world_document(work):
     assert len(list((work / "logs/training_data_debug_realworld/success").glob("*.png"))) > 10
 
 
-def test_a_simulator_that_is_not_there_is_named(work):
+def test_a_simulator_that_is_not_there_is_named(work, monkeypatch):
+    absent = work / "absent" / "mani_skill"
+    absent.mkdir(parents=True)
+    (absent / "__init__.py").write_text("raise ImportError('No module named mani_skill')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(absent.parent), os.environ.get("PYTHONPATH", "")]))
     result = run(
         ["bash", "examples/embodiment/run_embodiment.sh", "maniskill_collect_reward_data"], work, code=2
     )
-    assert "no environment is registered as 'PickCube-v1'" in result.stderr
+    assert "No module named mani_skill" in result.stderr and "make setup-sim" in result.stderr
