@@ -7,7 +7,7 @@ A frame is rendered only if it is judged, alone or in a stack. Where nothing has
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -38,6 +38,40 @@ class RendersPast(Protocol):
         """
 
 
+class EpisodeStacks:
+    """The latest k frames of the running episode of each of N environments."""
+
+    def __init__(self, num_envs: int, num_frames: int) -> None:
+        self._shape = (num_envs, num_frames)
+        self._stacks: dict[str, UInt8Array] = {}
+
+    def add(
+        self, frames: Mapping[str, UInt8Array], env_ids: IntArray, begun: BoolArray
+    ) -> dict[str, UInt8Array]:
+        """Take the frames of a step; environments that are not among them stand still.
+
+        Args:
+            frames: camera -> uint8 [n, H, W, C]; all of them.
+            env_ids: int [n].
+            begun: bool [n]; whether it is the first frame of an episode. It is then repeated.
+
+        Returns:
+            camera -> uint8 [N, k, H, W, C], valid until the next call; for k = 1 the frames as they are.
+        """
+        if self._shape[1] == 1:
+            return dict(frames)
+        for stacks in self._stacks.values():
+            stacks[:, :-1] = stacks[:, 1:].copy()
+        first = env_ids[begun]
+        for name, images in frames.items():
+            if name not in self._stacks:
+                self._stacks[name] = np.zeros((*self._shape, *images.shape[1:]), np.uint8)
+            stacks = self._stacks[name]
+            stacks[env_ids, -1] = images
+            stacks[first] = stacks[first, -1:]  # nothing of the episode before
+        return self._stacks
+
+
 class FrameFeed:
     """Follows the episodes of N environments and picks what is to be judged of every step."""
 
@@ -56,7 +90,7 @@ class FrameFeed:
         self._num_frames, self._everyone = num_frames, np.arange(env.num_envs)
         self._native = native_of(env)
         self._age: IntArray = np.zeros(env.num_envs, np.int64)  # steps of the running episode so far
-        self._stacks: dict[str, UInt8Array] = {}
+        self._stacks = EpisodeStacks(env.num_envs, num_frames)
         self._reuses = cfg.cache_verdicts and cfg.reward_mode == "per_step"
         self._since: IntArray = np.zeros(env.num_envs, np.int64)  # steps since something moved
         self._still: FloatArray | None = None  # states when something moved last
@@ -101,20 +135,8 @@ class FrameFeed:
         return self._source.frames(obs, done, env_ids)
 
     def _stacked(self, frames: dict[str, UInt8Array], env_ids: IntArray) -> dict[str, UInt8Array]:
-        """Stacks of all environments after a step that gave `env_ids` new frames; the others stand still."""
-        if self._num_frames == 1:
-            return frames
-        for stacks in self._stacks.values():
-            stacks[:, :-1] = stacks[:, 1:].copy()
-        begun = env_ids[self._age[env_ids] == 0]
-        for name, images in frames.items():
-            if name not in self._stacks:
-                shape = (len(self._everyone), self._num_frames, *images.shape[1:])
-                self._stacks[name] = np.zeros(shape, np.uint8)
-            stacks = self._stacks[name]
-            stacks[env_ids, -1] = images
-            stacks[begun] = stacks[begun, -1:]  # nothing of the episode before
-        return self._stacks
+        """What is judged of all environments, after a step that gave `env_ids` new frames."""
+        return self._stacks.add(frames, env_ids, self._age[env_ids] == 0)
 
     def _last_of_episodes(self, obs: Any, done: BoolArray) -> Picked:
         """The final frames, with those before them; rendered then, if the environment can look back."""

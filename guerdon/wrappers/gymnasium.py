@@ -48,13 +48,20 @@ class LearnedRewardWrapper(gym.Wrapper[Any, Any, Any, Any]):
         self._judge = StepJudge(manager, cfg, 1)
         self._frames = FrameSource(env, self._judge.cameras)
 
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin a new episode."""
+        self._judge.begin()
+        return self.env.reset(seed=seed, options=options)
+
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step, judge the frame if it counts, and return the training reward."""
         obs, env_reward, terminated, truncated, info = self.env.step(action)
         done, stepped = np.array([bool(terminated or truncated)]), np.ones(1, np.bool_)
         ids = self._judge.wanted(done, stepped)
         frames = self._frames.frames(_batch_of_one(obs), done, ids) if len(ids) else {}
-        prob = self._judge.probabilities(frames, ids)
+        prob = self._judge.probabilities(frames, ids, done)
         ended = self._judge.ends(prob)
         rewards = self._judge.rewards(prob, [float(env_reward)], done | ended, stepped)
         told = {name: float(values[0]) for name, values in rewards.infos().items()}
@@ -97,6 +104,7 @@ class LearnedRewardVectorWrapper(VectorWrapper):
         """Reset all environments, or those of `options["reset_mask"]`."""
         mask = None if options is None else options.get("reset_mask")
         self._ended[slice(None) if mask is None else np.asarray(mask, np.bool_)] = False
+        self._judge.begin(None if mask is None else np.asarray(mask, np.bool_))
         return self.env.reset(seed=seed, options=options)
 
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
@@ -110,7 +118,7 @@ class LearnedRewardVectorWrapper(VectorWrapper):
         if len(ids):
             reached = with_final(obs, info.get("final_obs"), done) if same_step else obs
             frames = self._frames.frames(reached, done, ids)
-        prob = self._judge.probabilities(frames, ids)
+        prob = self._judge.probabilities(frames, ids, done)
         ended = self._judge.ends(prob)
         rewards = self._judge.rewards(prob, env_rewards, done | ended, stepped)
         if same_step and (ended & ~done).any():

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from guerdon.config import RewardConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.images import to_numpy
+from guerdon.serve.feed import EpisodeStacks
 from guerdon.serve.manager import RewardManager, Verdict
 from guerdon.serve.relabel import RewardScale, judged_frames, learned_rewards, training_rewards
 from guerdon.serve.worker import ImageRewardWorker
@@ -74,13 +75,10 @@ class StepJudge:
                 f"reward_threshold is {self.cfg.reward_threshold}, but the reward model was loaded with "
                 f"{self._model.cfg.reward_threshold}: set it there"
             )
-        if isinstance(self._model, RewardManager) and self._model.contract.num_frames > 1:
-            count = self._model.contract.num_frames
-            raise ConfigError(
-                f"the reward model judges {count} frames together, and the wrappers show it single ones: "
-                "train with guerdon train, or fit a model with num_frames=1"
-            )
         self.num_envs = num_envs
+        self._num_frames = self._model.contract.num_frames if isinstance(self._model, RewardManager) else 1
+        self._stacks = EpisodeStacks(num_envs, self._num_frames)
+        self._begun: BoolArray = np.ones(num_envs, np.bool_)  # the next frame is the first of an episode
         self._scale = RewardScale() if self.cfg.normalize else None
 
     @property
@@ -88,22 +86,43 @@ class StepJudge:
         """The cameras that the model looks at."""
         return self._model.image_keys
 
+    def begin(self, mask: BoolArray | None = None) -> None:
+        """New episodes begin in the environments of `mask` (bool [N]), or in all."""
+        self._begun[slice(None) if mask is None else mask] = True
+
     def wanted(self, done: BoolArray, stepped: BoolArray) -> IntArray:
-        """Environments whose frames must be judged -> int [n].
+        """Environments whose frames must be seen -> int [n]: judged now, or kept to be judged later.
 
         Args:
             done: bool [N]; the episode ended with this step.
             stepped: bool [N]; False where the environment only began a new episode.
         """
-        everyone = self.cfg.standalone  # any frame may end the episode
-        judged = np.ones_like(done) if everyone else judged_frames(done, self.cfg)
-        return np.flatnonzero(judged & stepped)
+        return np.flatnonzero(stepped if self._num_frames > 1 else self._judged(done) & stepped)
 
-    def probabilities(self, frames: Mapping[str, UInt8Array], env_ids: IntArray) -> FloatArray:
-        """Judge the frames (camera -> uint8 [n, H, W, C]) of `env_ids` -> float32 [N], NaN for the others."""
+    def _judged(self, done: BoolArray) -> BoolArray:
+        everyone = self.cfg.standalone  # any frame may end the episode
+        return np.ones_like(done) if everyone else judged_frames(done, self.cfg)
+
+    def probabilities(
+        self, frames: Mapping[str, UInt8Array], env_ids: IntArray, done: BoolArray
+    ) -> FloatArray:
+        """Judge the frames (camera -> uint8 [n, H, W, C]) of `env_ids` -> float32 [N], NaN for the others.
+
+        Args:
+            frames: of the environments `wanted`.
+            env_ids: int [n], these.
+            done: bool [N]; the episode ended with this step.
+        """
         prob = np.full(self.num_envs, np.nan, np.float32)
+        if not len(env_ids):
+            return prob
+        shown = self._model.images(frames)
+        if self._num_frames > 1:
+            stacks = self._stacks.add(shown, env_ids, self._begun[env_ids])
+            env_ids = env_ids[self._judged(done)[env_ids]]
+            shown = {name: images[env_ids] for name, images in stacks.items()}
         if len(env_ids):
-            prob[env_ids] = self._judge(self._model.images(frames)).prob_success
+            prob[env_ids] = self._judge(shown).prob_success
         return prob
 
     def ends(self, prob_success: FloatArray) -> BoolArray:
@@ -124,6 +143,7 @@ class StepJudge:
             done: bool [N]; with the episodes that the model ended.
             stepped: bool [N].
         """
+        self._begun = np.where(stepped, done, self._begun)
         env = to_numpy(env_rewards).astype(np.float32)
         if env.shape != (self.num_envs,):
             raise DataError(f"env rewards have shape {list(env.shape)}; expected [{self.num_envs}]")

@@ -182,6 +182,7 @@ class LearnedRewardVecEnv(VecEnvWrapper):
 
     def reset(self) -> Any:
         """Begin new episodes everywhere."""
+        self._judge.begin()
         return self.venv.reset()
 
     def step_wait(self) -> tuple[Any, NDArray[Any], NDArray[Any], list[dict[str, Any]]]:
@@ -189,7 +190,8 @@ class LearnedRewardVecEnv(VecEnvWrapper):
         obs, env_rewards, dones, infos = self.venv.step_wait()
         done = to_numpy(dones).astype(np.bool_)
         ids = self._judge.wanted(done, self._everyone)
-        prob = self._judge.probabilities(self._find_frames(obs, done, infos, ids) if len(ids) else {}, ids)
+        frames = self._find_frames(obs, done, infos, ids) if len(ids) else {}
+        prob = self._judge.probabilities(frames, ids, done)
         ended = self._judge.ends(prob)
         rewards = self._judge.rewards(prob, env_rewards, done | ended, self._everyone)
         columns = {name: values.tolist() for name, values in rewards.infos().items()}

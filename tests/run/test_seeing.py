@@ -146,11 +146,65 @@ def test_a_resumed_run_on_two_frames_gives_the_same_curve(settings, tmp_path, tw
     assert [without_times(entry) for entry in again] == expected and len(expected) >= 2
 
 
-def test_wrappers_refuse_a_model_that_needs_the_past(two_frames):
+@pytest.mark.parametrize("autoreset", ["SameStep", "NextStep"])
+@pytest.mark.parametrize("mode", ["per_step", "terminal"])
+def test_wrappers_judge_the_stacks_of_each_episode(two_frames, autoreset, mode):
     manager = RewardManager(RewardConfig(model=replace(RewardModelConfig(), checkpoint_path=str(two_frames))))
-    env = TabletopVectorEnv(2, image_size=SIZE, autoreset_mode="SameStep")
-    with pytest.raises(ConfigError, match="judges 2 frames together"):
-        LearnedRewardVectorWrapper(env, manager)
+    plain, wrapped = (
+        TabletopVectorEnv(3, image_size=SIZE, max_episode_steps=4, autoreset_mode=autoreset) for _ in range(2)
+    )
+    wrapper = LearnedRewardVectorWrapper(wrapped, manager, replace(manager.cfg, reward_mode=mode))
+    plain.reset(seed=0)
+    wrapper.reset(seed=0)
+    for env in (plain, wrapped):
+        env._elapsed[:] = [0, 1, 2]  # episodes end at different steps
+    rng = np.random.default_rng(0)
+    histories, ended, seen = [[], [], []], np.zeros(3, np.bool_), 0
+    for _ in range(14):
+        actions = rng.uniform(-1, 1, (3, 4)).astype(np.float32)
+        _, _, _, truncated, _ = plain.step(actions)
+        *_, info = wrapper.step(actions)
+        frames = plain.render_frames(final=True)
+        for number in range(3):
+            if autoreset == "NextStep" and ended[number]:  # this step only began an episode
+                assert np.isnan(info["prob_success"][number])
+                continue
+            histories[number].append(frames[number])
+            judged = mode == "per_step" or truncated[number]
+            assert np.isfinite(info["prob_success"][number]) == judged
+            if judged:
+                stack = stack_episode(np.stack(histories[number]), 2)[-1:]
+                expected = manager.judge({"base_camera": stack}).prob_success[0]
+                assert info["prob_success"][number] == pytest.approx(expected, abs=1e-5)
+                seen += 1
+            if truncated[number]:
+                histories[number] = []
+        ended = truncated
+    assert seen > (6 if mode == "terminal" else 30)
+
+
+def test_stable_baselines_environments_are_judged_by_the_same_stacks(two_frames):
+    sb3 = pytest.importorskip("guerdon.wrappers.sb3")
+    manager = RewardManager(RewardConfig(model=replace(RewardModelConfig(), checkpoint_path=str(two_frames))))
+    first, second = (
+        TabletopVectorEnv(3, image_size=SIZE, max_episode_steps=4, autoreset_mode="SameStep")
+        for _ in range(2)
+    )
+    vector = LearnedRewardVectorWrapper(first, manager)
+    batch = sb3.LearnedRewardVecEnv(sb3.GymVectorToSB3(second), manager)
+    batch.seed(0)
+    batch.reset()
+    vector.reset(seed=0)
+    rng = np.random.default_rng(0)
+    for step in range(10):
+        if step == 6:  # in the middle of an episode
+            batch.seed(9)
+            batch.reset()
+            vector.reset(seed=9)
+        actions = rng.uniform(-1, 1, (3, 4)).astype(np.float32)
+        *_, infos = batch.step(actions)
+        *_, info = vector.step(actions)
+        np.testing.assert_allclose([item["prob_success"] for item in infos], info["prob_success"], atol=1e-6)
 
 
 # Verdicts that are reused
