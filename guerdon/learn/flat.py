@@ -197,14 +197,14 @@ def _normalise(values: Tensor) -> Tensor:
     As layer norm does; torch's own is not in place and takes twice as long on these sizes.
     """
     values.sub_(values.mean(-1, keepdim=True))
-    length = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
     factors = length.square_().mul_(1.0 / values.shape[-1]).add_(NORM_EPS).rsqrt_()
     values.mul_(factors)
     return factors
 
 
 def _as_rows(columns: Tensor) -> Tensor:
-    """[E, N, 1] -> [E, 1, N] of whole rows, for which a transposed view would not be taken."""
+    """[E, N, 1] -> [E, 1, N]; a transposed view would be multiplied like columns, slowly."""
     return columns.view(len(columns), 1, -1)
 
 
