@@ -84,14 +84,24 @@ class BatchedMLP:
         self._layers[-1][1][..., columns] += by
 
     def _work(self, count: int) -> list[list[Tensor]]:
-        """Arrays [E, B, width] of each hidden layer, kept: fresh memory costs much of what a pass does."""
+        """Arrays [E, B, width] of each hidden layer, kept: fresh memory costs much of what a pass does.
+
+        They are: the values, the gradient before the activation; with layer norm also what it made, and a
+        spare one. They are few, so that they stay in the processor's cache: layer norm has memory of its own
+        for the gradient that it passes on, and then the layers share an array for theirs.
+        """
         if count not in self._workspace:
             if len(self._workspace) >= MAX_WORKSPACES:
                 self._workspace.clear()
-            self._workspace[count] = [
-                [bias.new_empty(len(bias), count, bias.shape[2]) for _ in range(5 if self._normed else 2)]
-                for _, bias, *_ in self._layers[:-1]
-            ]
+            layers, shared = list[list[Tensor]](), dict[int, list[Tensor]]()
+            for _, bias, *norm in self._layers[:-1]:
+                values, gradient, normed, spare = (
+                    bias.new_empty(len(bias), count, bias.shape[2]) for _ in range(4)
+                )
+                if norm:
+                    gradient, spare = shared.setdefault(bias.shape[2], [gradient, spare])
+                layers.append([values, gradient, normed, spare] if norm else [values, gradient])
+            self._workspace[count] = layers
         return self._workspace[count]
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -102,11 +112,14 @@ class BatchedMLP:
         """[B, in], detached -> [E, B, out] and what `backward` needs, valid until the next forward pass."""
         values, trace = inputs.expand(self._num_networks, -1, -1), Trace()
         work = self._work(len(inputs))
-        for (weight, bias, *norm), (linear, _, *spare) in zip(self._layers[:-1], work, strict=True):
-            torch.baddbmm(bias, values, weight, out=linear)
-            after, kept = linear, tuple[Tensor, ...]()
+        for (weight, bias, *norm), (after, _, *spare) in zip(self._layers[:-1], work, strict=True):
+            kept = tuple[Tensor, ...]()
             if norm:
-                after, kept = _normalise(linear, norm, spare)
+                normed = torch.baddbmm(bias, values, weight, out=spare[0])
+                kept = (normed, _normalise(normed))
+                torch.addcmul(norm[1], normed, norm[0], out=after)
+            else:
+                torch.baddbmm(bias, values, weight, out=after)
             trace.append((values, kept))
             values = after.relu_() if self._relu else after.tanh_()
         trace.append((values, ()))
@@ -159,44 +172,39 @@ class BatchedMLP:
     def _through_norm(
         self, number: int, kept: tuple[Tensor, ...], gradient: Tensor, spare: Tensor, weights: bool
     ) -> Tensor:
-        """The gradient before layer norm, [E, B, width]; `spare` is an array of that shape."""
-        linear, normed, mean, scale = kept
+        """The gradient before layer norm, [E, B, width]; overwrites `gradient` and `spare`."""
+        normed, scale = kept
         if weights:
             torch.sum(torch.mul(gradient, normed, out=spare), 1, keepdim=True, out=self._slots[number][2])
             torch.sum(gradient, 1, keepdim=True, out=self._slots[number][3])
+        # with respect to values of mean 0 and deviation 1; those before had another deviation
         before: Tensor = torch.ops.aten.native_layer_norm_backward(
-            torch.mul(gradient, self._layers[number][2], out=spare),
-            linear,
-            linear.shape[-1:],
-            mean,
-            scale,
+            gradient.mul_(self._layers[number][2]),
+            normed,
+            normed.shape[-1:],
+            torch.zeros_like(scale),
+            torch.ones_like(scale),
             None,
             None,
             [True, False, False],
         )[0]
-        return before
+        return before.mul_(scale)
 
 
-def _normalise(
-    linear: Tensor, norm: list[Tensor], spare: list[Tensor]
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Layer norm of [E, B, width] into spare arrays: the result, and what the way back needs.
+def _normalise(values: Tensor) -> Tensor:
+    """Bring each row of [E, B, width] to mean 0 and deviation 1, in place; returns the factors [E, B, 1].
 
-    Torch's own knows one scale and shift for all networks, and takes twice as long on these sizes.
+    As layer norm does; torch's own is not in place and takes twice as long on these sizes.
     """
-    normed, after, _ = spare
-    width = linear.shape[-1]
-    mean = linear.mean(-1, keepdim=True)
-    torch.sub(linear, mean, out=normed)
-    length = torch.linalg.vector_norm(normed, dim=-1, keepdim=True)
-    scale = length.square_().mul_(1.0 / width).add_(NORM_EPS).rsqrt_()
-    normed.mul_(scale)
-    torch.addcmul(norm[1], normed, norm[0], out=after)
-    return after, (linear, normed, mean, scale)
+    values.sub_(values.mean(-1, keepdim=True))
+    length: Tensor = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    factors = length.square_().mul_(1.0 / values.shape[-1]).add_(NORM_EPS).rsqrt_()
+    values.mul_(factors)
+    return factors
 
 
 def _as_rows(columns: Tensor) -> Tensor:
-    """[E, N, 1] -> [E, 1, N] of whole rows, for which a transposed view would not be taken."""
+    """[E, N, 1] -> [E, 1, N]; a transposed view would be multiplied like columns, slowly."""
     return columns.view(len(columns), 1, -1)
 
 
