@@ -344,7 +344,10 @@ def test_the_goal_is_found_in_the_picture(shown):
     assert np.array_equal(places[0], places[5]) and not np.allclose(places[5], places[6])
     with pytest.raises(ConfigError, match=r"unknown camera 'wrist'"):
         shown.goal_in_picture("wrist", [0])
-    with ManiSkillVectorEnv(1, id="StackCube-v1", render_mode="rgb_array") as env:
+    env = ManiSkillVectorEnv(1, id="StackCube-v1", render_mode="rgb_array")
+    try:
         env.reset(seed=0)
         with pytest.raises(ConfigError, match=r"StackCube-v1 does not tell where its goal is"):
             env.goal_in_picture("base_camera", [0])
+    finally:
+        env.close()
