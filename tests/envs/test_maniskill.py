@@ -154,6 +154,14 @@ def test_other_tasks(task):
         assert (final != env.render_frames()).any() and (final != before).any()
     finally:
         env.close()
+    still = make_vector_env(cfg, autoreset_mode=AutoresetMode.DISABLED)
+    try:  # the end of the episode is shown as it was, also by tasks that have built another scene since
+        still.reset(seed=0)
+        for action in actions(1, 3, env.single_action_space.shape[0]):
+            still.step(action)
+        np.testing.assert_allclose(final.astype(int), still.render_frames(), atol=3)
+    finally:
+        still.close()
 
 
 def test_images_in_observations():
