@@ -98,7 +98,10 @@ class _Recording:
         if success is None:
             raise DataError("the environment's info has no 'success', so its frames cannot be labelled")
         self._once[env_ids] |= success[env_ids] >= 0.5
-        shown = env_ids if self._every_step else env_ids[done[env_ids]]
+        # Of an episode that was lost with its simulator there is no last step, and it proves no failure.
+        told_lost = per_env(info, "episode_lost", len(done), done)
+        lost: BoolArray = np.zeros(len(done), np.bool_) if told_lost is None else told_lost >= 0.5
+        shown = env_ids[~lost[env_ids]] if self._every_step else env_ids[(done & ~lost)[env_ids]]
         if len(shown):
             values: dict[str, NDArray[Any] | None] = {
                 "actions": np.asarray(to_numpy(action), np.float32).reshape(len(done), -1),
@@ -116,7 +119,7 @@ class _Recording:
         told = per_env(info, "success_once", len(done), done)
         for env in env_ids[done[env_ids]].tolist():
             once = bool(self._once[env]) or (told is not None and bool(told[env]))
-            self._recorder.end(env, success_once=once)
+            self._recorder.end(env, success_once=once, complete=not bool(lost[env]))
 
     def begin(self, env_ids: IntArray, obs: Any, info: Mapping[str, Any]) -> None:
         """New episodes begin in `env_ids` with `obs` [N, ...]; what was running is kept as unfinished."""

@@ -97,7 +97,7 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
 
     Environment i, seeded with s + i, plays the same episodes whatever the number of processes (on a GPU the
     batch is seeded as a whole). If a simulator process is lost, the episodes of its environments end there as
-    truncated, with `lost` True in their infos, and new ones begin.
+    truncated, with `episode_lost` in their infos, and new ones begin.
 
     Args:
         num_envs: N.
@@ -367,7 +367,7 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
                 values[name] = self._flag(name) & ~lost
             else:
                 values[name] = self.simulators.info(name)
-        values["lost"] = lost.copy()
+        values["episode_lost"] = lost.copy()
         values["elapsed_steps"] = self._elapsed.copy()
         values["env_seed"] = self._env_seeds.astype(np.int64)
         values["episode_index"] = self._episodes.copy()

@@ -231,7 +231,7 @@ class ManiSkillBatch:
         """
         if keep_final and self.cfg.shows_images:
             eager = self._rebuilds or not self._one_by_one
-            self._final = self.render() if eager else self.env.get_state_dict()
+            self._final = self.render().clone() if eager else self.env.get_state_dict()
         else:
             self._final = None
         options: dict[str, Any] = {}

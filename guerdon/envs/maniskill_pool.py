@@ -57,7 +57,7 @@ class SimulatorPool:
         # are there in no time, and are no copies of this process with all that it has open.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["mani_skill.envs", "guerdon.envs.maniskill_process"])
-        count = min(num_envs, cfg.num_processes or max(os.cpu_count() or 1, 1))
+        count = min(num_envs, cfg.num_processes or _num_cores())
         edges = [num_envs * rank // count for rank in range(count + 1)]
         self._members: list[_Member] = []
         try:
@@ -70,7 +70,10 @@ class SimulatorPool:
                 self._share(member)
         except _Lost as error:
             self.close()
-            raise WorkerError(f"a simulator process of {cfg.id} did not start: {error}") from error
+            raise WorkerError(
+                f"a simulator process of {cfg.id} did not start: {error}. It imports the script that "
+                "starts it: what that does must stand under `if __name__ == '__main__':`"
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -244,6 +247,13 @@ class SimulatorPool:
                 reason = str(error)
                 new.connection.close()
                 _end(new.process, 0.0)
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _end(process: BaseProcess, seconds: float) -> None:

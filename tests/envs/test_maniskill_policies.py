@@ -1,5 +1,7 @@
 """Who acts in ManiSkill tasks while data is collected: the script, and the motion planner."""
 
+import os
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from guerdon.collect.observations import per_env
 from guerdon.collect.run import collect
+from guerdon.collect.wrapper import VectorDataCollectorWrapper
 from guerdon.config import CollectConfig, EnvConfig
 from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.envs.maniskill import ManiSkillVectorEnv
@@ -154,3 +157,23 @@ def test_the_motion_planner_plans_or_says_why_not():
         assert success
     finally:
         env.close()
+
+
+def test_an_episode_that_is_lost_with_its_simulator_is_no_failure(tmp_path):
+    env = ManiSkillVectorEnv(
+        2, autoreset_mode=AutoresetMode.SAME_STEP, render_mode="rgb_array", max_episode_steps=4, **PICKCUBE
+    )
+    recorded = VectorDataCollectorWrapper(env, tmp_path, format="native")
+    try:
+        recorded.reset(seed=0)
+        for step in range(4):
+            if step == 2:
+                os.kill(env.simulators.process_ids[1], signal.SIGKILL)
+            recorded.step(np.zeros((2, 4), np.float32))
+    finally:
+        recorded.close()
+    store = EpisodeStore(tmp_path)
+    kept = sorted((e.complete, len(e.labels)) for e in map(store.read_episode, range(len(store))))
+    # One that was cut off in the end, the two steps before the other one was lost, and a whole one.
+    assert kept == [(False, 1), (False, 2), (True, 4)]
+    assert (recorded.archive.num_failure, recorded.archive.num_unfinished) == (1, 2)
