@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -18,30 +17,7 @@ from guerdon.wrappers import LearnedRewardVectorWrapper
 from tests.run.conftest import SIZE, views
 from tests.run.short_runs import SAC, demonstrate, lines, make_runner, without_times
 
-
-class LazyTabletop(TabletopVectorEnv):
-    """Tabletop in which nothing moves for most of the time, whatever the policy does."""
-
-    def __init__(self, num_envs=1, **settings):
-        super().__init__(num_envs, **settings)
-        self._moment = 0
-
-    def reset(self, **options):
-        self._moment = 0
-        return super().reset(**options)
-
-    def step(self, actions):
-        self._moment += 1
-        awake = (self._moment + np.arange(self.num_envs)) % 8 < 2
-        before = self._scene.take(np.arange(self.num_envs))
-        _, env_reward, terminated, truncated, info = super().step(actions)
-        frozen = np.flatnonzero(~(awake | terminated | truncated))
-        self._scene.put(frozen, before.take(frozen))
-        return self._observe(), env_reward, terminated, truncated, info
-
-
-gym.register("guerdon/Lazy-v0", vector_entry_point=LazyTabletop)
-LAZY = ["env.train.id=tests.run.test_seeing:guerdon/Lazy-v0"]
+LAZY = ["env.train.id=tests.run.lazy:guerdon/Lazy-v0"]
 
 
 @pytest.fixture(scope="session")
