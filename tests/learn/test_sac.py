@@ -130,6 +130,21 @@ def test_the_gradient_of_the_policy_agrees_with_autograd(num_min_critics, bc_coe
     assert metrics["entropy"] == pytest.approx(-log_density.mean().item(), abs=1e-4)
 
 
+def test_an_update_teaches_the_policy_with_new_critics_and_its_own_rows():
+    sac, batch = SAC(SPEC, SPACE, SACConfig(initial_alpha=0.3), SMALL, seed=0), make_batch()
+    noise_state, flat = sac._noise.get_state(), sac.actor.flat.clone().requires_grad_(True)
+    sac.update(batch)
+    noise = torch.randn((64, 2), generator=torch.Generator().set_state(noise_state))[:32]
+    mean, log_std = plain_forward(sac.actor, flat, batch.obs["state"], SMALL)[0].chunk(2, -1)
+    before = mean + noise * log_std.exp()
+    squeezed = 2.0 * (math.log(2.0) - before - torch.nn.functional.softplus(-2.0 * before))
+    log_density = torch.distributions.Normal(mean, log_std.exp()).log_prob(before) - squeezed
+    inputs = torch.cat([batch.obs["state"], torch.tanh(before)], 1)
+    values = plain_forward(sac.critics, sac.critics.flat, inputs, SMALL)[..., 0]
+    (0.3 * log_density.sum(-1) - values.amin(0)).mean().backward()
+    torch.testing.assert_close(sac.actor.gradient, flat.grad, rtol=1e-3, atol=1e-5)
+
+
 def test_the_gradient_of_the_critics_agrees_with_autograd():
     sac, batch = SAC(SPEC, SPACE, SACConfig(num_critics=3), SMALL, seed=0), make_batch()
     flat = sac.critics.flat.clone().requires_grad_(True)
