@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 from guerdon.config import EnvConfig
 from guerdon.config.maniskill import ManiSkillConfig
-from guerdon.envs import TabletopVectorEnv
+from guerdon.envs import TabletopVectorEnv, maniskill_batch
 from guerdon.envs.make import make_vector_env
 from guerdon.envs.maniskill import DeviceSimulators, ManiSkillVectorEnv
 from guerdon.errors import ConfigError, DataError, WorkerError
@@ -359,3 +359,19 @@ def test_the_goal_is_found_in_the_picture(shown):
             env.goal_in_picture("base_camera", [0])
     finally:
         env.close()
+
+
+def test_the_shaders_without_a_table_draw_the_same(monkeypatch):
+    """The table that is left out takes eight seconds of a core; if SAPIEN changes, this tells."""
+    cfg = ManiSkillConfig(**PICKCUBE, render_mode="rgb_array")
+    assert maniskill_batch._shaders_without_table() is not None
+    frames = []
+    for stock in (False, True):
+        if stock:
+            monkeypatch.setattr(maniskill_batch, "_shaders_without_table", lambda: None)
+        batch = maniskill_batch.ManiSkillBatch(cfg, 1, "cpu")
+        batch.reset([0], [3], keep_final=False)
+        frames.append(batch.render()[0].numpy().copy())
+        batch.close()
+    np.testing.assert_array_equal(frames[0], frames[1])
+    assert maniskill_batch._without_table("color = texture(samplerBRDFLUT, uv);") is None
