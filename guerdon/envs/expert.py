@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from guerdon.envs.scripted import ScriptedPolicy
 from guerdon.envs.tabletop_physics import LAG, MAX_SPEED, STEP_SECONDS
 from guerdon.envs.tabletop_scene import (
     CUBE,
@@ -18,7 +19,6 @@ from guerdon.envs.tabletop_scene import (
     stream_keys,
     uniforms,
 )
-from guerdon.errors import ConfigError, DataError
 from guerdon.types import BoolArray, FloatArray
 
 _HABIT_DRAWS = 16
@@ -29,7 +29,7 @@ _MEMORY = 0.8
 """How much of the action noise lasts from one step to the next."""
 
 
-class ScriptedExpert:
+class ScriptedExpert(ScriptedPolicy):
     """Picks the cube up, carries it to the goal and holds it there, from state vectors, for N environments.
 
     With `noise` 0 it practically never fails. More noise shakes the gripper on its way and makes more
@@ -48,55 +48,29 @@ class ScriptedExpert:
         seed: what environment i does in its n-th episode depends on (seed, i, n) and the states alone.
     """
 
-    def __init__(self, noise: float = 0.0, seed: int = 0) -> None:
-        if not 0.0 <= noise <= 2.0:
-            raise ConfigError(f"noise must lie between 0 and 2, not {noise!r}")
-        if seed < 0:
-            raise ConfigError(f"seed must not be negative, not {seed!r}")
-        self.noise = float(noise)
-        self.seed = int(seed)
-        self._num_envs: int | None = None
-
-    def reset(self, mask: BoolArray | None = None) -> None:
-        """Say that new episodes have begun, in the environments of `mask` (bool [N]) or in all of them.
-
-        Without a mask the count of episodes starts again, as if the expert were new.
-        """
-        if mask is None:
-            self._num_envs = None
-        elif self._num_envs is not None:
-            if mask.shape != (self._num_envs,) or mask.dtype != np.bool_:
-                raise DataError(f"mask must be bool [{self._num_envs}], not {mask.dtype} {list(mask.shape)}")
-            self._episodes[mask] += 1
-            self._begin()
-            self._steps[mask] = 0
-            self._shake[:, mask] = 0.0
-
     def act(self, state: FloatArray) -> FloatArray:
         """Actions float32 [N, 4] for states float32 [N, S]."""
-        if state.ndim != 2 or state.shape[1] != STATE_SIZE:
-            raise DataError(f"state must have shape [N, {STATE_SIZE}], not {list(state.shape)}")
-        if self._num_envs is None:
-            self._num_envs = len(state)
-            self._episodes = np.zeros(self._num_envs, np.uint64)
-            self._steps = np.zeros(self._num_envs, np.uint64)
-            self._shake: Rows = np.zeros((3, self._num_envs))
-            self._begin()
-        if len(state) != self._num_envs:
-            raise DataError(f"the expert plays {self._num_envs} environments, not {len(state)}; call reset()")
+        self._check_state(state, STATE_SIZE)
         rows = state.T.astype(np.float64, order="C")
         step = self._steps.astype(np.float64)
         goal_bias, astray, pausing = self._segment(step)
         way, closing = self._plan(rows, goal_bias, astray)
-        action = np.empty((4, self._num_envs))
+        action = np.empty((4, len(state)))
         action[:3] = _steer(way, rows[VELOCITY]) + self._next_shake(way)
         action[:3] = np.where(pausing | (step >= self._stop_step), 0.0, action[:3])
         action[3] = np.where(closing & (step < self._drop_step), -1.0, 1.0)
         self._steps += np.uint64(1)
         return np.clip(action, -1.0, 1.0).T.astype(np.float32, order="C")
 
-    def _begin(self) -> None:
-        """Draw the habits of the current episode of each environment."""
+    def _allocate(self, num_envs: int) -> None:
+        self._episodes = np.zeros(num_envs, np.uint64)
+        self._steps = np.zeros(num_envs, np.uint64)
+        self._shake: Rows = np.zeros((3, num_envs))
+
+    def _begin(self, mask: BoolArray) -> None:
+        """Draw the habits of the present episodes; those that run on draw the same again."""
+        self._steps[mask] = 0
+        self._shake[:, mask] = 0.0
         numbers = np.arange(len(self._episodes), dtype=np.uint64)
         self._keys = stream_keys(np.uint64(self.seed) + (numbers << np.uint64(32)), self._episodes)
         draw = uniforms(self._keys, 0, _HABIT_DRAWS)

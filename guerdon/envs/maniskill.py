@@ -24,7 +24,7 @@ from guerdon.config.maniskill import MAIN_CAMERA, ManiSkillConfig
 from guerdon.config.tabletop import check_image_size, unknown_name
 from guerdon.envs.maniskill_batch import ManiSkillBatch, TaskFacts
 from guerdon.envs.maniskill_pool import SimulatorPool
-from guerdon.envs.tabletop_inputs import check_env_ids, check_reset_mask, check_seeds
+from guerdon.envs.tabletop_inputs import check_env_ids, check_reset_mask, give_seeds
 from guerdon.errors import ConfigError, DataError
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 
@@ -163,7 +163,9 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
     ) -> tuple[Observation, Info]:
         """Begin new episodes; see `TabletopVectorEnv.reset`."""
         mask = check_reset_mask(options, self.num_envs)
-        self._seed(seed, mask)
+        if isinstance(seed, (int, np.integer)):
+            super().reset(seed=int(seed))
+        self._env_seeds = give_seeds(self._env_seeds, self._episodes, seed, mask)
         self._begin(np.flatnonzero(mask), keep_final=False)
         self._ended, self._shown = self._ended & ~mask, self._shown & ~mask
         return self._observe(), self._infos(mask, np.zeros(self.num_envs, np.bool_))
@@ -232,18 +234,6 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
         pairs = zip(self._env_seeds.tolist(), self._episodes.tolist(), strict=True)
         drawn = [np.random.SeedSequence([s, max(n, 0)]).generate_state(1)[0] >> 1 for s, n in pairs]
         return np.array(drawn, np.int64)
-
-    def _seed(self, seed: int | Sequence[int | None] | None, mask: BoolArray) -> None:
-        """Give the environments of `mask` their seeds."""
-        if isinstance(seed, (int, np.integer)):
-            super().reset(seed=int(seed))
-        given, values = check_seeds(seed, self.num_envs)
-        first_time = mask & ~given & (self._episodes < 0)
-        if first_time.any():
-            entropy = np.random.SeedSequence().generate_state(self.num_envs, np.uint64) >> np.uint64(16)
-            self._env_seeds = np.where(first_time, entropy, self._env_seeds)
-        self._env_seeds = np.where(mask & given, values, self._env_seeds)
-        self._episodes[mask & given] = -1
 
     # Frames and states
 

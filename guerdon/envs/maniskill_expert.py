@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from guerdon.errors import ConfigError, DataError
+from guerdon.envs.scripted import ScriptedPolicy
 from guerdon.types import BoolArray, FloatArray
 
 TASK, CONTROL_MODE = "PickCube-v1", "pd_ee_delta_pos"
@@ -20,7 +20,7 @@ _MEMORY = 0.8
 _NEVER = 10**6
 
 
-class PickCubeExpert:
+class PickCubeExpert(ScriptedPolicy):
     """Picks the cube up, carries it to the goal and holds it there, from state vectors, for N environments.
 
     With `noise` 0 it rarely fails. A little (0.2) shakes the gripper on its way, for demonstrations that
@@ -37,33 +37,9 @@ class PickCubeExpert:
         seed: what environment i does in its n-th episode depends on (seed, i, n) and the states alone.
     """
 
-    def __init__(self, noise: float = 0.0, seed: int = 0) -> None:
-        if not 0.0 <= noise <= 2.0:
-            raise ConfigError(f"noise must lie between 0 and 2, not {noise!r}")
-        if seed < 0:
-            raise ConfigError(f"seed must not be negative, not {seed!r}")
-        self.noise, self.seed = float(noise), int(seed)
-        self._num_envs: int | None = None
-
-    def reset(self, mask: BoolArray | None = None) -> None:
-        """New episodes begin in the environments of `mask` (bool [N]); None: as if the expert were new."""
-        if mask is None:
-            self._num_envs = None
-        elif self._num_envs is not None:
-            if mask.shape != (self._num_envs,) or mask.dtype != np.bool_:
-                raise DataError(f"mask must be bool [{self._num_envs}], not {mask.dtype} {list(mask.shape)}")
-            self._episodes[mask] += 1
-            for env in np.flatnonzero(mask).tolist():
-                self._begin(env)
-
     def act(self, state: FloatArray) -> FloatArray:
         """Actions float32 [N, 4] for states float32 [N, 42]."""
-        if state.ndim != 2 or state.shape[1] != STATE_SIZE:
-            raise DataError(f"state must have shape [N, {STATE_SIZE}], not {list(state.shape)}")
-        if self._num_envs is None:
-            self._allocate(len(state))
-        if len(state) != self._num_envs:
-            raise DataError(f"the expert plays {self._num_envs} environments, not {len(state)}; call reset()")
+        self._check_state(state, STATE_SIZE)
         way, closing = self._plan(state)
         # The shaking dies down where precision counts, at the cube and at the goal.
         fade = np.clip(np.abs(way).max(axis=1) / 0.06, np.where(self._restless, 0.5, 0.0), 1.0)
@@ -96,7 +72,6 @@ class PickCubeExpert:
         return way, np.where(self._empty_handed, self._feigns, grasped | closing)
 
     def _allocate(self, num_envs: int) -> None:
-        self._num_envs = num_envs
         self._episodes = np.zeros(num_envs, np.int64)
         self._steps = np.zeros(num_envs, np.int64)
         self._shake = np.zeros((num_envs, 3))
@@ -104,11 +79,12 @@ class PickCubeExpert:
         self._settle_step, self._stop_step, self._drop_step = np.zeros((3, num_envs), np.int64)
         self._misses, self._restless, self._empty_handed, self._feigns = np.zeros((4, num_envs), np.bool_)
         self._rngs: list[np.random.Generator] = [np.random.default_rng(0)] * num_envs
-        for env in range(num_envs):
-            self._begin(env)
 
-    def _begin(self, env: int) -> None:
-        """Draw the habits of an environment's present episode."""
+    def _begin(self, mask: BoolArray) -> None:
+        for env in np.flatnonzero(mask).tolist():
+            self._draw_habits(env)
+
+    def _draw_habits(self, env: int) -> None:
         rng = self._rngs[env] = np.random.default_rng([self.seed, env, int(self._episodes[env])])
         draw, often = rng.random(8), self.noise**2
         self._steps[env] = 0

@@ -27,7 +27,7 @@ from guerdon.envs.tabletop_inputs import (
     check_actions,
     check_env_ids,
     check_reset_mask,
-    check_seeds,
+    give_seeds,
 )
 from guerdon.envs.tabletop_physics import Outcome, advance, compute_env_reward, judge
 from guerdon.envs.tabletop_render import TabletopRenderer
@@ -126,7 +126,9 @@ class TabletopVectorEnv(VectorEnv[Observation, FloatArray, NDArray[Any]]):
             options: `reset_mask`, bool [N]: reset only these; the infos then carry masks.
         """
         mask = check_reset_mask(options, self.num_envs)
-        self._seed(seed, mask)
+        if isinstance(seed, (int, np.integer)):
+            super().reset(seed=int(seed))
+        self._env_seeds = give_seeds(self._env_seeds, self._episodes, seed, mask)
         self._begin(np.flatnonzero(mask))
         self._restarted[mask] = False
         return self._observe(), self._infos(judge(self._scene.rows), mask)
@@ -275,18 +277,6 @@ class TabletopVectorEnv(VectorEnv[Observation, FloatArray, NDArray[Any]]):
         }
         self._begin(ids)
         return final
-
-    def _seed(self, seed: int | Sequence[int | None] | None, mask: BoolArray) -> None:
-        """Give the environments of `mask` their seeds."""
-        if isinstance(seed, (int, np.integer)):
-            super().reset(seed=int(seed))
-        given, values = check_seeds(seed, self.num_envs)
-        first_time = mask & ~given & (self._episodes < 0)
-        if first_time.any():
-            entropy = np.random.SeedSequence().generate_state(self.num_envs, np.uint64) >> np.uint64(16)
-            self._env_seeds = np.where(first_time, entropy, self._env_seeds)
-        self._env_seeds = np.where(mask & given, values, self._env_seeds)
-        self._episodes[mask & given] = -1
 
     def _scenes(self, ids: IntArray, final: bool) -> Scene:
         """The worlds `ids` as they are, or as the last action left them."""

@@ -74,3 +74,27 @@ def check_seeds(
     if len(seeds) != num_envs:
         raise DataError(f"{len(seeds)} seeds were given for {num_envs} environments")
     return np.array([value is not None for value in seeds]), values
+
+
+def give_seeds(
+    env_seeds: NDArray[np.uint64],
+    episodes: IntArray,
+    seed: int | Sequence[int | None] | None,
+    mask: BoolArray,
+) -> NDArray[np.uint64]:
+    """Seeds of the environments, uint64 [N], after a reset of those in `mask`.
+
+    Args:
+        env_seeds: uint64 [N], before it.
+        episodes: int [N], number of the present episode of each, -1 where there was none yet; those that get
+            a seed begin anew at -1, in place.
+        seed: as `reset` takes it; environments without any get a random one.
+        mask: bool [N].
+    """
+    given, values = check_seeds(seed, len(mask))
+    first_time = mask & ~given & (episodes < 0)
+    if first_time.any():
+        entropy = np.random.SeedSequence().generate_state(len(mask), np.uint64) >> np.uint64(16)
+        env_seeds = np.where(first_time, entropy, env_seeds)
+    episodes[mask & given] = -1
+    return np.where(mask & given, values, env_seeds)
