@@ -374,7 +374,10 @@ def test_ctrl_c_finishes_writing(tmp_path):
     place = tmp_path / "data"
     process = start_endless(place)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    try:
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == 1
     assert "interrupted" in err
     assert "Traceback" not in err
