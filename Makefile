@@ -37,7 +37,7 @@ browser:  ## the browser that the tests open pages with
 	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends chromium; }
 
 test: $(STAMP) browser setup-sim  ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not bench'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not bench'
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

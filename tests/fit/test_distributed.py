@@ -342,7 +342,7 @@ def alive(pid):
 
 @pytest.mark.parametrize(("kill", "patience", "limit", "message"), [
     (signal.SIGKILL, 600, 200, r"rank 1 of 2 of the fit died by signal SIGKILL"),
-    (signal.SIGSTOP, 60, 200, r"rank 0 of 2 lost contact with the others.* within 60 s"),
+    (signal.SIGSTOP, 40, 200, r"rank 0 of 2 lost contact with the others.* within 40 s"),
 ])  # fmt: skip
 def test_a_rank_that_dies_or_hangs_ends_the_fit(data, tmp_path, kill, patience, limit, message):
     def strike():
