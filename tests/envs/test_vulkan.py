@@ -77,7 +77,7 @@ def test_the_set_up_does_nothing_where_a_device_works(tmp_path):
         ["/bin/bash", ROOT / "scripts" / "setup_sim.sh", python],
         capture_output=True, text=True, env={"PATH": str(tmp_path)}, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "asked -m guerdon.envs.vulkan\n")
+    assert (done.returncode, done.stdout) == (0, "asked -c import cv2\nasked -m guerdon.envs.vulkan\n")
     python.write_text("#!/bin/sh\nexit 1\n")
     done = subprocess.run(
         ["/bin/bash", ROOT / "scripts" / "setup_sim.sh", python],
