@@ -22,9 +22,16 @@ from numpy.typing import NDArray
 
 from guerdon.config.maniskill import MAIN_CAMERA, ManiSkillConfig
 from guerdon.config.tabletop import check_image_size, unknown_name
+from guerdon.envs.inputs import (
+    check_autoreset_mode,
+    check_env_ids,
+    check_going_on,
+    check_num_envs,
+    check_reset_mask,
+    give_seeds,
+)
 from guerdon.envs.maniskill_batch import ManiSkillBatch, TaskFacts
 from guerdon.envs.maniskill_pool import SimulatorPool
-from guerdon.envs.tabletop_inputs import check_env_ids, check_reset_mask, give_seeds
 from guerdon.errors import ConfigError, DataError
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 
@@ -118,16 +125,14 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
         num_envs: int = 1,
         *,
         config: ManiSkillConfig | None = None,
-        autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         simulators: SimulatorPool | DeviceSimulators | None = None,
         **settings: Any,
     ) -> None:
         self.config = ManiSkillConfig.from_settings(settings) if config is None else config
-        if num_envs < 1:
-            raise ConfigError(f"num_envs must be a whole number of at least 1, not {num_envs!r}")
-        self.num_envs = num_envs
+        self.num_envs = num_envs = check_num_envs(num_envs)
         self.render_mode = self.config.render_mode
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = check_autoreset_mode(autoreset_mode)
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         self.simulators = _simulators(self.config, num_envs) if simulators is None else simulators
         self._tensors = self.config.output == "torch"
@@ -180,9 +185,7 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
             Observations, env rewards float32 [N], terminated bool [N], truncated bool [N], infos.
         """
         self._check_begun()
-        if self.autoreset_mode is AutoresetMode.DISABLED and self._done.any():
-            first = int(np.flatnonzero(self._done)[0])
-            raise DataError(f"the episode of environment {first} is over: reset it before the next step")
+        check_going_on(self._done, self.autoreset_mode)
         self.simulators.step(self._check_actions(actions))
         self._ended = self._shown = np.zeros(self.num_envs, np.bool_)
         self._elapsed += 1

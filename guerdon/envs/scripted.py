@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.types import BoolArray, FloatArray
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(ABC):
     """Acts from state vectors in N environments; N is that of the first states.
 
     Args:
@@ -53,10 +54,10 @@ class ScriptedPolicy:
         if len(state) != self._num_envs:
             raise DataError(f"the expert plays {self._num_envs} environments, not {len(state)}; call reset()")
 
+    @abstractmethod
     def _allocate(self, num_envs: int) -> None:
         """Make room for so many environments."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _begin(self, mask: BoolArray) -> None:
         """Draw the habits of the present episodes in the environments of `mask`, bool [N]."""
-        raise NotImplementedError

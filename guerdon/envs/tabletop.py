@@ -21,14 +21,17 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from guerdon.config.tabletop import TABLETOP_CAMERAS, TabletopConfig, check_image_size, unknown_name
-from guerdon.envs.tabletop_camera import base_camera, wrist_camera
-from guerdon.envs.tabletop_inputs import (
+from guerdon.envs.inputs import (
     ACTION_SIZE,
     check_actions,
+    check_autoreset_mode,
     check_env_ids,
+    check_going_on,
+    check_num_envs,
     check_reset_mask,
     give_seeds,
 )
+from guerdon.envs.tabletop_camera import base_camera, wrist_camera
 from guerdon.envs.tabletop_physics import Outcome, advance, compute_env_reward, judge
 from guerdon.envs.tabletop_render import TabletopRenderer
 from guerdon.envs.tabletop_scene import GOAL, STATE_SIZE, STILL, Scene, begin_episodes
@@ -40,8 +43,6 @@ __all__ = ["ACTION_SIZE", "TabletopEnv", "TabletopVectorEnv", "observation_space
 Observation: TypeAlias = Any
 """float32 state vectors, or a dict of camera images (uint8) and perhaps the state under `state`."""
 Info: TypeAlias = dict[str, Any]
-
-_AUTORESET_NAMES = {n: m for m in AutoresetMode for n in (m.value, m.name, m.name.lower())}
 
 
 def observation_space(config: TabletopConfig) -> spaces.Space[Any]:
@@ -85,19 +86,13 @@ class TabletopVectorEnv(VectorEnv[Observation, FloatArray, NDArray[Any]]):
         render_mode: str | None = None,
         **settings: Any,
     ) -> None:
-        if isinstance(num_envs, bool) or not hasattr(num_envs, "__index__") or int(num_envs) < 1:
-            raise ConfigError(f"num_envs must be a whole number of at least 1, not {num_envs!r}")
-        if not isinstance(autoreset_mode, AutoresetMode):
-            if autoreset_mode not in _AUTORESET_NAMES:
-                raise ConfigError(unknown_name("autoreset_mode", autoreset_mode, _AUTORESET_NAMES))
-            autoreset_mode = _AUTORESET_NAMES[autoreset_mode]
         if render_mode not in (None, "rgb_array"):
             raise ConfigError(unknown_name("render_mode", render_mode, ["rgb_array"]))
         self.config = TabletopConfig.from_settings(settings, config)
-        self.num_envs = int(num_envs)
+        self.num_envs = check_num_envs(num_envs)
         self.render_mode = render_mode
-        self.autoreset_mode = autoreset_mode
-        self.metadata = {**type(self).metadata, "autoreset_mode": autoreset_mode}
+        self.autoreset_mode = check_autoreset_mode(autoreset_mode)
+        self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         self.single_action_space = spaces.Box(-1.0, 1.0, (ACTION_SIZE,), np.float32)
         self.single_observation_space = observation_space(self.config)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -143,9 +138,7 @@ class TabletopVectorEnv(VectorEnv[Observation, FloatArray, NDArray[Any]]):
             Observations, env rewards float32 [N], terminated bool [N], truncated bool [N], infos.
         """
         self._check_begun()
-        if self.autoreset_mode is AutoresetMode.DISABLED and self._done.any():
-            first = int(np.flatnonzero(self._done)[0])
-            raise DataError(f"the episode of environment {first} is over: reset it before the next step")
+        check_going_on(self._done, self.autoreset_mode)
         action = check_actions(actions, self.num_envs)
         self._restarted = np.zeros(self.num_envs, np.bool_)
         if self._past.maxlen:

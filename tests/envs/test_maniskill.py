@@ -324,8 +324,8 @@ def test_settings_are_checked_before_anything_starts(settings, message):
         ManiSkillConfig.from_settings(settings)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU to simulate on")
-def test_a_gpu_that_is_not_there():
+def test_a_gpu_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="sim_backend: gpu needs a CUDA device"):
         make(1, sim_backend="gpu")
 
@@ -375,3 +375,16 @@ def test_the_shaders_without_a_table_draw_the_same(monkeypatch):
         batch.close()
     np.testing.assert_array_equal(frames[0], frames[1])
     assert maniskill_batch._without_table("color = texture(samplerBRDFLUT, uv);") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_envs": 1.5}, "num_envs must be a whole number"),
+        ({"num_envs": True}, "num_envs must be a whole number"),
+        ({"autoreset_mode": "SomeStep"}, "unknown autoreset_mode 'SomeStep'"),
+    ],
+)
+def test_arguments_are_checked_before_anything_starts(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        make(**arguments)

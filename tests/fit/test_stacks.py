@@ -212,7 +212,6 @@ def test_fast_scorers_say_what_the_model_says_of_stacks(model_type):
         expected = model(frames).double().numpy()
     np.testing.assert_allclose(make_scorer(model)(frames)[0], expected, atol=1e-4)
     np.testing.assert_allclose(make_scorer(model, "bf16")(frames)[0], expected, atol=0.1)
-    pytest.importorskip("onnxruntime")
     threshold = float(np.median(expected))
     made = make_int8(model, frames[:200], frames[200:], threshold)
     logits = int8_scorer(model, made)(frames)[0]

@@ -13,7 +13,7 @@ from guerdon.images import stack_episode
 from guerdon.models import Contract, build_model, save_checkpoint
 from guerdon.run.train import train
 from guerdon.serve import RewardManager
-from guerdon.wrappers import LearnedRewardVectorWrapper
+from guerdon.wrappers import GymVectorToSB3, LearnedRewardVecEnv, LearnedRewardVectorWrapper
 from tests.run.conftest import SIZE, views
 from tests.run.short_runs import SAC, demonstrate, lines, make_runner, without_times
 
@@ -160,14 +160,13 @@ def test_wrappers_judge_the_stacks_of_each_episode(two_frames, autoreset, mode):
 
 
 def test_stable_baselines_environments_are_judged_by_the_same_stacks(two_frames):
-    sb3 = pytest.importorskip("guerdon.wrappers.sb3")
     manager = RewardManager(RewardConfig(model=replace(RewardModelConfig(), checkpoint_path=str(two_frames))))
     first, second = (
         TabletopVectorEnv(3, image_size=SIZE, max_episode_steps=4, autoreset_mode="SameStep")
         for _ in range(2)
     )
     vector = LearnedRewardVectorWrapper(first, manager)
-    batch = sb3.LearnedRewardVecEnv(sb3.GymVectorToSB3(second), manager)
+    batch = LearnedRewardVecEnv(GymVectorToSB3(second), manager)
     batch.seed(0)
     batch.reset()
     vector.reset(seed=0)

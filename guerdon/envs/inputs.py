@@ -1,4 +1,4 @@
-"""What callers hand to the tabletop environment, checked and turned into arrays."""
+"""What callers hand to environments, checked and turned into arrays."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from guerdon.config.tabletop import unknown_name
@@ -29,6 +30,30 @@ def check_actions(actions: Any, num_envs: int) -> NDArray[np.float64]:
         raise DataError(f"the action of environment {first} is not finite: {array[first].tolist()}")
     np.maximum(action, -1.0, out=action)
     return np.minimum(action, 1.0, out=action)
+
+
+def check_num_envs(num_envs: Any) -> int:
+    """How many environments there shall be."""
+    if isinstance(num_envs, bool) or not hasattr(num_envs, "__index__") or int(num_envs) < 1:
+        raise ConfigError(f"num_envs must be a whole number of at least 1, not {num_envs!r}")
+    return int(num_envs)
+
+
+def check_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
+    """The mode, or the one of that name."""
+    if isinstance(mode, AutoresetMode):
+        return mode
+    names = {name: each for each in AutoresetMode for name in (each.value, each.name, each.name.lower())}
+    if mode not in names:
+        raise ConfigError(unknown_name("autoreset_mode", mode, names))
+    return names[mode]
+
+
+def check_going_on(done: BoolArray, mode: AutoresetMode) -> None:
+    """Refuse a step in episodes that are over (bool [N]) where nobody else begins new ones."""
+    if mode is AutoresetMode.DISABLED and done.any():
+        first = int(np.flatnonzero(done)[0])
+        raise DataError(f"the episode of environment {first} is over: reset it before the next step")
 
 
 def check_env_ids(env_ids: IntArray | Sequence[int] | None, num_envs: int) -> IntArray:
