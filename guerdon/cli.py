@@ -178,7 +178,6 @@ def _collect(arguments: argparse.Namespace) -> int:
     from guerdon.collect.collector import open_npy_archive
     from guerdon.collect.run import collect
     from guerdon.config import load_config
-    from guerdon.run.attempts import saved_policy
 
     config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
     section = replace(config.collect, resume=config.collect.resume or arguments.resume)
@@ -193,7 +192,11 @@ def _collect(arguments: argparse.Namespace) -> int:
             place.max_positive_trajectories,
             place.max_negative_trajectories,
         )
-    policy = saved_policy(section, config.seed)
+    policy = None
+    if section.policy == "checkpoint":
+        from guerdon.run.attempts import saved_policy  # and with it torch, which the others do without
+
+        policy = saved_policy(section, config.seed)
     result = collect(config.env.train, section, seed=config.seed, archive=archive, policy=policy)
     counts = f"success {result.num_success}/{_limit(result.target_success)}"
     counts += f" fail {result.num_failure}/{_limit(result.target_failure)}"

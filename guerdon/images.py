@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError
@@ -15,9 +15,17 @@ ValueRange: TypeAlias = Literal["auto", "unit", "byte"]
 CHANNELS = (1, 3, 4)
 
 
+def is_tensor(value: Any) -> bool:
+    """Whether it is a tensor of torch; asking does not import torch, which takes seconds."""
+    torch = sys.modules.get("torch")  # where nobody has imported it there are no tensors
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def to_numpy(value: Any) -> NDArray[Any]:
     """A numpy view (or copy, where it must be) of a torch tensor, array, list or number."""
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
+        import torch
+
         tensor = value.detach().cpu()
         array: NDArray[Any] = tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
         return array

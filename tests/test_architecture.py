@@ -107,3 +107,29 @@ def test_importing_the_package_is_light():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["collect", "collect.save_dir=more", "collect.target_success=1", "collect.target_failure=1"],
+        ["data", "inspect", "data"],
+        ["data", "audit", "data"],
+        ["data", "convert", "data", "copy", "--to", "npy-trajectory"],
+    ],
+    ids=["collect", "inspect", "audit", "convert"],
+)
+def test_commands_that_compute_no_gradient_start_without_torch(tmp_path, arguments):
+    """It takes most of the time that such a command takes."""
+    import subprocess
+    import sys
+
+    from tests.fit.synthetic import write_store
+
+    write_store(tmp_path / "data")
+    run = f"import sys; from guerdon.cli import main; code = main({arguments})"
+    code = f"{run}; print('torch' in sys.modules, code)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "False 0", result.stdout + result.stderr

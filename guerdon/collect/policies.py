@@ -8,14 +8,13 @@ from typing import Protocol
 
 import gymnasium as gym
 import numpy as np
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from guerdon.errors import ConfigError, DataError
 from guerdon.types import BoolArray, FloatArray, display_path
 
-ACTIVATIONS = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU, "gelu": torch.nn.GELU}
+ACTIVATIONS = {"tanh": "Tanh", "relu": "ReLU", "gelu": "GELU"}
+"""Names in `policy.json` -> modules of `torch.nn`."""
 
 
 class Policy(Protocol):
@@ -55,6 +54,9 @@ class CheckpointPolicy:
     """
 
     def __init__(self, path: Path | str, *, noise: float = 0.0, seed: int = 0) -> None:
+        import torch  # the other policies do without, and start a second or two earlier
+        from safetensors.torch import load_file
+
         path = Path(path)
         try:
             description = json.loads((path / "policy.json").read_text())
@@ -67,6 +69,7 @@ class CheckpointPolicy:
                 f"{display_path(path / 'policy.json')} describes kind={kind!r}, activation={activation!r}; "
                 f"known are kind='mlp' and activation in {sorted(ACTIVATIONS)}"
             )
+        make_activation = getattr(torch.nn, ACTIVATIONS[activation])
         layers: list[torch.nn.Module] = []
         count = len(weights) // 2
         try:
@@ -74,7 +77,7 @@ class CheckpointPolicy:
                 weight, bias = weights[f"{number}.weight"], weights[f"{number}.bias"]
                 linear = torch.nn.Linear(weight.shape[1], weight.shape[0])
                 linear.load_state_dict({"weight": weight, "bias": bias})
-                layers += [linear] if number == count - 1 else [linear, ACTIVATIONS[activation]()]
+                layers += [linear] if number == count - 1 else [linear, make_activation()]
         except (KeyError, IndexError, RuntimeError) as error:
             raise DataError(
                 f"{display_path(path / 'policy.safetensors')} does not fit an mlp: {error}"
@@ -92,6 +95,8 @@ class CheckpointPolicy:
             raise DataError(
                 f"the policy was trained on states of size {self._size}, these have {states.shape[1]}"
             )
+        import torch
+
         with torch.no_grad():
             actions: FloatArray = self._network(torch.from_numpy(states)).numpy()
         noise = self._noise * self._rng.standard_normal(actions.shape, np.float32)

@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -17,14 +17,15 @@ from guerdon.collect.policies import CheckpointPolicy, Policy, RandomPolicy
 from guerdon.collect.wrapper import VectorDataCollectorWrapper, open_archive
 from guerdon.config import CollectConfig, EnvConfig
 from guerdon.envs import ScriptedExpert, maniskill_expert
-from guerdon.envs.make import make_vector_env
-from guerdon.envs.maniskill import ManiSkillVectorEnv
-from guerdon.envs.maniskill_planner import MotionPlanner
+from guerdon.envs.make import is_maniskill, make_vector_env
 from guerdon.envs.tabletop import ACTION_SIZE
 from guerdon.errors import ConfigError
 from guerdon.progress import progress_bar
 from guerdon.store import get_format
 from guerdon.types import FloatArray, display_path
+
+if TYPE_CHECKING:  # with it comes torch, which other environments do without
+    from guerdon.envs.maniskill import ManiSkillVectorEnv
 
 log = logging.getLogger("guerdon")
 
@@ -61,7 +62,7 @@ def make_policy(cfg: CollectConfig, env: Any, seed: int) -> Policy:
         if cfg.policy_checkpoint is None:
             raise ConfigError("collect.policy=checkpoint needs collect.policy_checkpoint")
         return CheckpointPolicy(cfg.policy_checkpoint, noise=cfg.policy_noise, seed=seed)
-    if isinstance(env.unwrapped, ManiSkillVectorEnv):
+    if is_maniskill(env.unwrapped):
         return _maniskill_policy(cfg, env.unwrapped, seed)
     if cfg.policy == "motion_planner":
         raise ConfigError("collect.policy=motion_planner needs a ManiSkill task (env_type: maniskill)")
@@ -75,6 +76,8 @@ def make_policy(cfg: CollectConfig, env: Any, seed: int) -> Policy:
 def _maniskill_policy(cfg: CollectConfig, env: ManiSkillVectorEnv, seed: int) -> Policy:
     """The scripted or planning policy of a ManiSkill task."""
     if cfg.policy == "motion_planner":
+        from guerdon.envs.maniskill_planner import MotionPlanner
+
         return MotionPlanner(env)
     if (env.config.id, env.facts.control_mode) != (maniskill_expert.TASK, maniskill_expert.CONTROL_MODE):
         raise ConfigError(

@@ -12,7 +12,7 @@ from guerdon.datasets.fingerprint import grey_cells, groups, near_duplicates, sa
 from guerdon.progress import progress
 from guerdon.store import detect_format, get_format, inspect, usable
 from guerdon.store.shard import content_hash, episode_digest
-from guerdon.types import Episode, Fault, FloatArray
+from guerdon.types import Episode, Fault, FloatArray, UInt8Array
 
 MIN_POSITIVE_SHARE = 0.02
 """Below this share of positive frames a warning says that the classes are far out of balance."""
@@ -166,8 +166,8 @@ def _check_labels(notes: _Notes, episode: Episode, name: str) -> None:
 
 def _check_cameras(notes: _Notes, episode: Episode, name: str) -> None:
     for camera, frames in episode.frames.items():
-        flat = frames.reshape(len(frames), -1, frames.shape[-1])
-        dead = (flat.max(axis=1) == flat.min(axis=1)).all(axis=-1)
+        flat, channels = frames.reshape(len(frames), -1), frames.shape[-1]
+        dead = (flat[:, channels:] == flat[:, :-channels]).all(axis=1)  # each pixel is as the one before it
         if dead.all():
             black = "black" if not flat.any() else "one colour"
             notes.object("error", "camera", f"camera {camera!r} shows nothing: every frame is {black}", name)
@@ -177,11 +177,11 @@ def _check_cameras(notes: _Notes, episode: Episode, name: str) -> None:
             notes.object("warning", "camera", f"camera {camera!r} is frozen while the robot moves", name)
 
 
-def _is_frozen(episode: Episode, flat: Any) -> bool:
+def _is_frozen(episode: Episode, flat: UInt8Array) -> bool:
     """Whether a run of identical frames goes with actions that are not zero."""
     if episode.actions is None:
         return False
-    same = (flat[1:] == flat[:-1]).all(axis=(1, 2)) & (np.abs(episode.actions[1:, :3]).max(axis=1) > 0.05)
+    same = (flat[1:] == flat[:-1]).all(axis=1) & (np.abs(episode.actions[1:, :3]).max(axis=1) > 0.05)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], same, [0]])))
     runs = edges[1::2] - edges[::2]
     return bool(runs.max(initial=0) >= FROZEN_FRAMES)

@@ -32,7 +32,10 @@ def sampled_steps(num_frames: int) -> IntArray:
 
 def grey_cells(frames: UInt8Array) -> FloatArray:
     """uint8 [N, H, W, C] -> float32 [N, 16, 16], the mean grey of each cell."""
-    grey = frames.mean(axis=-1, dtype=np.float32)
+    grey = frames[..., 0].astype(np.float32)
+    for channel in range(1, frames.shape[-1]):  # `mean` over so short an axis takes ten times as long
+        grey += frames[..., channel]
+    grey /= frames.shape[-1]
     rows, columns = (_cell_edges(size) for size in grey.shape[1:])
     sums = np.add.reduceat(np.add.reduceat(grey, rows, axis=1), columns, axis=2)
     heights, widths = _widths(rows, grey.shape[1]), _widths(columns, grey.shape[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from difflib import get_close_matches
 from typing import Any
 
@@ -55,6 +56,12 @@ def make_vector_env(
         )
     except (TypeError, gym.error.Error) as error:
         raise ConfigError(f"{cfg.id} cannot be made with {arguments}: {error}") from error
+
+
+def is_maniskill(env: object) -> bool:
+    """Whether it is one of our ManiSkill environments; asking does not load the simulator's module."""
+    module = sys.modules.get("guerdon.envs.maniskill")  # it is loaded where there is such an environment
+    return module is not None and isinstance(env, module.ManiSkillVectorEnv)
 
 
 def _make_maniskill(cfg: EnvConfig, autoreset_mode: AutoresetMode) -> VectorEnv[Any, Any, Any]:

@@ -1,8 +1,7 @@
-"""What a pickle may name: checked stand-ins for the functions that rebuild arrays, tensors and containers.
+"""What a pickle may name: checked stand-ins for the functions that rebuild arrays and containers.
 
-Not one of the original functions is called with arguments from a file. numpy's and torch's own ones trust
-their input: a dtype whose flags were altered turns bytes into object pointers, and a tensor may claim to be
-larger than its storage.
+Not one of the original functions is called with arguments from a file. numpy's own ones trust their input: a
+dtype whose flags were altered turns bytes into object pointers. Those for tensors are in `torch_files.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError
@@ -24,21 +22,6 @@ from guerdon.errors import DataError
 _DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|O8?|[SU]\d{1,7})")
 _FOREIGN_ORDER: Literal["<", ">"] = ">" if sys.byteorder == "little" else "<"
 _PLAIN_KEYS = (str, int, float, bytes, complex, type(None), np.generic)
-_STORAGES = {
-    "FloatStorage": torch.float32,
-    "DoubleStorage": torch.float64,
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "LongStorage": torch.int64,
-    "IntStorage": torch.int32,
-    "ShortStorage": torch.int16,
-    "CharStorage": torch.int8,
-    "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
-    "ComplexFloatStorage": torch.complex64,
-    "ComplexDoubleStorage": torch.complex128,
-    "UntypedStorage": torch.uint8,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +58,8 @@ def check_keys(items: Any) -> None:
             raise DataError(f"has a key of type {type(item).__name__}; only scalars are allowed")
 
 
-def _check_sizes(what: str, sizes: Any) -> tuple[int, ...]:
+def check_sizes(what: str, sizes: Any) -> tuple[int, ...]:
+    """A list of sizes from a file as a tuple; raises if it is something else."""
     if not isinstance(sizes, tuple | list) or not all(type(size) is int and size >= 0 for size in sizes):
         raise DataError(f"{what} is not a list of sizes: {one_line(sizes)}")
     return tuple(sizes)
@@ -113,7 +97,7 @@ def _set_array_state(array: NDArray[Any], state: Any) -> None:
         raise DataError("sets the content of an array twice")
     if type(state) is not tuple or len(state) != 5 or not isinstance(state[2], np.dtype):
         raise DataError("has a damaged array")
-    shape, dtype, raw = _check_sizes("an array's shape", state[1]), state[2], state[4]
+    shape, dtype, raw = check_sizes("an array's shape", state[1]), state[2], state[4]
     count = math.prod(shape)
     if dtype.hasobject:
         fits = type(raw) is list and len(raw) == count
@@ -132,7 +116,7 @@ def _reconstruct(kind: Any, shape: Any, code: Any) -> NDArray[Any]:
 
 
 def _frombuffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
-    shape = _check_sizes("an array's shape", shape)
+    shape = check_sizes("an array's shape", shape)
     if not isinstance(buffer, bytes | bytearray) or not isinstance(dtype, np.dtype) or dtype.hasobject:
         raise DataError("has a damaged array")
     if len(buffer) != math.prod(shape) * dtype.itemsize or order not in ("C", "F"):
@@ -148,38 +132,6 @@ def _scalar(dtype: Any, raw: Any = b"") -> Any:
     if len(raw) != dtype.itemsize:
         raise DataError("has a number whose data has another size")
     return np.frombuffer(raw, dtype=dtype)[0] if raw else dtype.type()
-
-
-# torch
-
-
-def _tensor(
-    storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any = False, *_: Any
-) -> torch.Tensor:
-    """A view of `storage`, a flat tensor; refuses to reach beyond it or to repeat its elements."""
-    size, stride = _check_sizes("a tensor's size", size), _check_sizes("a tensor's stride", stride)
-    if not isinstance(storage, torch.Tensor) or storage.ndim != 1 or type(offset) is not int:
-        raise DataError("has a damaged tensor")
-    if len(size) != len(stride) or math.prod(size) > storage.numel():
-        raise DataError(f"has a tensor of size {list(size)} with {storage.numel()} stored elements")
-    tensor = torch.as_strided(storage, size, stride, offset)  # checks the bounds
-    return tensor.requires_grad_() if requires_grad is True and tensor.is_floating_point() else tensor
-
-
-def _parameter(data: Any, requires_grad: Any = True, *_: Any) -> torch.nn.Parameter:
-    if not isinstance(data, torch.Tensor):
-        raise DataError("has a damaged parameter")
-    return torch.nn.Parameter(data.detach(), requires_grad=requires_grad is True)
-
-
-def _size(sizes: Any = ()) -> torch.Size:
-    return torch.Size(_check_sizes("a torch.Size", sizes))
-
-
-def _device(kind: Any, index: Any = None) -> torch.device:
-    if type(kind) is not str or not (index is None or type(index) is int):
-        raise DataError("has a damaged device")
-    return torch.device(kind) if index is None else torch.device(kind, index)
 
 
 # Builtin containers and scalars
@@ -236,15 +188,11 @@ def _ordered_dict(*args: Any) -> OrderedDict[Any, Any]:
 _NDARRAY = Token("numpy.ndarray")
 
 
-def _make_table() -> dict[tuple[str, str], Allowed | Token | torch.dtype]:
+def _make_table() -> dict[tuple[str, str], Allowed | Token]:
     calls: dict[tuple[str, str], Callable[..., Any]] = {
         ("numpy", "dtype"): _dtype,
         ("_codecs", "encode"): _encode,
         ("collections", "OrderedDict"): _ordered_dict,
-        ("torch._utils", "_rebuild_tensor_v2"): _tensor,
-        ("torch._utils", "_rebuild_parameter"): _parameter,
-        ("torch", "Size"): _size,
-        ("torch", "device"): _device,
     }
     for core in ("numpy.core", "numpy._core"):
         calls[f"{core}.multiarray", "_reconstruct"] = _reconstruct
@@ -258,16 +206,12 @@ def _make_table() -> dict[tuple[str, str], Allowed | Token | torch.dtype]:
         calls[builtins, "complex"] = _of_numbers(complex)
         calls[builtins, "slice"] = _of_numbers(slice)
         calls[builtins, "range"] = calls[builtins, "xrange"] = _of_numbers(range)
-    table: dict[tuple[str, str], Allowed | Token | torch.dtype] = {
+    table: dict[tuple[str, str], Allowed | Token] = {
         key: Allowed(".".join(key), call) for key, call in calls.items()
     }
     table["numpy", "ndarray"] = _NDARRAY
-    for name, dtype in _STORAGES.items():
-        table["torch", name] = Token(f"torch.{name}", dtype)
-        table["torch.storage", name] = Token(f"torch.storage.{name}", dtype)
-    table |= {("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
     return table
 
 
-ALLOWED = _make_table()
-"""(module, name) -> what a pickle gets for it; anything that is not in here is refused."""
+PLAIN = _make_table()
+"""(module, name) -> what a pickle without tensors gets for it."""

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError, UnsafeDataError
-from guerdon.store import torch_files
 from guerdon.store.rebuild import one_line
 from guerdon.store.unpickler import PickleMachine
 from guerdon.types import display_path
@@ -94,6 +93,8 @@ def load_npy(path: Path | str, *, max_bytes: int | None = None) -> NDArray[Any]:
 
 def load_torch(path: Path | str, *, max_bytes: int | None = None) -> Any:
     """Read what `torch.save` wrote, to the CPU; tensors of the usual (zip) layout are memory-mapped."""
+    from guerdon.store import torch_files
+
     with _named(path):
         max_objects = memory_budget() // _BYTES_PER_OBJECT
         with Path(path).open("rb") as file:
@@ -111,6 +112,8 @@ class _NamedBytes(BytesIO):
 
 
 def _run(data: memoryview) -> Any:
+    from guerdon.store import torch_files  # and with it torch, which only pickles need
+
     max_objects = memory_budget() // _BYTES_PER_OBJECT
     machine = PickleMachine(data, torch_files.names(max_objects), max_objects=max_objects)
     if data[0] == pickle.PROTO[0]:

@@ -1,11 +1,13 @@
 """Reads the two layouts of `torch.save` (a zip archive, and the older stream of pickles) as plain data.
 
 `torch.load(weights_only=True)` would import nothing either, but it ran foreign code before torch 2.6, and it
-takes memory for the sizes that a file claims. Here a storage is as large as the bytes that are there.
+takes memory for the sizes that a file claims. Here a storage is as large as the bytes that are there, and a
+tensor cannot claim to be larger than its storage.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
 import struct
 import zipfile
@@ -18,12 +20,78 @@ import torch
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError
-from guerdon.store.rebuild import ALLOWED, Allowed, Token
+from guerdon.store.rebuild import PLAIN, Allowed, Token, check_sizes
 from guerdon.store.unpickler import Names, PickleMachine
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_VERSION = 1001
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip entry: signature, ..., length of the name, of the extra
+_STORAGES = {
+    "FloatStorage": torch.float32,
+    "DoubleStorage": torch.float64,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "ComplexFloatStorage": torch.complex64,
+    "ComplexDoubleStorage": torch.complex128,
+    "UntypedStorage": torch.uint8,
+}
+
+
+def _tensor(
+    storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any = False, *_: Any
+) -> torch.Tensor:
+    """A view of `storage`, a flat tensor; refuses to reach beyond it or to repeat its elements."""
+    size, stride = check_sizes("a tensor's size", size), check_sizes("a tensor's stride", stride)
+    if not isinstance(storage, torch.Tensor) or storage.ndim != 1 or type(offset) is not int:
+        raise DataError("has a damaged tensor")
+    if len(size) != len(stride) or math.prod(size) > storage.numel():
+        raise DataError(f"has a tensor of size {list(size)} with {storage.numel()} stored elements")
+    tensor = torch.as_strided(storage, size, stride, offset)  # checks the bounds
+    return tensor.requires_grad_() if requires_grad is True and tensor.is_floating_point() else tensor
+
+
+def _parameter(data: Any, requires_grad: Any = True, *_: Any) -> torch.nn.Parameter:
+    if not isinstance(data, torch.Tensor):
+        raise DataError("has a damaged parameter")
+    return torch.nn.Parameter(data.detach(), requires_grad=requires_grad is True)
+
+
+def _size(sizes: Any = ()) -> torch.Size:
+    return torch.Size(check_sizes("a torch.Size", sizes))
+
+
+def _device(kind: Any, index: Any = None) -> torch.device:
+    if type(kind) is not str or not (index is None or type(index) is int):
+        raise DataError("has a damaged device")
+    return torch.device(kind) if index is None else torch.device(kind, index)
+
+
+def _make_table() -> dict[tuple[str, str], Allowed | Token | torch.dtype]:
+    calls: dict[tuple[str, str], Callable[..., Any]] = {
+        ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+        ("torch._utils", "_rebuild_parameter"): _parameter,
+        ("torch", "Size"): _size,
+        ("torch", "device"): _device,
+    }
+    table: dict[tuple[str, str], Allowed | Token | torch.dtype] = {
+        **PLAIN,
+        **{key: Allowed(".".join(key), call) for key, call in calls.items()},
+    }
+    for name, dtype in _STORAGES.items():
+        table["torch", name] = Token(f"torch.{name}", dtype)
+        table["torch.storage", name] = Token(f"torch.storage.{name}", dtype)
+    table |= {("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+    return table
+
+
+ALLOWED = _make_table()
+"""(module, name) -> what a pickle gets for it; anything that is not in here is refused."""
 
 
 def _storage_id(pid: Any) -> tuple[torch.dtype, str, int]:

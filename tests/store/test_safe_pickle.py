@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from guerdon.errors import DataError, UnsafeDataError
 from guerdon.store import safe_pickle
-from guerdon.store.rebuild import ALLOWED, Allowed, Token
+from guerdon.store.rebuild import Allowed, Token
+from guerdon.store.torch_files import ALLOWED
 
 ARRAYS = [
     np.arange(6, dtype=np.float32).reshape(2, 3),

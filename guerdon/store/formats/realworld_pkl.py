@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from guerdon.errors import DataError
 from guerdon.store.atomic import locked_directory, make_directory, write_atomic
@@ -169,6 +168,8 @@ def _state_before(step: Mapping[str, Any]) -> Any:
 
 def to_transitions(episode: Episode) -> list[dict[str, Any]]:
     """The transitions that stand for one episode."""
+    import torch
+
     observations = [_to_tensors(observation_at(episode, step)) for step in range(episode.num_frames)]
     before = {**observations[0], "states": _to_tensors(episode.initial_state)}
     count = episode.num_frames
@@ -207,7 +208,11 @@ def _to_tensors(value: Any) -> Any:
     """Arrays -> tensors of their own with a batch axis; a view would be pickled with all that it views."""
     if isinstance(value, Mapping):
         return {key: _to_tensors(item) for key, item in value.items()}
-    return None if value is None else torch.from_numpy(np.array(value)[None])
+    if value is None:
+        return None
+    import torch
+
+    return torch.from_numpy(np.array(value)[None])
 
 
 class RealworldPklWriter(SpooledWriter):
@@ -242,6 +247,8 @@ def _closed(transitions: list[Any]) -> list[Any]:
     """The transitions that are there, with an end after the last, so that the next episode stays apart."""
     if not transitions or _ends(transitions[-1]) or not isinstance(transitions[-1], Mapping):
         return transitions
+    import torch
+
     last = dict(transitions[-1])
     last["truncations"] = torch.tensor([[True]])
     last[_INFO] = {**(last.get(_INFO) or {}), "complete": False}

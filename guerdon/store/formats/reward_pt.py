@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from guerdon.errors import DataError
+from guerdon.images import is_tensor
 from guerdon.store.atomic import locked_directory, make_directory, write_atomic
 from guerdon.store.formats.base import Format
 from guerdon.store.formats.common import (
@@ -62,7 +62,7 @@ class _Payload:
 def _load(path: Path) -> _Payload:
     record = load_torch(path)
     images, metadata = require(record, "images"), record.get("metadata") or {}
-    if not isinstance(images, list | tuple | torch.Tensor) or not isinstance(metadata, Mapping):
+    if not (isinstance(images, list | tuple) or is_tensor(images)) or not isinstance(metadata, Mapping):
         raise DataError("'images' is not a list of tensors, or 'metadata' not a dict")
     count = len(images)
     if count == 0:
@@ -141,6 +141,8 @@ class RewardPtWriter(SpooledWriter):
 
     def close(self) -> None:
         """Write the files."""
+        import torch
+
         for name in list(self._waiting):
             path = self.path / name
             with locked_directory(self.path):  # another writer may have added to the file meanwhile
@@ -152,6 +154,8 @@ class RewardPtWriter(SpooledWriter):
 
 def _content(before: _Payload | None, added: Sequence[Episode], path: Path) -> dict[str, Any]:
     """What a file holds: the frames that are there, then those of the new episodes."""
+    import torch
+
     cameras = list(added[0].frames)
     images: dict[str, list[Any]] = {camera: [] for camera in cameras}
     labels: list[float] = []

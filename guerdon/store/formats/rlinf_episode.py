@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from guerdon.errors import DataError
+from guerdon.images import is_tensor
 from guerdon.store.formats.base import Format
 from guerdon.store.formats.common import (
     existing,
@@ -74,7 +74,7 @@ def read_episode(path: Path) -> Episode:
 
 def _list(record: Any, key: str) -> Sequence[Any]:
     value = require(record, key)
-    if not isinstance(value, list | tuple | np.ndarray | torch.Tensor):
+    if not isinstance(value, list | tuple | np.ndarray) and not is_tensor(value):
         raise DataError(f"{key!r} is a {type(value).__name__}, not a list")
     return list(value)
 
