@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ from guerdon.fit.worker import FSDPRewardWorker
 log = logging.getLogger("guerdon")
 
 LOCALHOST = "127.0.0.1"
+START_METHOD = "spawn"
+"""A process that is started anew knows nothing of what this one has loaded or changed; it takes seconds."""
 GRACE_SECONDS = 5.0
 """How long a process may take to end when it is told to, and the others to say why they failed."""
 
@@ -152,9 +154,9 @@ def launch(job: FitJob) -> FitResult:
     # The meeting point is here, on a port that is ours from the start.
     timeout = timedelta(seconds=job.cfg.distributed.timeout_seconds)
     store = open_store(LOCALHOST, 0, count, True, timeout)
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context(START_METHOD)
     threads = max(1, torch.get_num_threads() // count)
-    processes: list[SpawnProcess] = []
+    processes: list[BaseProcess] = []
     pipes: list[Connection] = []
     try:
         for rank in range(count):
@@ -180,7 +182,7 @@ def launch(job: FitJob) -> FitResult:
         (job.folder / FILE).unlink(missing_ok=True)  # a process that was ended could not clear up
 
 
-def _outcome(pipes: list[Connection], processes: list[SpawnProcess]) -> FitResult:
+def _outcome(pipes: list[Connection], processes: list[BaseProcess]) -> FitResult:
     """Wait for rank 0's result, or for the first process that fails."""
     waiting = dict(zip(pipes, range(len(pipes)), strict=True))
     results: dict[int, _Answer] = {}
@@ -211,7 +213,7 @@ def _outcome(pipes: list[Connection], processes: list[SpawnProcess]) -> FitResul
     raise WorkerError(text) from _RemoteTrace(failed[first].trace)
 
 
-def _hear(pipe: Connection, process: SpawnProcess, rank: int, count: int) -> _Answer:
+def _hear(pipe: Connection, process: BaseProcess, rank: int, count: int) -> _Answer:
     """What a process says, or what its silence means."""
     try:
         answer: _Answer = pipe.recv()
@@ -232,7 +234,7 @@ def _hear(pipe: Connection, process: SpawnProcess, rank: int, count: int) -> _An
         )
 
 
-def _end(processes: list[SpawnProcess]) -> None:
+def _end(processes: list[BaseProcess]) -> None:
     """End what still runs: politely, then not."""
     for kill in (False, True):
         running = [process for process in processes if process.pid is not None and process.is_alive()]
