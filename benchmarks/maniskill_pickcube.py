@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ from guerdon.store.atomic import write_atomic
 
 CONFIG = "maniskill_rlpd_learned_reward"
 TASK, CONTROL_MODE = "PickCube-v1", "pd_ee_delta_pos"
-RECIPE = ("demos", "seen", "fitted", "trained")
+RECIPE = ("demos", "cloned", "tried", "seen", "joined", "fitted", "trained")
 """The stages that a user runs, and whose time counts."""
 EVAL_SEED = 1_000_000
 """First seed of the episodes in the stock environment; nothing is trained there."""
+FILM = 224
+"""Pixels of a side of a film."""
 BATCH = 128
 """Frames that are judged at once when that is timed."""
 _SUBREAPER = 36
@@ -57,32 +60,31 @@ class Bench:
         """All stages."""
         arguments = self.arguments
         episodes, demos = arguments.episodes, f"collect.target_success={arguments.demos}"
-        self.stage("demos", [*self._collect("demos", 0), demos], "demos")
-        self.stage(
-            "seen",
-            [
-                *self._collect("seen", 1),
-                "collect.policy_noise=0.9",
-                f"collect.target_success={arguments.reward_data}",
-                f"collect.target_failure={2 * arguments.reward_data}",
-            ],
-            "seen",
-        )
-        self.stage("fitted", self._guerdon("train-reward", "fit.data.path=seen", "log=fitted"), "fitted")
-        learned = "reward.model.checkpoint_path=fitted/checkpoints/best_model"
-        self.stage("trained", self._train(learned, "log=trained"), "trained")
-        # What it is compared with.
+        self.stage("demos", [*self._collect("demos", 0), demos], makes="demos")
         bare = ("reward.use_reward_model=false", "env.train.init_params.render_mode=null")
         short = ("learner.total_steps=8", "learner.eval_episodes=8")
-        self.stage("cloned", self._train(*bare, *short, "log=cloned"), "cloned")
-        self.stage("ceiling", self._train(*bare, "log=ceiling"), "ceiling")
+        self.stage("cloned", self._train(*bare, *short, "log=cloned"), makes="cloned")
+        self.stage("tried", self._attempts("cloned", "tried", 2, arguments.attempts), makes="tried")
+        noisy = [
+            "collect.policy_noise=0.9",
+            f"collect.target_success={arguments.reward_data}",
+            f"collect.target_failure={2 * arguments.reward_data}",
+        ]
+        self.stage("seen", [*self._collect("seen", 1), *noisy], makes="seen")
+        self.stage("joined", *map(self._convert, ("demos", "tried", "seen")), makes="joined")
+        fit = self._guerdon("train-reward", f"seed={self.seed}", "fit.data.path=joined", "log=fitted")
+        self.stage("fitted", fit, makes="fitted")
+        learned = "reward.model.checkpoint_path=fitted/checkpoints/best_model"
+        self.stage("trained", self._train(learned, "log=trained"), makes="trained")
+        # What it is compared with.
+        self.stage("ceiling", self._train(*bare, "log=ceiling"), makes="ceiling")
         for name in ("trained", "cloned", "ceiling"):
             stock = [sys.executable, "-m", "benchmarks.maniskill_pickcube", "--stock", name]
-            self.stage(f"success of {name}", [*stock, "--episodes", str(episodes)], f"{name}.json")
+            self.stage(f"success of {name}", [*stock, "--episodes", str(episodes)])
             if name == "ceiling":
                 continue  # its episodes look like those of the others
             held_out = f"held_out_{name}"
-            self.stage(held_out, self._attempts(name, held_out), held_out)
+            self.stage(held_out, self._attempts(name, held_out, 3, arguments.held_out), makes=held_out)
             score = ["reward", "score", "--checkpoint", "fitted/checkpoints/best_model", held_out, "--json"]
             self.stage(f"reward on {name}", [*self._program(), *score])
         self.stage("judging", [sys.executable, "-m", "benchmarks.maniskill_pickcube", "--judge", "fitted"])
@@ -105,18 +107,20 @@ class Bench:
         seed = 1000 * self.seed + number
         return self._guerdon("collect", f"seed={seed}", f"collect.save_dir={place}")
 
+    def _convert(self, place: str) -> list[str]:
+        return [*self._program(), "data", "convert", place, "joined", "--to", "native", "--json"]
+
     def _train(self, *overrides: str) -> list[str]:
         data = ("learner.warm_start.data=demos", "learner.sac.prior_data=demos")
         return self._guerdon("train", f"seed={self.seed}", *data, *overrides)
 
-    def _attempts(self, name: str, place: str) -> list[str]:
-        """Episodes of a policy as it explores, whatever becomes of them."""
-        count = self.arguments.held_out
+    def _attempts(self, name: str, place: str, number: int, count: int) -> list[str]:
+        """Episodes of a policy as it explores, the cloned one with more noise, whatever becomes of them."""
         return [
-            *self._collect(place, 2),
+            *self._collect(place, number),
             "collect.policy=checkpoint",
             f"collect.policy_checkpoint={name}",
-            f"collect.policy_noise={0.0 if name == 'trained' else 0.1}",
+            f"collect.policy_noise={0.05 if name == 'cloned' else 0.0}",
             f"collect.target_success={count}",
             f"collect.target_failure={count}",
             f"collect.max_episodes={count}",
@@ -124,19 +128,24 @@ class Bench:
 
     # Stages
 
-    def stage(self, name: str, command: Sequence[str], makes: str | None = None) -> None:
-        """Run a command unless that was done; `makes` is what it leaves, and is removed first."""
+    def stage(self, name: str, *commands: Sequence[str], makes: str | None = None) -> None:
+        """Run commands unless that was done; `makes` is what they leave, and is removed first."""
         if name in self.done:
             return
         place = None if makes is None else self.folder / makes
         if place is not None and place.is_dir():
             shutil.rmtree(place)
-        print(f"\n-- seed {self.seed}: {name}\n   {_shown(command)}", flush=True)
-        answer, spent = _timed(command, self.folder)
-        self.done[name] = {**spent, "command": _shown(command), "result": answer}
+        shown = [_shown(command) for command in commands]
+        print(f"\n-- seed {self.seed}: {name}", *shown, sep="\n   ", flush=True)
+        parts = [_timed(command, self.folder) for command in commands]
+        answer = parts[-1][0]
+        spent = {key: sum(part[1][key] for part in parts) for key in ("seconds", "core_seconds")}
+        load = parts[0][1]["load"]
+        self.done[name] = {**spent, "load_average": load, "commands": shown, "result": answer}
         text = json.dumps(self.done, indent=1).encode()
         write_atomic(self._file, lambda file: file.write(text))
-        print(f"   {spent['seconds']:.0f} s, {spent['core_seconds']:.0f} s on a core: {answer}", flush=True)
+        costs = f"{spent['seconds']:.0f} s, {spent['core_seconds']:.0f} s on a core, load {load:.1f}"
+        print(f"   {costs}: {answer}", flush=True)
 
 
 def _shown(command: Sequence[str]) -> str:
@@ -144,7 +153,7 @@ def _shown(command: Sequence[str]) -> str:
     return text.replace("python -m guerdon.cli", "guerdon")
 
 
-def _timed(command: Sequence[str], folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _timed(command: Sequence[str], folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
     """What a command prints, a JSON object, and what it costs; processes that it started are counted too."""
     before, load, began = _core_seconds(), os.getloadavg()[0], time.perf_counter()
     path = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -153,14 +162,13 @@ def _timed(command: Sequence[str], folder: Path) -> tuple[dict[str, Any], dict[s
     ) as process:
         printed, _ = process.communicate()
     seconds = time.perf_counter() - began
-    if process.returncode:
+    limited = any(item.startswith("collect.max_episodes") for item in command)
+    if process.returncode and not (
+        limited and "gave up after" in printed
+    ):  # a policy's episodes are as they are
         raise SystemExit(f"this command ended with {process.returncode}: {_shown(command)}")
     _reap()
-    spent = {
-        "seconds": seconds,
-        "core_seconds": _core_seconds() - before,
-        "load_average": [load, os.getloadavg()[0]],
-    }
+    spent = {"seconds": seconds, "core_seconds": _core_seconds() - before, "load": load}
     return json.loads(printed.strip().splitlines()[-1]), spent
 
 
@@ -242,6 +250,43 @@ def judging_time(place: Path, rounds: int = 30) -> dict[str, Any]:
     return {"batch": BATCH, "ms": float(np.median(times)), "threads": torch.get_num_threads()}
 
 
+def film(place: Path, out: Path, seed: int = EVAL_SEED) -> dict[str, Any]:
+    """An episode of the trained policy as a GIF, with what the reward model says of it under the picture."""
+    from gymnasium.vector import AutoresetMode
+
+    from guerdon.collect.observations import AT_REST_INFO, FrameSource, per_env, with_final
+    from guerdon.config import RewardConfig, RewardModelConfig, load_config
+    from guerdon.envs.make import make_vector_env
+    from guerdon.run.policy_files import load_policy
+    from guerdon.serve import ImageRewardWorker
+    from guerdon.watch.video import write_video
+
+    policy = load_policy(place / "trained")
+    model = RewardModelConfig(checkpoint_path=str(place / "fitted" / "checkpoints" / "best_model"))
+    worker = ImageRewardWorker(RewardConfig(model=model))
+    worker.init_worker()
+    section = replace(load_config(CONFIG).env.eval, num_envs=1)
+    env = make_vector_env(section, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
+    source, one = FrameSource(env, worker.manager.image_keys), np.zeros(1, np.int64)
+    obs, _ = env.reset(seed=seed)
+    pictures, prob, success, done = [], [], [], np.zeros(1, np.bool_)
+    while not done.any():
+        obs, _, terminated, truncated, info = env.step(policy.learner.act(obs, deterministic=True))
+        done = terminated | truncated
+        reached = with_final(obs, info.get("final_obs"), done)
+        rests = per_env(info, AT_REST_INFO, 1, done)
+        verdict = worker.judge(source.frames(reached, done, one)).prob_success[0]
+        prob.append(verdict if rests is None or rests[0] >= 0.5 else 0.0)
+        told = per_env(info, "success", 1, done)
+        success.append(told is not None and bool(told[0] >= 0.5))
+        native: Any = env.unwrapped
+        pictures.append(native.render_frames(env_ids=one, size=(FILM, FILM), final=True)[0])
+    env.close()
+    flags = np.array(success)
+    write_video(out, np.stack(pictures), np.array(prob, np.float32), worker.manager.threshold, flags)
+    return {"file": str(out), "bytes": out.stat().st_size, "success": bool(flags.any())}
+
+
 def _milliseconds(action: Callable[[], object]) -> float:
     began = time.perf_counter()
     action()
@@ -278,7 +323,7 @@ def summary(bench: Bench) -> dict[str, float]:
     numbers["core_seconds"] = sum(done[name]["core_seconds"] for name in RECIPE)
     for name in RECIPE:
         numbers[f"seconds_{name}"] = done[name]["seconds"]
-    collected = sum(done[name]["result"]["env_steps"] for name in ("demos", "seen"))
+    collected = sum(done[name]["result"]["env_steps"] for name in ("demos", "tried", "seen"))
     numbers["train_steps"] = step_count(bench.folder / "trained")
     numbers["env_steps"] = collected + numbers["train_steps"]
     numbers["judge_ms"] = done["judging"]["result"]["ms"]
@@ -311,7 +356,8 @@ ROWS: tuple[tuple[str, str, float], ...] = (
     ("- of these in RLPD", "train_steps", 1.0),
     ("seconds, all included", "seconds", 1.0),
     ("- demonstrations", "seconds_demos", 1.0),
-    ("- reward data", "seconds_seen", 1.0),
+    ("- attempts of the cloned policy", "seconds_tried", 1.0),
+    ("- noisy script", "seconds_seen", 1.0),
     ("- fit", "seconds_fitted", 1.0),
     ("- RLPD", "seconds_trained", 1.0),
     ("seconds on a core, all included", "core_seconds", 1.0),
@@ -366,9 +412,13 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=200, help="in the stock environment, per policy")
     parser.add_argument("--held-out", type=int, default=80, help="episodes of each policy to judge")
     parser.add_argument("--demos", type=int, default=120, help="demonstrations")
-    parser.add_argument("--reward-data", type=int, default=60, help="noisy successes; twice as many failures")
+    parser.add_argument(
+        "--attempts", type=int, default=60, help="episodes of the cloned policy to learn from"
+    )
+    parser.add_argument("--reward-data", type=int, default=40, help="noisy successes; twice as many failures")
     parser.add_argument("--stock", type=Path, metavar="RUN", help="only measure this policy")
     parser.add_argument("--judge", type=Path, metavar="RUN", help="only time this reward model")
+    parser.add_argument("--film", type=Path, metavar="GIF", help="only film the first seed's policy")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings for every command")
     arguments = parser.parse_args()
     if arguments.stock is not None:
@@ -376,6 +426,9 @@ def main() -> int:
         return 0
     if arguments.judge is not None:
         print(json.dumps(judging_time(arguments.judge)))
+        return 0
+    if arguments.film is not None:
+        print(json.dumps(film(arguments.folder / f"seed_{arguments.seeds[0]}", arguments.film)))
         return 0
     _adopt_orphans()
     versions = {name: importlib.metadata.version(name) for name in ("mani_skill", "sapien")}
