@@ -116,9 +116,6 @@ class SACConfig:
     """Log deviation of the actions, before squashing, at first; low for a cloned policy."""
     actor_ema: Fraction = 0.0
     """What a running mean of the policy's weights keeps in an update; it acts in evaluations. 0: none."""
-    scaled_critics: bool = False
-    """Show the critics states scaled by their deviations in `warm_start`'s data; the policy sees them as they
-    are, which imitates more smoothly."""
     image_shift: NonNegativeInt = 4
     """Images are shifted at random by up to so many pixels."""
 

@@ -29,12 +29,8 @@ from guerdon.config import NetworkConfig, SACConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.learn.batches import TrainBatch
 from guerdon.learn.flat import BatchedMLP, FlatAdam, Trace, first_rows
-from guerdon.learn.networks import STATE, Obs, ObsEncoder, ObsSpec, num_rows, shift_images, to_obs
+from guerdon.learn.networks import Obs, ObsEncoder, ObsSpec, num_rows, shift_images, to_obs
 from guerdon.learn.squashed import Drawn, draw, imitation, limits
-
-_SCALES = ("critic_shift", "critic_scale")
-LEAST_DEVIATION = 0.01
-"""Numbers of a state that vary less than this are scaled as if they varied so much."""
 
 
 class SAC:
@@ -83,8 +79,6 @@ class SAC:
             self.actor = BatchedMLP(1, features, 2 * size, plain, out_gain=0.01, device=self.device)
             self.critics = BatchedMLP(cfg.num_critics, features + size, 1, network, device=self.device)
         self.target_critics = self.critics.twin(share_arrays=True)
-        self.critic_shift = torch.zeros(features, device=self.device)
-        self.critic_scale = torch.ones(features, device=self.device)
         self.actor.shift_outputs(slice(size, None), cfg.initial_log_std)
         self.mean_actor = self.actor.twin() if cfg.actor_ema else None
         self.reference: tuple[ObsEncoder, BatchedMLP] | None = None
@@ -138,9 +132,7 @@ class SAC:
 
     def _targets(self, batch: TrainBatch, features: Tensor, drawn: Drawn) -> Tensor:
         """The same, from features of what follows and actions in it."""
-        values = self.target_critics(
-            torch.cat([self._scaled_for_critics(features), drawn.actions], 1)
-        ).squeeze(-1)
+        values = self.target_critics(torch.cat([features, drawn.actions], 1)).squeeze(-1)
         if self.cfg.num_min_critics < self.cfg.num_critics:
             order = torch.randperm(self.cfg.num_critics, generator=self._noise, device=self.device)
             values = values[order[: self.cfg.num_min_critics]]
@@ -186,7 +178,7 @@ class SAC:
 
     def _update_critics(self, features: Tensor, unit_actions: Tensor, targets: Tensor) -> dict[str, float]:
         """Least squares: the loss is half the mean square error, summed over the critics."""
-        inputs = torch.cat([self._scaled_for_critics(features.detach()), unit_actions], 1)
+        inputs = torch.cat([features.detach(), unit_actions], 1)
         values, trace = self.critics.forward(inputs)
         errors = values.squeeze(-1) - targets
         seen = slice(features.shape[1]) if self._has_images else None
@@ -257,8 +249,7 @@ class SAC:
         It is the mean of the critics, as in RLPD, if targets take the minimum of a part of them, and else the
         minimum of all, as usual in SAC.
         """
-        inputs = torch.cat([self._scaled_for_critics(features), actions], 1)
-        outputs, trace = self.critics.forward(inputs)
+        outputs, trace = self.critics.forward(torch.cat([features, actions], 1))
         values = outputs.squeeze(-1)
         if self.cfg.num_min_critics == self.cfg.num_critics:
             value, which = values.min(0)
@@ -267,9 +258,6 @@ class SAC:
             value, weights = values.mean(0), torch.full_like(values, 1.0 / len(values))
         chosen = slice(features.shape[1], None)
         return value, self.critics.backward(trace, weights.unsqueeze(-1), weights=False, inputs=chosen)
-
-    def _scaled_for_critics(self, features: Tensor) -> Tensor:
-        return (features - self.critic_shift) / self.critic_scale if self.cfg.scaled_critics else features
 
     def _shifted(self, obs: Obs) -> Obs:
         """Each image moved by up to `image_shift` pixels, its border repeated; the same for all cameras."""
@@ -301,14 +289,6 @@ class SAC:
         if self.mean_actor is not None:
             self.mean_actor.flat.copy_(self.actor.flat)
         return error
-
-    def scale_critics(self, obs: Obs) -> None:
-        """With `scaled_critics`, show them states scaled as those of observations [M, ...] vary."""
-        if self.cfg.scaled_critics:
-            states = obs[STATE].to(self.device)
-            size = states.shape[1]  # the state comes first in the features
-            self.critic_shift[:size] = states.mean(0)
-            self.critic_scale[:size] = states.std(0).clamp_min(LEAST_DEVIATION)
 
     def keep_reference(self) -> None:
         """Cloning is over; with `bc_towards: cloned_policy` updates are pulled back to the policy as it is.
@@ -359,8 +339,6 @@ class SAC:
         state: dict[str, Any] = {name: part.state_dict() for name, part in self._stateful().items()}
         state |= {name: network.flat for name, network in self._networks().items()}
         state |= {"noise": self._noise.get_state(), "act_noise": self._act_noise.get_state()}
-        if self.cfg.scaled_critics:
-            state |= {name: getattr(self, name) for name in _SCALES}
         return copy.deepcopy({**state, "log_alpha": self.log_alpha, "num_updates": self.num_updates})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -370,7 +348,6 @@ class SAC:
         if "reference" in state:
             self.keep_reference()  # with weights that follow below
         wanted = {*self._stateful(), *self._networks(), "noise", "act_noise", "log_alpha", "num_updates"}
-        wanted |= set(_SCALES) if self.cfg.scaled_critics else set()
         if state.keys() != wanted:
             raise DataError(f"a state of SAC has {sorted(wanted)}, not {sorted(state)}")
         for name, network in self._networks().items():
@@ -379,8 +356,6 @@ class SAC:
             network.flat.copy_(state[name])
         for name, part in self._stateful().items():
             part.load_state_dict(state[name])
-        for name in _SCALES if self.cfg.scaled_critics else ():
-            getattr(self, name).copy_(state[name])
         self.log_alpha.copy_(state["log_alpha"])
         self._noise.set_state(state["noise"].cpu())
         self._act_noise.set_state(state["act_noise"].cpu())

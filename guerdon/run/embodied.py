@@ -229,10 +229,6 @@ class EmbodiedRunner:
             log.info("resumed from %s at step %d", display_path(place), saved.step)
         elif self.config.learner.warm_start.data is not None:
             self._warm_start()
-        elif isinstance(self.learner, SAC) and self.config.learner.sac.scaled_critics:
-            raise ConfigError(
-                "sac.scaled_critics needs demonstrations to scale by: give learner.warm_start.data"
-            )
         if isinstance(self.learner, SAC):
             self.learner.check_reference()
         self.loop.reset(self._env_seed(self.loop.env_steps))
@@ -248,7 +244,6 @@ class EmbodiedRunner:
             outcome = clone(learner.actor, shown, section, self.config.seed)
             learner.keep_reference()
         else:
-            learner.scale_critics(shown[0])
             step = functools.partial(learner.imitate, lr=section.lr)
             outcome = imitate(step, shown, section, self.config.seed)
             learner.keep_reference()
