@@ -89,6 +89,8 @@ class Episode:
     """bool [T]."""
     is_grasped: BoolArray | None = None
     """bool [T]."""
+    at_rest: BoolArray | None = None
+    """bool [T]; whether the robot stands still, as it knows without looking."""
     seed: int | None = None
     """What the environment was seeded with, where it is known."""
     source: str = ""
@@ -114,6 +116,7 @@ class Episode:
             ("terminated", np.bool_, (steps,)),
             ("truncated", np.bool_, (steps,)),
             ("is_grasped", np.bool_, (steps,)),
+            ("at_rest", np.bool_, (steps,)),
         ):
             value = getattr(self, name)
             if value is not None:

@@ -18,6 +18,8 @@ from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 GOAL_SHARE = 0.5
 """Side of the window around the goal, as a share of the shorter side of the picture."""
 STATE_KEYS = ("state", "states")
+AT_REST_INFO = "is_robot_static"
+"""The info that tells whether the robot stands still."""
 
 AnyEnv: TypeAlias = gym.Env[Any, Any] | VectorEnv[Any, Any, Any]
 

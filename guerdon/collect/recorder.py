@@ -27,6 +27,7 @@ STEP_FIELDS: Mapping[str, Any] = {
     "terminated": np.bool_,
     "truncated": np.bool_,
     "is_grasped": np.bool_,
+    "at_rest": np.bool_,
 }
 POOL_BYTES = 1 << 30
 """Spare slots are allotted only as far as they fit in this many bytes."""

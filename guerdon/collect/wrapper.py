@@ -12,7 +12,15 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from guerdon.collect.archive import EpisodeArchive
-from guerdon.collect.observations import AnyEnv, FrameSource, native_of, per_env, state_from, with_final
+from guerdon.collect.observations import (
+    AT_REST_INFO,
+    AnyEnv,
+    FrameSource,
+    native_of,
+    per_env,
+    state_from,
+    with_final,
+)
 from guerdon.collect.recorder import EpisodeRecorder
 from guerdon.errors import ConfigError, DataError
 from guerdon.images import to_numpy
@@ -110,6 +118,7 @@ class _Recording:
                 "terminated": terminated,
                 "truncated": truncated,
                 "is_grasped": per_env(info, "is_grasped", len(done), done),
+                "at_rest": per_env(info, AT_REST_INFO, len(done), done),
             }
             if len(shown) < len(done):
                 values = {name: None if value is None else value[shown] for name, value in values.items()}

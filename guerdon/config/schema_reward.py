@@ -14,6 +14,7 @@ from guerdon.config.limits import (
     PositiveInt,
     Region,
 )
+from guerdon.errors import ConfigError
 
 GOAL_VIEW = "@goal"
 """`NAME@goal` is what the camera NAME shows around the goal."""
@@ -39,6 +40,9 @@ class RewardModelConfig:
     """[C, H, W]; frames of another size are resized inside the model."""
     num_frames: PositiveInt = 1
     """Latest frames of an episode that are judged together; with 2 the model can see what moves."""
+    only_at_rest: bool = False
+    """Look only where the robot stands still, which it knows by itself (info `is_robot_static`); a frame of a
+    robot in motion is no success and is not rendered. For tasks whose success asks for rest."""
     crop: Region | Literal["goal"] | None = None
     """Look at this part of every camera's frame alone, before resizing: [top, left, height, width] as shares
     of the frame's height and width; null looks at all of it. `goal` is short for the cameras `NAME@goal`."""
@@ -62,6 +66,11 @@ class RewardModelConfig:
     """Write every judged frame there; the variable DEBUG_IMAGE_SAVE_DIR does the same."""
 
     def __post_init__(self) -> None:
+        if self.only_at_rest and self.num_frames > 1:
+            raise ConfigError(
+                f"reward.model.only_at_rest judges single frames, but reward.model.num_frames is "
+                f"{self.num_frames}: what came before is not rendered"
+            )
         if self.crop == "goal":  # such frames are made, and stored, by cameras of their own
             keys = tuple(key if key.endswith(GOAL_VIEW) else key + GOAL_VIEW for key in self.image_keys)
             object.__setattr__(self, "image_keys", keys)

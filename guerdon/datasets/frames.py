@@ -26,7 +26,7 @@ from guerdon.store import EpisodeStore, detect_format
 from guerdon.store.atomic import write_atomic
 from guerdon.store.formats.npy_trajectory import read_directories
 from guerdon.store.summary import convert, write_all
-from guerdon.types import Fault, FrameBatch, IntArray, RewardLabels, UInt8Array, display_path
+from guerdon.types import BoolArray, Fault, FrameBatch, IntArray, RewardLabels, UInt8Array, display_path
 
 log = logging.getLogger("guerdon")
 
@@ -155,7 +155,9 @@ def describe(store: EpisodeStore) -> list[str]:
     return lines
 
 
-def split_store(store: EpisodeStore, *, val_fraction: float, seed: int, camera: str) -> dict[str, IntArray]:
+def split_store(
+    store: EpisodeStore, *, val_fraction: float, seed: int, camera: str, only_at_rest: bool = False
+) -> dict[str, IntArray]:
     """Episode numbers of `train` and `val`; splits that all episodes declare are kept, others are made.
 
     Episodes that were cut off teach labels like any other frames, so they go to `train`; they prove nothing
@@ -184,12 +186,12 @@ def split_store(store: EpisodeStore, *, val_fraction: float, seed: int, camera: 
         splits = {name: whole[episodes] for name, episodes in parts.items()}
         splits["train"] = np.sort(np.append(splits["train"], np.flatnonzero(~store.complete)))
     for name, episodes in splits.items():
-        _check_split(store, name, episodes)
+        _check_split(store, name, episodes, only_at_rest)
     return splits
 
 
-def _check_split(store: EpisodeStore, name: str, episodes: IntArray) -> None:
-    labels = store.labels[rows_of(store, episodes)]
+def _check_split(store: EpisodeStore, name: str, episodes: IntArray, only_at_rest: bool) -> None:
+    labels = store.labels[rows_of(store, episodes, only_at_rest=only_at_rest)]
     if len(episodes) < 2:
         raise DataError(
             f"the {name} split has {len(episodes)} episode(s); at least 2 are needed: collect more data"
@@ -201,8 +203,20 @@ def _check_split(store: EpisodeStore, name: str, episodes: IntArray) -> None:
             )
 
 
-def rows_of(store: EpisodeStore, episodes: IntArray) -> IntArray:
-    """All frame rows of `episodes`, in order."""
+def rows_of(store: EpisodeStore, episodes: IntArray, *, only_at_rest: bool = False) -> IntArray:
+    """All frame rows of `episodes`, in order; or those in which the robot stands still."""
     mask = np.zeros(store.num_episodes, np.bool_)
     mask[episodes] = True
-    return np.flatnonzero(mask[store.episode])
+    rows = np.flatnonzero(mask[store.episode])
+    return rows[frames_at_rest(store)[rows]] if only_at_rest else rows
+
+
+def frames_at_rest(store: EpisodeStore) -> BoolArray:
+    """Whether the robot stands still in each frame, bool [F]."""
+    flags = store.at_rest()
+    if flags is None:
+        raise DataError(
+            f"{display_path(store.path)} does not tell where the robot stands still, which "
+            "reward.model.only_at_rest needs: collect it from an environment whose info has is_robot_static"
+        )
+    return flags

@@ -127,10 +127,17 @@ class Fitting:
         strategy_of(cfg, team.world_size)  # a contradiction shows before the data is read
         store, self._faults = team.leaders_first(lambda: open_data(job.model, cfg, job.folder))
         team.same("data set (content hash)", store.content_hash)
+        resting = job.model.only_at_rest
         splits = split_store(
-            store, val_fraction=cfg.data.val_fraction, seed=seed, camera=job.model.image_keys[0]
+            store,
+            val_fraction=cfg.data.val_fraction,
+            seed=seed,
+            camera=job.model.image_keys[0],
+            only_at_rest=resting,
         )
-        self._train_rows, self._val_rows = rows_of(store, splits["train"]), rows_of(store, splits["val"])
+        self._train_rows, self._val_rows = (
+            rows_of(store, splits[name], only_at_rest=resting) for name in ("train", "val")
+        )
         self._dataset = RewardDataset(store, cameras=job.model.image_keys, num_frames=job.model.num_frames)
         if cfg.data.debug_save_dir is not None and team.first:
             save_training_pictures(self._dataset, Path(cfg.data.debug_save_dir), self._train_rows)

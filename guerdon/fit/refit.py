@@ -175,7 +175,10 @@ class Refitter:
                 contract.data_hash,
             )
         camera = self._model.image_keys[0]
-        self._splits = split_store(self._store, val_fraction=data.val_fraction, seed=seed, camera=camera)
+        resting = self._model.only_at_rest
+        self._splits = split_store(
+            self._store, val_fraction=data.val_fraction, seed=seed, camera=camera, only_at_rest=resting
+        )
 
     def metrics(self) -> dict[str, float]:
         """How often, and from how much."""
@@ -246,7 +249,10 @@ class Refitter:
 
     def _rows(self, store: EpisodeStore) -> tuple[IntArray, IntArray]:
         """Rows to train and to validate on, mined ones repeated until they count."""
-        train, val = (rows_of(self._store, self._splits[name]) for name in ("train", "val"))
+        resting = self._model.only_at_rest
+        train, val = (
+            rows_of(self._store, self._splits[name], only_at_rest=resting) for name in ("train", "val")
+        )
         mined = store.starts[self._store.num_episodes + 1 :] - 1  # the last row of each
         mixed = (self.mined.group.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
         held_out = mixed % np.uint64(VAL_EVERY) == 0

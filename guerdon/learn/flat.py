@@ -247,6 +247,11 @@ class FlatAdam:
             maximize=False,
         )
 
+    def forget(self) -> None:
+        """Begin anew: what follows are gradients of another kind."""
+        for moment in (self._mean, self._square, self._steps):
+            moment.zero_()
+
     def state_dict(self) -> dict[str, Tensor]:
         """Running moments and the number of steps."""
         return {"mean": self._mean, "square": self._square, "steps": self._steps}

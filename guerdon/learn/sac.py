@@ -291,7 +291,12 @@ class SAC:
         return error
 
     def keep_reference(self) -> None:
-        """Remember the policy as it is: with `bc_towards: cloned_policy` updates are pulled back to it."""
+        """Cloning is over; with `bc_towards: cloned_policy` updates are pulled back to the policy as it is.
+
+        Adam forgets what it knows of the gradients: those of cloning were small in the end, and measured by
+        them the first steps on the critics' slopes would be several times as large as they should.
+        """
+        self._actor_adam.forget()
         if self.cfg.bc_towards == "cloned_policy":
             encoder = copy.deepcopy(self.encoder).requires_grad_(False)
             self.reference = (encoder, self.actor.twin())

@@ -31,6 +31,7 @@ MODEL_KEYS = (
     "image_keys",
     "image_size",
     "num_frames",
+    "only_at_rest",
     "crop",
     "hidden_dim",
     "dropout",
@@ -41,7 +42,8 @@ MODEL_KEYS = (
     "normalize",
 )
 """The settings of `reward.model` that belong to the trained model."""
-_LATER_KEYS = {"num_frames": 1, "crop": None}  # not in contracts of older versions, which had just this
+_LATER_KEYS = {"num_frames": 1, "only_at_rest": False, "crop": None}
+"""Not in contracts of older versions, which had just this."""
 _FREE_KEYS = ("dropout", "freeze_encoder")  # without effect on what a trained model says
 _CLASSIFIER_KEYS = ("num_spatial_blocks", "use_pretrain")  # without effect on the other model
 _MIN_CONTRAST = 6.0  # grey levels between red and blue, below which their order cannot be told
@@ -108,6 +110,11 @@ class Contract:
     def num_frames(self) -> int:
         """Frames that are judged together."""
         return int(self.model["num_frames"])
+
+    @property
+    def only_at_rest(self) -> bool:
+        """Whether frames of a robot in motion are no success, unseen."""
+        return bool(self.model["only_at_rest"])
 
     @property
     def input_sizes(self) -> dict[str, tuple[int, ...]]:

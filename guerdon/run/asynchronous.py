@@ -29,7 +29,7 @@ from guerdon.run.outposts import Outpost, Request
 from guerdon.run.replay_learning import ITERATION_STEPS, LearningParts, ReplayLearning
 from guerdon.run.reward_group import FramesLostError
 from guerdon.run.stored import Stored, watch
-from guerdon.serve.feed import carry_on
+from guerdon.serve.feed import complete
 from guerdon.serve.relabel import learned_rewards
 
 log = logging.getLogger("guerdon")
@@ -262,10 +262,12 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
             verdict = request.judging.result()
             prob.reshape(-1)[chunk.rows] = verdict.prob_success
             spread.reshape(-1)[chunk.rows] = verdict.disagreement
-        if self.cfg.cache_verdicts and self.cfg.reward_mode == "per_step":
-            prob, spread = carry_on(prob), carry_on(spread)
         outpost.requests.popleft()
         done = chunk.terminated | chunk.truncated
+        if self.rewards is not None:
+            resting = self.rewards.facts.contract.only_at_rest
+            prob = complete(prob, done, self.cfg, only_at_rest=resting)
+            spread = complete(spread, done, self.cfg)
         if self.scale is not None and self.rewards is not None:
             self.scale.update(learned_rewards(prob, done, self.cfg, self.rewards.facts.threshold))
         elapsed = outpost.store(chunk, done, self._extras(request, chunk, prob))

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from guerdon.config import RewardConfig
+from guerdon.errors import DataError
 from guerdon.images import stack_episode
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.recorded import Demonstration, open_demonstrations
 from guerdon.learn.replay import ReplayBuffer
 from guerdon.run.reward_group import RewardGroup
 from guerdon.serve.relabel import judged_frames
+from guerdon.types import BoolArray, Episode
 
 
 def fill_with_demonstrations(
@@ -42,6 +44,15 @@ def fill_with_demonstrations(
     return replay
 
 
+def _at_rest(episode: Episode) -> BoolArray:
+    if episode.at_rest is None:
+        raise DataError(
+            f"a demonstration ({episode.source or 'of unknown source'}) does not tell where the robot stands "
+            "still, which the reward model asks for: collect demonstrations anew"
+        )
+    return episode.at_rest
+
+
 def _add(replay: ReplayBuffer, shown: Demonstration, rewards: RewardGroup | None, cfg: RewardConfig) -> None:
     """Add one episode, which ends with its last step."""
     count, episode, kept = len(shown), shown.episode, slice(shown.first, None)
@@ -50,16 +61,19 @@ def _add(replay: ReplayBuffer, shown: Demonstration, rewards: RewardGroup | None
     env_rewards = np.zeros(count, np.float32) if episode.env_rewards is None else episode.env_rewards[kept]
     extras: dict[str, Any] = {}
     if rewards is not None:
-        judged = judged_frames(done, cfg)
-        rewards.facts.contract.check_frames(episode.frames)
+        contract = rewards.facts.contract
+        wanted = judged_frames(done, cfg)
+        judged = wanted & _at_rest(episode)[kept] if contract.only_at_rest else wanted
+        contract.check_frames(episode.frames)
         frames = {
-            name: stack_episode(episode.frames[name], rewards.facts.contract.num_frames)[kept]
+            name: stack_episode(episode.frames[name], contract.num_frames)[kept]
             for name in rewards.facts.image_keys
         }
         extras["prob_success"] = np.full(count, np.nan, np.float32)
         extras["prob_success"][judged] = rewards.judge(
             {name: images[judged] for name, images in frames.items()}
         ).prob_success
+        extras["prob_success"][wanted & ~judged] = 0.0
         if cfg.relabel_at == "sampling":
             extras |= {f"frames/{name}": images for name, images in frames.items()}
     for t in range(count):

@@ -102,6 +102,7 @@ class EmbodiedRunner:
             config.collect,
             cameras=() if self.rewards is None else self.rewards.facts.image_keys,
             num_frames=1 if self.rewards is None else self.rewards.facts.contract.num_frames,
+            only_at_rest=self.rewards is not None and self.rewards.facts.contract.only_at_rest,
             num_steps=self._steps_at_a_time(),
             seed=config.seed,
         )

@@ -78,6 +78,7 @@ class EnvGroup:
         num_steps: int,
         seed: int,
         num_frames: int = 1,
+        only_at_rest: bool = False,
     ) -> None:
         """Divide the environments over the workers that the settings ask for; see `EnvWorker`."""
         count = engine.num_workers("env")
@@ -93,6 +94,7 @@ class EnvGroup:
                 "cameras": cameras,
                 "num_steps": num_steps,
                 "num_frames": num_frames,
+                "only_at_rest": only_at_rest,
             }
             section = replace(cfg, num_envs=stop - start)
             share = (start, stop, cfg.num_envs)

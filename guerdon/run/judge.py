@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from guerdon.config import RewardConfig, RewardModelConfig
 from guerdon.datasets import RewardDataset, audit
-from guerdon.datasets.frames import open_store, rows_of, split_store
+from guerdon.datasets.frames import frames_at_rest, open_store, rows_of, split_store
 from guerdon.errors import ConfigError, DataError
 from guerdon.fit.calibrate import Calibration
 from guerdon.fit.metrics import Scores, summarize
@@ -55,6 +55,8 @@ class ScoredData:
         if not parts:
             raise DataError(f"{display_path(data)} has no frames to score")
         self.prob_success: FloatArray = np.concatenate(parts)
+        if self.contract.only_at_rest:
+            self.prob_success[~frames_at_rest(self.store)] = 0.0
 
     def scores(self) -> Scores:
         """For the metrics."""
@@ -125,12 +127,13 @@ def quantize(data: Path, checkpoint: Path, threshold: float | None) -> dict[str,
     cameras = model.image_keys
     with tempfile.TemporaryDirectory() as copy:
         store, _ = open_store(str(data), None, None, Path(copy))
-        splits = split_store(store, val_fraction=0.5, seed=0, camera=cameras[0])
+        resting = model.only_at_rest
+        splits = split_store(store, val_fraction=0.5, seed=0, camera=cameras[0], only_at_rest=resting)
         made = quantize_checkpoint(
             checkpoint,
             RewardDataset(store, cameras=cameras, num_frames=model.num_frames),
-            rows_of(store, splits["train"]),
-            rows_of(store, splits["val"]),
+            rows_of(store, splits["train"], only_at_rest=resting),
+            rows_of(store, splits["val"], only_at_rest=resting),
             threshold=threshold,
         )
     numbers = {name: getattr(made, name) for name in ("agreement", "judged_twice", "num_check_frames")}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from guerdon.collect.observations import AT_REST_INFO, per_env
 from guerdon.config import RewardConfig
 from guerdon.serve.ahead import JudgeAhead
 from guerdon.serve.feed import FrameFeed
@@ -24,9 +25,10 @@ class JudgedFrames:
         num_steps: int,
         cfg: RewardConfig,
         num_frames: int = 1,
+        only_at_rest: bool = False,
     ) -> None:
-        """Make room for `num_steps` steps of `env`; `cfg` and `num_frames` say what is judged."""
-        self._feed = FrameFeed(env, cameras, cfg, num_frames)
+        """Make room for `num_steps` steps of `env`; `cfg` and what follows say what is judged."""
+        self._feed = FrameFeed(env, cameras, cfg, num_frames, only_at_rest)
         self._cameras = tuple(cameras)
         self._shape = (num_steps, env.num_envs)
         self._every = cfg.reward_mode == "per_step"
@@ -48,14 +50,17 @@ class JudgedFrames:
         """New episodes begin everywhere."""
         self._feed.begin()
 
-    def add(self, t: int, reached_obs: Any, done: BoolArray) -> None:
+    def add(self, t: int, reached_obs: Any, done: BoolArray, info: Mapping[str, Any]) -> None:
         """Take the frames that step `t` led to; of ended episodes the final ones."""
         num_steps, num_envs = self._shape
         if t == 0:
             self._rows, self._some, self._count = [], [], 0
             if self.ahead is not None:
                 self.ahead.begin()
-        env_ids, frames = self._feed.step(reached_obs, done, anew=t == 0 and self.starts_anew)
+        told = per_env(info, AT_REST_INFO, len(done), done)
+        at_rest = None if told is None else told >= 0.5
+        anew = t == 0 and self.starts_anew
+        env_ids, frames = self._feed.step(reached_obs, done, at_rest=at_rest, anew=anew)
         if len(env_ids):
             self._rows.append(t * num_envs + env_ids)
             if self._every:

@@ -15,7 +15,7 @@ from guerdon.learn.replay import ReplayBuffer
 from guerdon.run.chunks import Stepped, random_actions
 from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, feature_rows, frame_metrics
 from guerdon.run.replay_learning import ITERATION_STEPS, LearningParts, ReplayLearning
-from guerdon.serve.feed import carry_on
+from guerdon.serve.feed import complete, looked_at
 from guerdon.serve.relabel import learned_rewards
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.watch.monitor import Watched
@@ -79,7 +79,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
     ) -> Iteration:
         assert self.rewards is not None
         watched = Watched(
-            prob_success=joined["prob_success"],
+            prob_success=looked_at(joined["prob_success"], joined["disagreement"]),
             done=joined["done"],
             env_success=joined["success"] if self.knows_success() else None,
             elapsed=joined["elapsed"],
@@ -181,10 +181,10 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         verdict = self.rewards.judge(frames)
         prob, spread = (np.full(len(done), np.nan, np.float32) for _ in range(2))
         prob[rows], spread[rows] = verdict.prob_success, verdict.disagreement
-        if self.cfg.cache_verdicts and self.cfg.reward_mode == "per_step":
-            prob = carry_on(prob[None], self._last.get("prob"))[0]
-            spread = carry_on(spread[None], self._last.get("spread"))[0]
-            self._last = {"prob": prob, "spread": spread}
+        resting, last = facts.contract.only_at_rest, self._last.get
+        prob = complete(prob[None], done[None], self.cfg, only_at_rest=resting, last=last("prob"))[0]
+        spread = complete(spread[None], done[None], self.cfg, last=last("spread"))[0]
+        self._last = {"prob": prob, "spread": spread}
         values: dict[str, NDArray[Any]] = {"prob_success": prob, "disagreement": spread}
         if self.scale is not None:
             self.scale.update(learned_rewards(prob, done, self.cfg, facts.threshold))

@@ -24,7 +24,7 @@ from guerdon.run.loop import (
 from guerdon.run.reward_group import FramesLostError, RewardGroup
 from guerdon.run.workers import Actor
 from guerdon.serve.ahead import JudgeAhead
-from guerdon.serve.feed import carry_on
+from guerdon.serve.feed import complete, looked_at
 from guerdon.serve.manager import Verdict
 from guerdon.serve.relabel import RewardScale, learned_rewards, training_rewards
 from guerdon.types import FloatArray, IntArray, UInt8Array
@@ -146,9 +146,10 @@ class OnPolicyLoop:
             places = self._places(fragment)
             prob.reshape(-1)[places] = verdict.prob_success
             spread.reshape(-1)[places] = verdict.disagreement
-        if self.cfg.cache_verdicts and self.cfg.reward_mode == "per_step":
-            prob, spread = carry_on(prob), carry_on(spread)
         facts = self.rewards.facts
+        resting = facts.contract.only_at_rest
+        prob = complete(prob, done, self.cfg, only_at_rest=resting)
+        spread = complete(spread, done, self.cfg)
         threshold = facts.threshold
         if not self.path_checked and (done.any() or self.cfg.reward_mode == "per_step"):
             check_reward_path(self._relabel, self.actor.objective, done, self.cfg, threshold)
@@ -165,7 +166,7 @@ class OnPolicyLoop:
             sum(item.num_rendered for item in played), sum(len(item.rows) for item in played)
         )
         watched = Watched(
-            prob_success=prob,
+            prob_success=looked_at(prob, spread),
             done=done,
             env_success=success,
             elapsed=rollout.elapsed.numpy(),

@@ -16,7 +16,7 @@ from guerdon.parallel.engine import Pending
 from guerdon.run.chunks import Chunk
 from guerdon.run.loop import feature_rows
 from guerdon.run.reward_group import FramesLostError, RewardGroup
-from guerdon.serve.feed import judged_row
+from guerdon.serve.feed import judged_row, looked_at
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.watch.monitor import Watched
 
@@ -34,8 +34,9 @@ class Stored:
     """Of the judged steps, wherever they are."""
     done: BoolArray
     prob_success: FloatArray
-    """NaN where nothing was judged."""
+    """NaN where nothing was judged, 0 for a robot in motion if the model judges those at rest alone."""
     disagreement: FloatArray
+    """NaN where nothing was looked at."""
     elapsed: IntArray
     """The step within its episode."""
     policy_lag: int
@@ -95,7 +96,7 @@ def watch(
         raise IndexError(f"environment {env} has no stored step {t} in this iteration")
 
     return Watched(
-        prob_success=joined("prob_success"),
+        prob_success=looked_at(joined("prob_success"), joined("disagreement")),
         done=joined("done"),
         env_success=joined("success") if knows_success else None,
         elapsed=joined("elapsed"),

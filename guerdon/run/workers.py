@@ -72,6 +72,7 @@ class EnvWorker:
         *,
         cameras: Sequence[str] = (),
         num_frames: int = 1,
+        only_at_rest: bool = False,
         num_steps: int = 1,
         first_env: int = 0,
         total_envs: int | None = None,
@@ -84,6 +85,7 @@ class EnvWorker:
             collect: the `collect` section; `enabled` saves episodes as the second document does.
             cameras: what the reward model looks at; none if there is no reward model.
             num_frames: how many of the latest frames it judges together.
+            only_at_rest: whether it judges robots that stand still alone.
             num_steps: steps of each environment in a rollout.
             first_env: the number of the first of them, where several workers divide the environments.
             total_envs: environments of all workers together; None: `cfg.num_envs`.
@@ -120,7 +122,7 @@ class EnvWorker:
             )
         self.judged: JudgedFrames | None = None
         if cameras:
-            self.judged = JudgedFrames(self.env, cameras, num_steps, reward, num_frames)
+            self.judged = JudgedFrames(self.env, cameras, num_steps, reward, num_frames, only_at_rest)
         self.rollouts = RolloutCollector(self.env, num_steps)
 
     @property
@@ -258,7 +260,7 @@ class EnvWorker:
     ) -> None:
         """What happens after every step of the environments."""
         if self.judged is not None:
-            self.judged.add(t, reached_obs, done)
+            self.judged.add(t, reached_obs, done, info)
         if self._collector is not None:
             frames = self._collected.frames(reached_obs, done, np.arange(len(done)))
             success = per_env(info, "success", len(done), done)

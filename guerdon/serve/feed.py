@@ -1,7 +1,8 @@
 """What the reward model is shown of running environments: frames, or stacks of the latest ones of an episode.
 
 A frame is rendered only if it is judged, alone or in a stack. Where nothing has moved since the last verdict
-(`reward.cache_verdicts`) neither is done: whoever asked carries the last verdict on.
+(`reward.cache_verdicts`) neither is done: whoever asked carries the last verdict on. Nor is it for a robot in
+motion whose model judges robots at rest alone (`reward.model.only_at_rest`): there it is no success.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from guerdon.collect.observations import FrameSource, camera_behind, native_of
+from guerdon.collect.observations import AT_REST_INFO, FrameSource, camera_behind, native_of
 from guerdon.config import RewardConfig
+from guerdon.errors import ConfigError
 from guerdon.serve.relabel import judged_frames
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 
@@ -76,7 +78,12 @@ class FrameFeed:
     """Follows the episodes of N environments and picks what is to be judged of every step."""
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], cameras: Sequence[str], cfg: RewardConfig, num_frames: int = 1
+        self,
+        env: VectorEnv[Any, Any, Any],
+        cameras: Sequence[str],
+        cfg: RewardConfig,
+        num_frames: int = 1,
+        only_at_rest: bool = False,
     ) -> None:
         """Set up; episodes begin with `begin`.
 
@@ -85,7 +92,10 @@ class FrameFeed:
             cameras: what the model looks at.
             cfg: the `reward` section; says which frames are judged, and whether verdicts are reused.
             num_frames: k; above 1 the model is shown stacks.
+            only_at_rest: judge robots that stand still alone.
         """
+        if only_at_rest and cfg.cache_verdicts:
+            raise ConfigError("the reward model judges robots at rest alone: turn reward.cache_verdicts off")
         self._source, self._cameras, self._cfg = FrameSource(env, cameras), tuple(cameras), cfg
         self._num_frames, self._everyone = num_frames, np.arange(env.num_envs)
         self._native = native_of(env)
@@ -100,6 +110,7 @@ class FrameFeed:
         if num_frames > 1 and cfg.reward_mode == "terminal" and self._looks_back is not None:
             self._looks_back.keep_past(num_frames - 1)
         self._told = False
+        self._only_at_rest = only_at_rest
         self.num_rendered = 0
         """Frames that were asked of the environments so far."""
 
@@ -107,19 +118,26 @@ class FrameFeed:
         """All environments begin new episodes."""
         self._age[:] = 0
 
-    def step(self, obs: Any, done: BoolArray, *, anew: bool = False) -> Picked:
+    def step(
+        self, obs: Any, done: BoolArray, *, at_rest: BoolArray | None = None, anew: bool = False
+    ) -> Picked:
         """What is to be judged of the step that was just taken.
 
         Args:
             obs: what the actions led to, with the final observations of ended episodes.
             done: bool [N]; whether the episode ended with this step.
+            at_rest: bool [N]; whether the robot stands still, if that decides what is judged.
             anew: judge every environment, also where nothing moved.
 
         Returns:
             int [n], environments to judge; where others are missing in `per_step` mode their last verdict
-            holds. And camera -> uint8 [n, H, W, C], or [n, k, H, W, C] in stacks of k.
+            holds, or, with `only_at_rest`, they are no success. And camera -> uint8 [n, H, W, C], or
+            [n, k, H, W, C] in stacks of k.
         """
-        if self._cfg.reward_mode == "terminal":
+        if self._only_at_rest:
+            env_ids = np.flatnonzero(judged_frames(done, self._cfg) & _known(at_rest))
+            picked = env_ids, self._show(obs, done, env_ids)
+        elif self._cfg.reward_mode == "terminal":
             picked = self._last_of_episodes(obs, done)
         elif self._reuses:
             picked = self._moved(obs, done, anew)
@@ -208,6 +226,44 @@ class FrameFeed:
             moved |= True if last is None else (images != last).reshape(len(images), -1).any(axis=1)
             self._last[name] = images.copy()
         return moved
+
+
+def _known(at_rest: BoolArray | None) -> BoolArray:
+    if at_rest is None:
+        raise ConfigError(
+            "the reward model judges robots at rest alone (reward.model.only_at_rest), but the environment "
+            f"does not tell in its info whether its robot is: it has no {AT_REST_INFO!r}"
+        )
+    return at_rest
+
+
+def complete(
+    values: FloatArray,
+    done: BoolArray,
+    cfg: RewardConfig,
+    *,
+    only_at_rest: bool = False,
+    last: FloatArray | None = None,
+) -> FloatArray:
+    """Verdicts [T, N] with those that were not asked for (NaN): 0 for robots in motion, or the last one.
+
+    Args:
+        values: float [T, N].
+        done: bool [T, N]; whether the episode ended with this step.
+        cfg: the `reward` section.
+        only_at_rest: the model judges robots that stand still alone.
+        last: float [N], of the step before the first; None: none is missing there.
+    """
+    if only_at_rest:
+        filled: FloatArray = np.where(np.isnan(values) & judged_frames(done, cfg), np.float32(0), values)
+        return filled
+    return carry_on(values, last) if cfg.cache_verdicts and cfg.reward_mode == "per_step" else values
+
+
+def looked_at(prob_success: FloatArray, disagreement: FloatArray) -> FloatArray:
+    """Verdicts that come from a look at a frame, NaN for all others; of those there is no disagreement."""
+    seen: FloatArray = np.where(np.isnan(disagreement), np.float32(np.nan), prob_success)
+    return seen
 
 
 def carry_on(values: FloatArray, last: FloatArray | None = None) -> FloatArray:

@@ -215,6 +215,13 @@ class EpisodeStore:
         values: NDArray[Any] = self._table.column(name).to_numpy()
         return values.astype(dtype, copy=False)
 
+    def at_rest(self) -> BoolArray | None:
+        """Whether the robot stood still in each frame, bool [F]; None if an episode does not tell."""
+        if self._table is None or "at_rest" not in self._table.column_names:
+            return None
+        column = self._table.column("at_rest")
+        return None if column.null_count else column.to_numpy().astype(np.bool_)
+
     def episode_column(self, name: str) -> list[Any]:
         """One value per episode: `success`, `complete`, `seed`, `split`, `source` or `digest`."""
         if self._table is None:

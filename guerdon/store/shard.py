@@ -41,6 +41,7 @@ SCALARS: Mapping[str, Any] = {
     "terminated": np.bool_,
     "truncated": np.bool_,
     "is_grasped": np.bool_,
+    "at_rest": np.bool_,
 }
 """Fields with one number per step; they live in the index."""
 

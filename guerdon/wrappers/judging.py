@@ -77,6 +77,11 @@ class StepJudge:
             )
         self.num_envs = num_envs
         self._num_frames = self._model.contract.num_frames if isinstance(self._model, RewardManager) else 1
+        if isinstance(self._model, RewardManager) and self._model.contract.only_at_rest:
+            raise ConfigError(
+                "the reward model judges robots at rest alone (reward.model.only_at_rest), which wrappers "
+                "do not know: use `guerdon train`, or fit it to all frames"
+            )
         self._stacks = EpisodeStacks(num_envs, self._num_frames)
         self._begun: BoolArray = np.ones(num_envs, np.bool_)  # the next frame is the first of an episode
         self._scale = RewardScale() if self.cfg.normalize else None

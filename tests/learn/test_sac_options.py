@@ -171,3 +171,15 @@ def test_exact_continuation_with_all_options():
     without = SAC(SPEC, SPACE, SACConfig(), SMALL, seed=1)
     with pytest.raises(DataError, match="a state of SAC has"):
         without.load_state_dict(first.state_dict())
+
+
+def test_the_first_step_after_cloning_is_not_measured_by_the_small_gradients_of_cloning():
+    cfg = SACConfig(bc_coef=16.0, bc_towards="cloned_policy", actor_lr=1e-3, critic_lr=1e-2)
+    sac, batch = SAC(SPEC, SPACE, cfg, SMALL, seed=0), make_batch()
+    for _ in range(500):
+        sac.imitate(batch.obs, batch.actions)
+    sac.keep_reference()
+    before = sac.actor.flat.clone()
+    for number in range(1, 4):  # a step of Adam's is about its rate, whatever the gradients
+        sac.update(batch)
+        assert (sac.actor.flat - before).abs().max() <= 1.1 * number * cfg.actor_lr
