@@ -137,7 +137,7 @@ def test_terminal_verdicts_on_stacks_render_no_other_frames():
         feed = FrameFeed(env, ["base_camera"], RewardConfig(reward_mode="terminal"), 2)
         feed.begin()
         for action in actions(2, 8):
-            _, _, _, done, infos = env.step(action)
+            _, _, _, done, _ = env.step(action)
             env_ids, frames = feed.step(env.state(), done)
             if done.any():
                 assert env_ids.tolist() == [0, 1] and frames["base_camera"].shape == (2, 2, 64, 64, 3)
