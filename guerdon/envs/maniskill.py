@@ -33,7 +33,7 @@ from guerdon.envs.inputs import (
 from guerdon.envs.maniskill_batch import ManiSkillBatch, TaskFacts
 from guerdon.envs.maniskill_pool import SimulatorPool
 from guerdon.errors import ConfigError, DataError
-from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
+from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array, with_control_mode
 
 log = logging.getLogger("guerdon")
 
@@ -248,6 +248,11 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
         self._done[ids] = False
         seeds = self.episode_seeds()[ids].tolist()
         self.simulators.reset(ids, seeds, keep_final=keep_final)
+
+    @property
+    def source(self) -> str:
+        """What recorded episodes say of where they come from; actions mean nothing without the control mode."""
+        return with_control_mode(self.config.id, self.facts.control_mode)
 
     def episode_seeds(self) -> IntArray:
         """What the simulator was given as the seed of each present episode, int64 [N]."""

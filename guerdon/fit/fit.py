@@ -130,13 +130,13 @@ class Fitting:
         strategy_of(cfg, team.world_size)  # a contradiction shows before the data is read
         store, self._faults = team.leaders_first(lambda: open_data(job.model, cfg, job.folder))
         team.same("data set (content hash)", store.content_hash)
+        if team.first:
+            _warn_if_blind(store, [name for name in job.model.image_keys if name in store.cameras])
         splits = split_store(
             store, val_fraction=cfg.data.val_fraction, seed=seed, camera=job.model.image_keys[0]
         )
         self._train_rows, self._val_rows = rows_of(store, splits["train"]), rows_of(store, splits["val"])
         self._dataset = RewardDataset(store, cameras=job.model.image_keys, num_frames=job.model.num_frames)
-        if team.first:
-            _warn_if_blind(store, self._dataset.cameras)
         if cfg.data.debug_save_dir is not None and team.first:
             save_training_pictures(self._dataset, Path(cfg.data.debug_save_dir), self._train_rows)
         torch.manual_seed(seed)
@@ -232,7 +232,7 @@ def _warn_if_blind(store: EpisodeStore, cameras: Sequence[str]) -> None:
     """Say it before hours are spent if no camera seems to show what success is about."""
     views = {camera: probe_store(store, camera) for camera in cameras}
     blind = [camera for camera, view in views.items() if view is not None and view.blind]
-    if len(blind) == len(views):
+    if blind and len(blind) == len(views):
         for camera in blind:
             log.warning("%s", not_told_apart(camera))
 

@@ -1,5 +1,6 @@
 """The audit finds what is wrong with a data set, and nothing where nothing is."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from guerdon.config import CollectConfig, EnvConfig, FitConfig, FitDataConfig, R
 from guerdon.datasets.audit import audit
 from guerdon.datasets.probe import probe
 from guerdon.envs import tabletop_render
+from guerdon.errors import DataError
 from guerdon.fit import fit_reward_model
 from guerdon.store import StoreWriter
 from guerdon.types import Episode
@@ -180,12 +182,20 @@ def test_a_camera_that_looks_away_is_noticed_and_a_good_one_is_not(
     bad = collected(tmp_path / "bad", domain_randomization=randomization, status_lamp=False)
     ((level, message),) = views(audit(bad))
     assert level == "error"
-    assert "cannot be told apart by camera 'base_camera'" in message and "Does it show the robot and the goal" in message
+    assert (
+        "cannot be told apart by camera 'base_camera'" in message
+        and "Does it show the robot and the goal" in message
+    )
     model = RewardModelConfig(arch="resnet10", width=4, image_size=(3, 32, 32), hidden_dim=8)
     for data, warned in ((good, False), (bad, True)):
         caplog.clear()
         cfg = FitConfig(epochs=1, data=FitDataConfig(path=str(data)))
-        fit_reward_model(model, cfg, folder=tmp_path / f"fit_{data.name}", tensorboard=False)
+        # Pictures that are all the same are duplicates of each other, and none is left to hold out.
+        refused = (
+            pytest.raises(DataError, match="val split") if warned and not randomization else nullcontext()
+        )
+        with refused:
+            fit_reward_model(model, cfg, folder=tmp_path / f"fit_{data.name}", tensorboard=False)
         assert ("cannot be told apart by camera 'base_camera'" in caplog.text) is warned
 
 
