@@ -196,7 +196,7 @@ def _collect(arguments: argparse.Namespace) -> int:
     if section.policy == "checkpoint":
         from guerdon.run.attempts import saved_policy  # and with it torch, which the others do without
 
-        policy = saved_policy(section, config.seed)
+        policy = saved_policy(section, config.env.train, config.seed)
     result = collect(config.env.train, section, seed=config.seed, archive=archive, policy=policy)
     counts = f"success {result.num_success}/{_limit(result.target_success)}"
     counts += f" fail {result.num_failure}/{_limit(result.target_failure)}"

@@ -11,6 +11,7 @@ the old episode and never the first one of the next.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -246,3 +247,14 @@ def display_path(path: Path | str) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def with_control_mode(source: str, control_mode: str | None) -> str:
+    """`Episode.source` of a robot whose actions can mean several things; `control_mode_of` reads it again."""
+    return source if control_mode is None else f"{source} (control_mode {control_mode})"
+
+
+def control_mode_of(source: str) -> str | None:
+    """The control mode that an episode was recorded with, where its source tells."""
+    found = re.search(r"\(control_mode (\w+)\)$", source)
+    return None if found is None else found[1]

@@ -71,7 +71,7 @@ class _Recording:
             num_envs,
             self.archive.add,
             capacity=(spec.max_episode_steps if spec is not None else None) or 64,
-            source=spec.id if spec is not None else type(env.unwrapped).__name__,
+            source=_source(env),
         )
         self._frames = FrameSource(env, cameras)
         self._every_step = reward_render_mode == "always"
@@ -305,3 +305,12 @@ def _batched(value: Any) -> Any:
         return np.asarray(to_numpy(value))[None]
     except (TypeError, ValueError):  # an info entry that is no array; nothing here reads those
         return value
+
+
+def _source(env: Any) -> str:
+    """What recorded episodes say of where they come from."""
+    told = getattr(env.unwrapped, "source", None)
+    if isinstance(told, str):
+        return told
+    spec = getattr(env, "spec", None)
+    return spec.id if spec is not None else type(env.unwrapped).__name__

@@ -1,4 +1,4 @@
-"""Audit a data set before a model learns from it: labels, balance, duplicates, dead cameras, NaN."""
+"""Audit a data set before a model learns from it: labels, balance, duplicates, cameras, NaN."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, Literal
 import numpy as np
 
 from guerdon.datasets.fingerprint import grey_cells, groups, near_duplicates, sampled_steps
+from guerdon.datasets.probe import CHANCE, not_told_apart, probe, probe_steps, small_pictures
 from guerdon.progress import progress
 from guerdon.store import detect_format, get_format, inspect, usable
 from guerdon.store.shard import content_hash, episode_digest
-from guerdon.types import Episode, Fault, FloatArray, UInt8Array
+from guerdon.types import BoolArray, Episode, Fault, FloatArray, UInt8Array
 
 MIN_POSITIVE_SHARE = 0.02
 """Below this share of positive frames a warning says that the classes are far out of balance."""
@@ -73,6 +74,8 @@ class _Notes:
     splits: list[str] = field(default_factory=list)
     cells: list[FloatArray] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
+    pictures: dict[str, list[FloatArray]] = field(default_factory=dict)
+    labels: list[BoolArray] = field(default_factory=list)
     objections: dict[tuple[Level, str, str], list[str]] = field(default_factory=dict)
     frames: int = 0
     positive: int = 0
@@ -104,6 +107,7 @@ def audit(path: Path | str, format: str | None = None) -> AuditReport:
         for (level, check, message), names in notes.objections.items()
     ]
     findings += _balance(notes)
+    findings += _told_apart(notes)
     pairs = near_duplicates(np.stack(notes.cells)) if notes.cells else []
     findings += _duplicates(notes, pairs)
     if (
@@ -135,6 +139,10 @@ def _look(notes: _Notes, episode: Episode, name: str) -> None:
     notes.digests.append(episode_digest(episode))
     notes.frames += episode.num_frames
     notes.positive += episode.num_positive_frames
+    steps = probe_steps(episode.labels)
+    notes.labels.append(episode.labels[steps] >= 0.5)
+    for key, frames in episode.frames.items():
+        notes.pictures.setdefault(key, []).append(small_pictures(frames[steps]))
     _check_labels(notes, episode, name)
     _check_cameras(notes, episode, name)
     for what in ("actions", "states", "initial_state", "env_rewards"):
@@ -200,6 +208,22 @@ def _balance(notes: _Notes) -> list[Finding]:
         return [Finding(level="error", check="balance", message=f"nothing to learn failure from: {text}")]
     level: Level = "warning" if share < MIN_POSITIVE_SHARE or share > 1 - MIN_POSITIVE_SHARE else "info"
     return [Finding(level=level, check="balance", message=text)]
+
+
+def _told_apart(notes: _Notes) -> list[Finding]:
+    """Cameras that do not show success: an error if none does, and a note where it cannot be known."""
+    views = {camera: probe(pictures, notes.labels) for camera, pictures in notes.pictures.items()}
+    blind = [camera for camera, view in views.items() if view is not None and view.blind]
+    level: Level = "error" if len(blind) == len(views) else "warning"
+    found = [Finding(level=level, check="view", message=not_told_apart(camera)) for camera in blind]
+    for camera, view in views.items():
+        if view is not None and view.auc is not None and view.auc <= CHANCE:
+            message = (
+                f"a quick classifier cannot tell success by camera {camera!r} (AUC {view.auc:.2f}, held-out "
+                "episodes): a hard view, or one that does not show the goal; the AUC of a fit will tell"
+            )
+            found.append(Finding(level="info", check="view", message=message))
+    return found
 
 
 def _duplicates(notes: _Notes, pairs: list[tuple[int, int]]) -> list[Finding]:

@@ -36,15 +36,20 @@ def grey_cells(frames: UInt8Array) -> FloatArray:
     for channel in range(1, frames.shape[-1]):  # `mean` over so short an axis takes ten times as long
         grey += frames[..., channel]
     grey /= frames.shape[-1]
-    rows, columns = (_cell_edges(size) for size in grey.shape[1:])
-    sums = np.add.reduceat(np.add.reduceat(grey, rows, axis=1), columns, axis=2)
-    heights, widths = _widths(rows, grey.shape[1]), _widths(columns, grey.shape[2])
+    return cell_means(grey, CELLS)
+
+
+def cell_means(values: FloatArray, cells: int) -> FloatArray:
+    """float32 [N, H, W] -> float32 [N, cells, cells], the mean of each cell."""
+    rows, columns = (_cell_edges(size, cells) for size in values.shape[1:])
+    sums = np.add.reduceat(np.add.reduceat(values, rows, axis=1), columns, axis=2)
+    heights, widths = _widths(rows, values.shape[1]), _widths(columns, values.shape[2])
     means: FloatArray = (sums / (heights[:, None] * widths[None, :])).astype(np.float32)
     return means
 
 
-def _cell_edges(size: int) -> IntArray:
-    return np.minimum((np.arange(CELLS) * size) // CELLS, size - 1).astype(np.int64)
+def _cell_edges(size: int, cells: int) -> IntArray:
+    return np.minimum((np.arange(cells) * size) // cells, size - 1).astype(np.int64)
 
 
 def _widths(edges: IntArray, size: int) -> FloatArray:

@@ -33,7 +33,7 @@ from guerdon.envs.inputs import (
 from guerdon.envs.maniskill_batch import ManiSkillBatch, TaskFacts
 from guerdon.envs.maniskill_pool import SimulatorPool
 from guerdon.errors import ConfigError, DataError
-from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
+from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array, with_control_mode
 
 log = logging.getLogger("guerdon")
 
@@ -76,22 +76,38 @@ class DeviceSimulators:
         """Row and column of each goal as shares of the picture, float32 [N, 2]; NaN where none is known."""
         return _fetched(self.batch.goal_in_picture)
 
+    def keep_past(self, num_steps: int) -> None:
+        """From now on remember what was before each of the last `num_steps` steps."""
+        self.batch.keep_past(num_steps)
+
     def render_tensor(
-        self, env_ids: IntArray, final: BoolArray, size: tuple[int, int] | None
+        self,
+        env_ids: IntArray,
+        final: BoolArray,
+        size: tuple[int, int] | None,
+        steps_back: IntArray | None = None,
     ) -> torch.Tensor:
         """Frames uint8 [n, H, W, 3] on the device."""
+        back = np.zeros(len(env_ids), np.int64) if steps_back is None else steps_back
         with torch.no_grad():
-            frames = self.batch.render(size)
-            if final.any():
-                old = self.batch.render(size, final=True)
-                ended = torch.zeros(len(frames), dtype=torch.bool, device=frames.device)
-                ended[torch.as_tensor(env_ids[final], device=frames.device)] = True
-                frames = torch.where(ended[:, None, None, None], old, frames)
-            return frames[torch.as_tensor(env_ids, device=frames.device)]
+            frames = self.batch.render(size)[torch.as_tensor(env_ids, device=self.batch.device)]
+            shown = [(final, self.batch.render(size, final=True))] if final.any() else []
+            for number in np.unique(back[back > 0]).tolist():
+                shown.append((back == number, self.batch.render(size, steps_back=number)))
+            for which, old in shown:
+                places = torch.as_tensor(np.flatnonzero(which), device=frames.device)
+                frames[places] = old[torch.as_tensor(env_ids[which], device=frames.device)]
+            return frames
 
-    def render(self, env_ids: IntArray, final: BoolArray, size: tuple[int, int] | None) -> UInt8Array:
+    def render(
+        self,
+        env_ids: IntArray,
+        final: BoolArray,
+        size: tuple[int, int] | None,
+        steps_back: IntArray | None = None,
+    ) -> UInt8Array:
         """Frames uint8 [n, H, W, 3]."""
-        frames: UInt8Array = self.render_tensor(env_ids, final, size).cpu().numpy()
+        frames: UInt8Array = self.render_tensor(env_ids, final, size, steps_back).cpu().numpy()
         return frames
 
     def close(self) -> None:
@@ -153,6 +169,7 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
         """... and the end of the old one can be shown."""
         self._final_state: Any = None
         self._final_goal: FloatArray = np.zeros((num_envs, 2), np.float32)
+        self._num_past = 0
         self._env_seeds = np.zeros(num_envs, np.uint64)
         self._episodes = np.full(num_envs, -1, np.int64)  # -1: never seeded
         self._elapsed = np.zeros(num_envs, np.int64)
@@ -232,6 +249,11 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
         seeds = self.episode_seeds()[ids].tolist()
         self.simulators.reset(ids, seeds, keep_final=keep_final)
 
+    @property
+    def source(self) -> str:
+        """What recorded episodes say of where they come from; actions mean nothing without the control mode."""
+        return with_control_mode(self.config.id, self.facts.control_mode)
+
     def episode_seeds(self) -> IntArray:
         """What the simulator was given as the seed of each present episode, int64 [N]."""
         pairs = zip(self._env_seeds.tolist(), self._episodes.tolist(), strict=True)
@@ -272,6 +294,20 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
         frames: torch.Tensor = self._render(self.simulators.render_tensor, camera, env_ids, size, final)
         return frames
 
+    def keep_past(self, num_steps: int) -> None:
+        """From now on remember what the last `num_steps` steps before the latest one led to."""
+        self._num_past = num_steps
+        self.simulators.keep_past(num_steps)
+
+    def render_past(
+        self, camera: str, env_ids: IntArray | Sequence[int], steps_back: IntArray | Sequence[int]
+    ) -> UInt8Array:
+        """Images of what earlier actions led to; see `TabletopVectorEnv`. Lost episodes show what is now."""
+        ids, back = self._check_view(camera, env_ids), np.asarray(steps_back, np.int64)
+        if len(back) and not 1 <= int(back.min()) <= int(back.max()) <= self._num_past:
+            raise DataError(f"steps_back must lie in 1..{self._num_past}, the steps that are remembered")
+        return self.simulators.render(ids, np.zeros(len(ids), np.bool_), None, back)
+
     def _render(
         self,
         render: Callable[[IntArray, BoolArray, tuple[int, int] | None], Any],
@@ -280,14 +316,18 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
         size: tuple[int, int] | None,
         final: bool,
     ) -> Any:
+        ids = self._check_view(camera, env_ids)
+        shape = None if size is None else check_image_size("size", size)
+        return render(ids, self._shown[ids] & final, shape)
+
+    def _check_view(self, camera: str, env_ids: IntArray | Sequence[int] | None) -> IntArray:
+        """Which environments to show, if they can be shown."""
         if camera != MAIN_CAMERA:
             raise ConfigError(unknown_name("camera", camera, [MAIN_CAMERA]))
         if not self.config.shows_images:
             raise ConfigError(f"{self.config.id} has no frames: set init_params.render_mode to rgb_array")
         self._check_begun()
-        ids = check_env_ids(env_ids, self.num_envs)
-        shape = None if size is None else check_image_size("size", size)
-        return render(ids, self._shown[ids] & final, shape)
+        return check_env_ids(env_ids, self.num_envs)
 
     def goal_in_picture(self, camera: str, env_ids: IntArray | Sequence[int]) -> FloatArray:
         """Where the goal of the last action's episode appears: row and column as shares, float32 [n, 2]."""

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -214,6 +215,8 @@ class ManiSkillBatch:
         self._cameras: dict[tuple[int, int], Any] = {}
         self._final: Any = None
         """The end of the last episode: a state to go back to, or frames [n, H, W, 3]."""
+        self._past: deque[Any] = deque(maxlen=0)
+        """The same of what was before each of the last steps, the latest last; see `keep_past`."""
         self.state: Tensor
         self.env_reward = torch.zeros(num_envs, device=self.device)
         self.infos: dict[str, Tensor] = {}
@@ -230,8 +233,7 @@ class ManiSkillBatch:
         random numbers of the batch.
         """
         if keep_final and self.cfg.shows_images:
-            eager = self._rebuilds or not self._one_by_one
-            self._final = self.render().clone() if eager else self.env.get_state_dict()
+            self._final = self._memory()
         else:
             self._final = None
         options: dict[str, Any] = {}
@@ -247,22 +249,36 @@ class ManiSkillBatch:
 
     def step(self, actions: Tensor) -> None:
         """Take one action in each environment, float32 [n, A]."""
+        if self._past.maxlen:
+            self._past.append(self._memory())
         obs, env_reward, _, _, info = self.env.step(actions)
         self.env_reward = env_reward
         self._take(obs, info)
 
-    def render(self, size: tuple[int, int] | None = None, *, final: bool = False) -> Tensor:
-        """Frames uint8 [n, H, W, 3] of what is, or with `final` of what was before the last `reset`."""
+    def keep_past(self, num_steps: int) -> None:
+        """From now on remember what was before each of the last `num_steps` steps, over resets too."""
+        self._past = deque(self._past, maxlen=num_steps)
+
+    def render(
+        self, size: tuple[int, int] | None = None, *, final: bool = False, steps_back: int = 0
+    ) -> Tensor:
+        """Frames uint8 [n, H, W, 3] of what is, or with `final` of what was before the last `reset`.
+
+        `steps_back` from 1 shows what was so many steps before the last one's outcome, if that is remembered.
+        """
         if not self.cfg.shows_images:
             raise ConfigError(
                 f"{self.cfg.id} was made without frames: set init_params.render_mode to rgb_array"
             )
-        if not final or self._final is None:
+        shown = self._final if final else None
+        if steps_back:
+            shown = self._past[-steps_back] if steps_back <= len(self._past) else None
+        if shown is None:
             return self._picture(size)
-        if isinstance(self._final, Tensor):
-            return _resized(self._final, size)
+        if isinstance(shown, Tensor):
+            return _resized(shown, size)
         now = self.env.get_state_dict()
-        self.env.set_state_dict(self._final)
+        self.env.set_state_dict(shown)
         try:
             return self._picture(size)
         finally:
@@ -271,7 +287,13 @@ class ManiSkillBatch:
     def close(self) -> None:
         """Free the simulation."""
         self._cameras, self._final = {}, None
+        self._past.clear()
         self.env.close()
+
+    def _memory(self) -> Any:
+        """What is now, to be shown later: a state to go back to, or frames where there is no way back."""
+        eager = self._rebuilds or not self._one_by_one
+        return self.render().clone() if eager else self.env.get_state_dict()
 
     def _picture(self, size: tuple[int, int] | None) -> Tensor:
         if size is None or size == self.cfg.image_size:

@@ -52,6 +52,7 @@ class SimulatorPool:
         self.cfg, self.num_envs = cfg, num_envs
         self.lost: BoolArray = np.zeros(num_envs, np.bool_)
         self.restarts = 0
+        self._num_past = 0
         choose_driver()
         # A server that has the simulator imported and nothing started, from which processes are forked: they
         # are there in no time, and are no copies of this process with all that it has open.
@@ -119,11 +120,23 @@ class SimulatorPool:
         """Row and column of each goal as shares of the picture, float32 [N, 2]; NaN where none is known."""
         return self.board.goal_in_picture.copy()
 
-    def render(self, env_ids: IntArray, final: BoolArray, size: tuple[int, int] | None) -> UInt8Array:
+    def keep_past(self, num_steps: int) -> None:
+        """From now on remember what was before each of the last `num_steps` steps."""
+        self._num_past = num_steps
+        self._all(self._members, "keep_past", [(num_steps,)] * len(self._members))
+
+    def render(
+        self,
+        env_ids: IntArray,
+        final: BoolArray,
+        size: tuple[int, int] | None,
+        steps_back: IntArray | None = None,
+    ) -> UInt8Array:
         """Frames of `env_ids` (int [n]) -> uint8 [n, H, W, 3], made by the processes that own them.
 
         What was lost in the meantime shows as it is now.
         """
+        back = np.zeros(len(env_ids), np.int64) if steps_back is None else steps_back
         other = None if size in (None, self.cfg.image_size) else size
         frames = np.empty((len(env_ids), *(size or self.cfg.image_size), 3), np.uint8)
         todo = list(self._members)
@@ -131,7 +144,10 @@ class SimulatorPool:
             shares = [np.flatnonzero((env_ids >= each.start) & (env_ids < each.stop)) for each in todo]
             todo = [member for member, places in zip(todo, shares, strict=True) if len(places)]
             shares = [places for places in shares if len(places)]
-            arguments = [(env_ids[places].tolist(), final[places].tolist(), other) for places in shares]
+            arguments = [
+                (env_ids[places].tolist(), final[places].tolist(), other, back[places].tolist())
+                for places in shares
+            ]
             sent: dict[int, Any] = {}
             gone = self._all(todo, "render", arguments, sent)
             for member, places in zip(todo, shares, strict=True):
@@ -241,6 +257,9 @@ class SimulatorPool:
             try:
                 self._answer(new, START_SECONDS)
                 self._share(new)
+                if self._num_past:
+                    new.connection.send(("keep_past", (self._num_past,)))
+                    self._answer(new)
                 self._members.insert(place, new)
                 return
             except _Lost as error:

@@ -140,17 +140,26 @@ class _Simulators:
             self._write(row - self._start)
 
     def render(
-        self, rows: Sequence[int], final: Sequence[bool], size: tuple[int, int] | None
+        self,
+        rows: Sequence[int],
+        final: Sequence[bool],
+        size: tuple[int, int] | None,
+        steps_back: Sequence[int],
     ) -> list[UInt8Array] | None:
         """Frames into the board; at another size than usual they are sent instead."""
         sent: list[UInt8Array] = []
-        for row, ended in zip(rows, final, strict=True):
-            frame = self._batches[row - self._start].render(size, final=ended)[0].numpy()
+        for row, ended, back in zip(rows, final, steps_back, strict=True):
+            batch = self._batches[row - self._start]
+            frame = batch.render(size, final=ended, steps_back=back)[0].numpy()
             if size is None:
                 self._board.frames[row] = frame
             else:
                 sent.append(frame)
         return sent or None
+
+    def keep_past(self, num_steps: int) -> None:
+        for batch in self._batches:
+            batch.keep_past(num_steps)
 
     def _write(self, place: int) -> None:
         batch, row = self._batches[place], self._start + place

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from guerdon.config import FitConfig, RewardModelConfig
 from guerdon.datasets import RewardDataset
 from guerdon.datasets.frames import describe, open_store, rows_of, split_store
 from guerdon.datasets.pictures import save_training_pictures
+from guerdon.datasets.probe import not_told_apart, probe_store
 from guerdon.datasets.sampling import EpochSampler
 from guerdon.errors import ConfigError, DataError
 from guerdon.fit.calibrate import Calibration, calibrate
@@ -36,6 +37,8 @@ log = logging.getLogger("guerdon")
 
 STATISTICS_FRAMES = 2048
 """Frames that the input and feature statistics of the contract are taken from."""
+NO_BETTER = 0.6
+"""Up to this area under the curve a model is hardly better than chance, and a warning says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +131,8 @@ class Fitting:
         store, self._faults = team.leaders_first(lambda: open_data(job.model, cfg, job.folder))
         team.same("data set (content hash)", store.content_hash)
         resting = job.model.only_at_rest
+        if team.first:
+            _warn_if_blind(store, [name for name in job.model.image_keys if name in store.cameras])
         splits = split_store(
             store,
             val_fraction=cfg.data.val_fraction,
@@ -230,6 +235,15 @@ def open_data(model_cfg: RewardModelConfig, cfg: FitConfig, folder: Path) -> tup
     return store, faults
 
 
+def _warn_if_blind(store: EpisodeStore, cameras: Sequence[str]) -> None:
+    """Say it before hours are spent if no camera seems to show what success is about."""
+    views = {camera: probe_store(store, camera) for camera in cameras}
+    blind = [camera for camera, view in views.items() if view is not None and view.blind]
+    if blind and len(blind) == len(views):
+        for camera in blind:
+            log.warning("%s", not_told_apart(camera))
+
+
 def find_checkpoint(place: Path) -> Path:
     """A checkpoint file, or the latest step of a folder of checkpoints or of a run."""
     if place.is_file():
@@ -289,6 +303,12 @@ def finish_fit(
     positive = store.labels >= 0.5
     first = float(store.step[positive].min()) if positive.any() else math.nan
     metrics = {**summarize(scores, threshold.threshold), "first_success_step": first}
+    if metrics["auc"] <= NO_BETTER:
+        log.warning(
+            "the model cannot tell success from failure: its AUC on held-out episodes is %.2f (chance: 0.5). "
+            "Do the cameras show the goal? Are there enough episodes and passes?",
+            metrics["auc"],
+        )
     few = np.sort(np.random.default_rng(seed).permutation(val_rows)[:STATISTICS_FRAMES])
     feature_mean, feature_std = trainer.feature_statistics(few)
     contract = replace(

@@ -106,18 +106,19 @@ def num_updates(count: int, cfg: BCConfig) -> int:
     return max(cfg.epochs * -(-count // cfg.batch_size), 1)
 
 
-def demonstrations(path: Path | str, spec: ObsSpec) -> tuple[Obs, Tensor]:
+def demonstrations(path: Path | str, spec: ObsSpec, control_mode: str | None = None) -> tuple[Obs, Tensor]:
     """What was done in the successful, complete episodes of a data set; see `open_demonstrations`.
 
     Args:
         path: a data set in any format that keeps actions and what the policy observes.
         spec: what the policy observes; states and cameras of the data must fit it.
+        control_mode: see `open_demonstrations`.
 
     Returns:
         `state` float32 [M, S] and camera -> uint8 [M, H, W, C], as far as the policy observes them, and
         actions float32 [M, A].
     """
-    with open_demonstrations(path, spec) as shown:
+    with open_demonstrations(path, spec, control_mode) as shown:
         obs = {name: np.concatenate([item.obs[name] for item in shown]) for name in shown[0].obs}
         actions = np.concatenate([item.actions for item in shown])
     return {name: torch.from_numpy(part) for name, part in obs.items()}, torch.from_numpy(actions)

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from guerdon.datasets.frames import open_store
 from guerdon.errors import DataError
 from guerdon.learn.networks import STATE, ObsSpec
-from guerdon.types import Episode, FloatArray, display_path
+from guerdon.store import EpisodeStore
+from guerdon.types import Episode, FloatArray, control_mode_of, display_path
 
 log = logging.getLogger("guerdon")
 
@@ -40,7 +41,9 @@ class Demonstration:
 
 
 @contextmanager
-def open_demonstrations(path: Path | str, spec: ObsSpec) -> Iterator[list[Demonstration]]:
+def open_demonstrations(
+    path: Path | str, spec: ObsSpec, control_mode: str | None = None
+) -> Iterator[list[Demonstration]]:
     """The successful, complete episodes of a data set in any format; the arrays are valid inside the block.
 
     Step t led to state and frame t, so action t was chosen in those of step t - 1, and action 0 in the
@@ -50,6 +53,7 @@ def open_demonstrations(path: Path | str, spec: ObsSpec) -> Iterator[list[Demons
     Args:
         path: the data set; one that is in a foreign format is copied to a temporary folder first.
         spec: what the policy observes; states and cameras must fit it.
+        control_mode: what actions mean to the robot; data that is known to mean something else is refused.
     """
     with tempfile.TemporaryDirectory() as copy:
         store, faults = open_store(str(path), None, None, Path(copy))
@@ -60,11 +64,22 @@ def open_demonstrations(path: Path | str, spec: ObsSpec) -> Iterator[list[Demons
                 raise DataError(
                     f"the policy observes {camera} {shape}, but {display_path(path)} has {store.cameras}"
                 )
+        _check_control_mode(store, path, control_mode)
         numbers = np.flatnonzero(store.success & store.complete).tolist()
         shown = [_demonstration(store.read_episode(number), spec, path) for number in numbers]
         if not sum(map(len, shown)):
             raise DataError(f"{display_path(path)} has no successful, complete episode to learn from")
         yield shown
+
+
+def _check_control_mode(store: EpisodeStore, path: Path | str, wanted: str | None) -> None:
+    recorded = {control_mode_of(str(source)) for source in store.episode_column("source")} - {None}
+    others = sorted(str(mode) for mode in recorded if mode != wanted)
+    if wanted is not None and others:
+        raise DataError(
+            f"{display_path(path)} was recorded with control_mode {', '.join(others)}, but the environment has "
+            f"{wanted}: the same numbers move the robot differently"
+        )
 
 
 def _demonstration(episode: Episode, spec: ObsSpec, path: Path | str) -> Demonstration:

@@ -51,7 +51,7 @@ class LearnerPolicy:
         """Nothing to do: the policy has no memory."""
 
 
-def saved_policy(cfg: CollectConfig, seed: int) -> LearnerPolicy | None:
+def saved_policy(cfg: CollectConfig, env: EnvConfig, seed: int) -> LearnerPolicy | None:
     """The policy of a training run that `collect.policy_checkpoint` names; None if it is something else."""
     if cfg.policy != "checkpoint" or cfg.policy_checkpoint is None:
         return None
@@ -59,6 +59,7 @@ def saved_policy(cfg: CollectConfig, seed: int) -> LearnerPolicy | None:
     if not place.is_dir() or ((place / DESCRIPTION).is_file() and (place / "policy.safetensors").is_file()):
         return None  # the plain network that `collect` reads itself
     saved = load_policy(place)
+    saved.check_fits((saved.observation_space, saved.action_space), env.init_params.get("control_mode"))
     return LearnerPolicy(saved.learner, saved.action_space, cfg.policy_noise, seed)
 
 

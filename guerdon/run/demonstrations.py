@@ -26,6 +26,7 @@ def fill_with_demonstrations(
     cfg: RewardConfig,
     make_replay: Callable[[int, int, int], ReplayBuffer],
     seed: int,
+    control_mode: str | None = None,
 ) -> ReplayBuffer:
     """A buffer with all complete, successful episodes of a data set.
 
@@ -36,8 +37,9 @@ def fill_with_demonstrations(
         cfg: the `reward` section.
         make_replay: (num_envs, capacity, seed) -> a buffer like the run's own.
         seed: of sampling.
+        control_mode: of the run; demonstrations of another are refused.
     """
-    with open_demonstrations(path, spec) as shown:
+    with open_demonstrations(path, spec, control_mode) as shown:
         replay = make_replay(1, sum(map(len, shown)), seed)
         for item in shown:
             _add(replay, item, rewards, cfg)

@@ -215,6 +215,7 @@ class EmbodiedRunner:
                     f"{display_path(place)} holds a policy of {type(saved.learner).__name__}, "
                     f"the config asks for {type(self.learner).__name__}"
                 )
+            saved.check_fits(self.spaces, self.envs.facts.control_mode)
             self.learner.load_state_dict(saved.learner.state_dict())
             self.loop.load_state_dict(saved.state["loop"], saved.folder)
             if self.refits is not None:
@@ -239,7 +240,9 @@ class EmbodiedRunner:
         section, learner = self.config.learner.warm_start, self.learner
         if isinstance(learner, DQN):
             raise ConfigError("learner.warm_start is for ppo and sac, not for dqn")
-        shown = demonstrations(Path(str(section.data)), ObsSpec.of(self.spaces[0]))
+        shown = demonstrations(
+            Path(str(section.data)), ObsSpec.of(self.spaces[0]), self.envs.facts.control_mode
+        )
         if isinstance(learner, PPO):
             outcome = clone(learner.actor, shown, section, self.config.seed)
             learner.keep_reference()
@@ -337,7 +340,16 @@ class EmbodiedRunner:
             "alarms": list(self.alarms),
             "refits": None if self.refits is None else self.refits.save(folder),
         }
-        save_policy(folder, self.learner, self.config.learner, self.config.env.eval, self.spaces, step, state)
+        save_policy(
+            folder,
+            self.learner,
+            self.config.learner,
+            self.config.env.eval,
+            self.spaces,
+            step,
+            state,
+            control_mode=self.envs.facts.control_mode,
+        )
         return folder
 
     # What is left behind

@@ -56,6 +56,28 @@ class SavedPolicy:
     step: int
     state: dict[str, Any]
     """Everything else that resuming needs."""
+    observation_space: gym.Space[Any]
+    control_mode: str | None
+    """What its actions mean, where the robot knows several ways and the file tells."""
+
+    def check_fits(self, spaces: tuple[gym.Space[Any], gym.Space[Any]], control_mode: str | None) -> None:
+        """Raise unless the policy can act in an environment with these spaces and this control mode."""
+        place = display_path(self.folder)
+        if None not in (self.control_mode, control_mode) and self.control_mode != control_mode:
+            raise ConfigError(
+                f"{place} holds a policy that acts with control_mode {self.control_mode}, but the environment "
+                f"has {control_mode}: set init_params.control_mode={self.control_mode} in env.train and "
+                "env.eval, or use another checkpoint"
+            )
+        for name, own, wanted in (
+            ("observes", self.observation_space, spaces[0]),
+            ("acts in", self.action_space, spaces[1]),
+        ):
+            if _shape(own) != _shape(wanted):
+                raise ConfigError(
+                    f"{place} holds a policy that {name} {_shape(own)}, but the environment has "
+                    f"{_shape(wanted)}"
+                )
 
 
 def save_policy(
@@ -66,6 +88,8 @@ def save_policy(
     spaces: tuple[gym.Space[Any], gym.Space[Any]],
     step: int,
     state: dict[str, Any],
+    *,
+    control_mode: str | None = None,
 ) -> Path:
     """Save a learner; the state is written last, so that a folder with one is whole."""
     make_directory(folder)
@@ -73,6 +97,7 @@ def save_policy(
         "step": step,
         "learner": to_plain(cfg),
         "env": to_plain(env),
+        "control_mode": control_mode,
         "observation_space": space_to_plain(spaces[0]),
         "action_space": space_to_plain(spaces[1]),
     }
@@ -101,8 +126,16 @@ def load_policy(place: Path, seed: int = 0) -> SavedPolicy:
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{shown}: the weights do not fit the description: {error}") from error
     step, state = int(content["step"]), content["run"]
+    mode = about.get("control_mode", env.init_params.get("control_mode"))  # the latter in older files
     return SavedPolicy(
-        folder=folder, learner=learner, action_space=spaces[1], env=env, step=step, state=state
+        folder=folder,
+        learner=learner,
+        action_space=spaces[1],
+        env=env,
+        step=step,
+        state=state,
+        observation_space=spaces[0],
+        control_mode=mode,
     )
 
 
@@ -119,6 +152,15 @@ def find_policy(place: Path) -> Path:
         if steps:
             return max(steps)[1]
     raise DataError(f"{display_path(place)} holds no saved policy (checkpoints/step_N/{STATE})")
+
+
+def _shape(space: gym.Space[Any]) -> str:
+    """A space in a few words."""
+    if isinstance(space, gym.spaces.Dict):
+        return ", ".join(f"{name} {_shape(part)}" for name, part in sorted(space.spaces.items()))
+    if isinstance(space, gym.spaces.Discrete):
+        return f"{space.n} choices"
+    return f"{list(space.shape or ())} numbers"
 
 
 def space_to_plain(space: gym.Space[Any]) -> dict[str, Any]:

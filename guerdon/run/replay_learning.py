@@ -76,6 +76,7 @@ class ReplayLearning(ABC, Generic[Replay]):
                 self.cfg,
                 self._make_replay,
                 parts.seed,
+                parts.envs.facts.control_mode,
             )
 
     @abstractmethod

@@ -30,7 +30,7 @@ from guerdon.parallel.engine import Handle
 from guerdon.run.acting import DistantPolicy, PolicySpec, RolloutPolicyWorker, RolloutWorker
 from guerdon.run.chunks import Chunk, ChunkPlayer, Stepped
 from guerdon.run.judged import JudgedFrames
-from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
+from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array, control_mode_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,8 @@ class EnvFacts:
     """What the cameras show after one step."""
     spaces: tuple[gym.Space[Any], gym.Space[Any]]
     """Of observations and actions of a single one."""
+    control_mode: str | None = None
+    """What actions mean, where a robot knows several ways."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,12 @@ class EnvWorker:
     def describe(self) -> EnvFacts:
         """What others need to know."""
         spaces = (self.env.single_observation_space, self.env.single_action_space)
-        return EnvFacts(knows_success=self.knows_success, first_frames=self.first_frames, spaces=spaces)
+        return EnvFacts(
+            knows_success=self.knows_success,
+            first_frames=self.first_frames,
+            spaces=spaces,
+            control_mode=control_mode_of(str(getattr(self.env.unwrapped, "source", ""))),
+        )
 
     def attach(self, policy: RolloutWorker | PolicySpec | Handle) -> None:
         """Take a policy to act with: the learner's own, a copy made here, or one elsewhere.

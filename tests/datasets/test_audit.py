@@ -1,9 +1,18 @@
 """The audit finds what is wrong with a data set, and nothing where nothing is."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from guerdon.collect.run import collect
+from guerdon.config import CollectConfig, EnvConfig, FitConfig, FitDataConfig, RewardModelConfig
 from guerdon.datasets.audit import audit
+from guerdon.datasets.probe import probe
+from guerdon.envs import tabletop_render
+from guerdon.errors import DataError
+from guerdon.fit import fit_reward_model
 from guerdon.store import StoreWriter
 from guerdon.types import Episode
 
@@ -143,3 +152,99 @@ def test_plain_containers_for_json(tmp_path):
     assert plain["ok"] is False
     assert plain["findings"][0]["level"] == "error"
     assert plain["num_episodes"] == 11
+
+
+# Whether the camera shows what success is about
+
+
+def away(canvas, rows, camera):
+    """What a camera draws over the empty table when robot, cube and goal are out of its picture: nothing."""
+
+
+def collected(folder, **init_params):
+    env = EnvConfig(num_envs=8, init_params={"image_size": [32, 32], **init_params})
+    settings = CollectConfig(save_dir=str(folder), policy="scripted", policy_noise=0.5)
+    assert collect(env, replace(settings, target_success=12, target_failure=12), seed=0).complete
+    return folder
+
+
+def views(report):
+    return [(item.level, item.message) for item in report.findings if item.check == "view"]
+
+
+@pytest.mark.parametrize("randomization", [0.0, 1.0])
+def test_a_camera_that_looks_away_is_noticed_and_a_good_one_is_not(
+    tmp_path, monkeypatch, caplog, randomization
+):
+    good = collected(tmp_path / "good", domain_randomization=randomization, status_lamp=False)
+    assert views(audit(good)) == []
+    monkeypatch.setattr(tabletop_render, "_draw_base_view", away)
+    bad = collected(tmp_path / "bad", domain_randomization=randomization, status_lamp=False)
+    ((level, message),) = views(audit(bad))
+    assert level == "error"
+    assert (
+        "cannot be told apart by camera 'base_camera'" in message
+        and "Does it show the robot and the goal" in message
+    )
+    model = RewardModelConfig(arch="resnet10", width=4, image_size=(3, 32, 32), hidden_dim=8)
+    for data, warned in ((good, False), (bad, True)):
+        caplog.clear()
+        cfg = FitConfig(epochs=1, data=FitDataConfig(path=str(data)))
+        # Pictures that are all the same are duplicates of each other, and none is left to hold out.
+        refused = (
+            pytest.raises(DataError, match="val split") if warned and not randomization else nullcontext()
+        )
+        with refused:
+            fit_reward_model(model, cfg, folder=tmp_path / f"fit_{data.name}", tensorboard=False)
+        assert ("cannot be told apart by camera 'base_camera'" in caplog.text) is warned
+
+
+def test_one_camera_that_shows_it_is_enough(tmp_path):
+    episodes = []
+    for seed in range(12):
+        episode = make(seed, success=seed % 2 == 0)
+        dull = np.full((20, 32, 32, 3), 90 + seed, np.uint8)  # the light differs, and nothing moves
+        dull += np.random.default_rng(seed).integers(0, 9, dull.shape, dtype=np.uint8)
+        episodes.append(replace(episode, frames={**episode.frames, "side": dull}))
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.add_many(episodes)
+    ((level, message),) = views(audit(tmp_path / "store"))
+    assert level == "warning" and "camera 'side'" in message
+
+
+def test_what_a_probe_can_say():
+    rng = np.random.default_rng(0)
+    labels = [np.arange(8) >= (4 if number % 2 else 8) for number in range(100)]
+    noise = [rng.uniform(0, 255, (8, 16)).astype(np.float32) for _ in labels]
+    chance, seen = (
+        probe(noise, labels),
+        probe([x + 200 * y[:, None] for x, y in zip(noise, labels, strict=True)], labels),
+    )
+    assert not chance.blind and chance.auc <= 0.55 < 0.95 < seen.auc and not seen.blind
+    assert probe(noise[:60], labels[:60]).auc is None  # thirty of each kind do not allow that much
+    assert probe(noise[:11], labels[:11]) is None
+    finals = [np.full((1, 16), 90.0, np.float32)] * 12  # one frame of each episode, and all the same
+    assert probe(finals, [each[-1:] for each in labels[:12]]).blind
+    assert not probe([each[:1] for each in noise[:12]], [each[-1:] for each in labels[:12]]).blind
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_camera_of_the_simulator_that_looks_away(tmp_path, turned):
+    """ManiSkill's PickCube, the final frames of episodes alone, so that it takes seconds."""
+    view = {"camera_eye": [2.0, 2.0, 0.5], "camera_target": [4.0, 4.0, 0.5]} if turned else {}
+    robot = {"control_mode": "pd_ee_delta_pos", "render_mode": "rgb_array"}
+    env = EnvConfig(
+        env_type="maniskill",
+        id="PickCube-v1",
+        num_envs=4,
+        reward_render_mode="on_demand",
+        init_params={**robot, **view},
+    )
+    settings = CollectConfig(save_dir=str(tmp_path / "data"), policy="scripted", policy_noise=0.6)
+    assert collect(env, replace(settings, target_success=6, target_failure=6), seed=0).complete
+    found = views(audit(tmp_path / "data"))
+    if not turned:
+        assert found == []
+        return
+    ((level, message),) = found
+    assert level == "error" and "cannot be told apart by camera 'base_camera'" in message

@@ -12,12 +12,13 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from guerdon.config import EnvConfig
+from guerdon.config import EnvConfig, RewardConfig
 from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.envs import TabletopVectorEnv, maniskill_batch
 from guerdon.envs.make import make_vector_env
 from guerdon.envs.maniskill import DeviceSimulators, ManiSkillVectorEnv
 from guerdon.errors import ConfigError, DataError, WorkerError
+from guerdon.serve.feed import FrameFeed
 
 PICKCUBE = {"id": "PickCube-v1", "control_mode": "pd_ee_delta_pos"}
 SAME_STEP = AutoresetMode.SAME_STEP
@@ -101,6 +102,50 @@ def test_frames_are_of_the_scene_that_the_action_led_to(shown):
         np.testing.assert_allclose(followed[0], followed[1], atol=1e-3)
     finally:
         still.close()
+
+
+def test_the_last_steps_of_an_episode_can_be_seen_after_it(caplog):
+    env = make(render_mode="rgb_array", max_episode_steps=4)
+    try:
+        env.keep_past(2)
+        env.reset(seed=5)
+        pictures = [env.render_frames()]
+        for action in actions(2, 4):
+            env.step(action)
+            pictures.append(env.render_frames(final=True))
+        for back in (1, 2):  # the next episode has begun by now
+            seen = env.render_past("base_camera", [1, 0], [back, back]).astype(int)
+            np.testing.assert_allclose(seen, pictures[-1 - back][::-1], atol=3)
+            assert np.abs(seen - pictures[-1][::-1].astype(int)).max() > 50
+        with pytest.raises(DataError, match=r"steps_back must lie in 1\.\.2"):
+            env.render_past("base_camera", [0], [3])
+        os.kill(env.simulators.process_ids[0], signal.SIGKILL)
+        assert env.step(actions(2, 1)[0])[3].tolist() == [True, False]  # a new process remembers from now on
+        env.step(actions(2, 1)[0])
+        before = env.render_frames()
+        env.step(-actions(2, 1)[0])
+        seen = env.render_past("base_camera", [0, 1], [1, 1]).astype(int)
+        np.testing.assert_allclose(seen, before, atol=3)
+    finally:
+        env.close()
+
+
+def test_terminal_verdicts_on_stacks_render_no_other_frames():
+    env = make(render_mode="rgb_array", max_episode_steps=4)
+    try:
+        env.reset(seed=5)
+        feed = FrameFeed(env, ["base_camera"], RewardConfig(reward_mode="terminal"), 2)
+        feed.begin()
+        for action in actions(2, 8):
+            _, _, _, done, _ = env.step(action)
+            env_ids, frames = feed.step(env.state(), done)
+            if done.any():
+                assert env_ids.tolist() == [0, 1] and frames["base_camera"].shape == (2, 2, 64, 64, 3)
+                last = env.render_past("base_camera", [0, 1], [1, 1])
+                np.testing.assert_array_equal(frames["base_camera"][:, 0], last)
+        assert feed.num_rendered == 2 * 2 * 2  # two episodes in each of two environments, two frames each
+    finally:
+        env.close()
 
 
 def test_goal_and_cube_are_seen(shown):
@@ -189,6 +234,7 @@ def test_the_batch_of_a_gpu_does_the_same_with_tensors():
         1, config=cfg, autoreset_mode=SAME_STEP, simulators=DeviceSimulators(cfg, 1, "cpu")
     )
     other = make(1, max_episode_steps=3)
+    env.keep_past(1)
     try:
         state, _ = env.reset(seed=2)
         expected, _ = other.reset(seed=2)
@@ -205,6 +251,8 @@ def test_the_batch_of_a_gpu_does_the_same_with_tensors():
                 frames = env.render_tensor(final=True)
                 assert frames.shape == (1, 64, 64, 3) and frames.dtype == torch.uint8
                 assert (frames != env.render_tensor()).any()
+                past = env.render_past("base_camera", [0], [1])
+                assert past.shape == (1, 64, 64, 3) and (past != frames.numpy()).any()
     finally:
         env.close()
         other.close()

@@ -34,7 +34,16 @@ from guerdon.store.formats.common import (
 )
 from guerdon.store.rebuild import one_line
 from guerdon.store.safe_pickle import memory_budget
-from guerdon.types import BoolArray, Episode, Fault, FloatArray, UInt8Array, display_path, is_positive
+from guerdon.types import (
+    BoolArray,
+    Episode,
+    Fault,
+    FloatArray,
+    UInt8Array,
+    display_path,
+    is_positive,
+    with_control_mode,
+)
 
 NO_CAMERA = "no_camera"
 _MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -129,7 +138,7 @@ def _episode(file: Any, name: str, about: Mapping[str, Any], source: str) -> Epi
             _after_reset(_array(_member(obs, "extra"), "is_grasped"), count).astype(np.bool_).reshape(-1)
         )
     ended = [flags[-1] for flags in (terminated, truncated) if flags is not None]
-    seed = about.get("episode_seed")
+    seed, mode = about.get("episode_seed"), about.get("control_mode")
     rewards = _array(group, "rewards") if "rewards" in group else None
     return Episode(
         frames=frames,
@@ -143,7 +152,7 @@ def _episode(file: Any, name: str, about: Mapping[str, Any], source: str) -> Epi
         truncated=truncated,
         is_grasped=grasped,
         seed=seed if isinstance(seed, int) else None,
-        source=source,
+        source=with_control_mode(source, mode if isinstance(mode, str) else None),
         complete=not ended or any(ended) or bool(success.any()),
     )
 
