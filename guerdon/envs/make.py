@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from guerdon.config import EnvConfig
 from guerdon.config.maniskill import ManiSkillConfig
+from guerdon.envs.goals import FlatGoals, has_goals
 from guerdon.errors import ConfigError
 
 
@@ -24,7 +25,14 @@ def make_vector_env(
         autoreset_mode: `SAME_STEP` loses the final frame of environments that render through Gymnasium's
             `render()` alone; those get `NEXT_STEP` instead, in which every frame can be seen.
         keep_final_frame: False keeps to `autoreset_mode` whatever becomes of that frame.
+
+    Goal-conditioned observations come as one vector (`guerdon.envs.goals`).
     """
+    env = _make(cfg, autoreset_mode, keep_final_frame)
+    return FlatGoals(env) if has_goals(env.single_observation_space) else env
+
+
+def _make(cfg: EnvConfig, autoreset_mode: AutoresetMode, keep_final_frame: bool) -> VectorEnv[Any, Any, Any]:
     if cfg.env_type == "maniskill":
         return _make_maniskill(cfg, autoreset_mode)
     module, _, name = cfg.id.rpartition(":")
