@@ -70,7 +70,7 @@ class ZeroReward(ZooModel):
 
 
 class NoiseReward(ZooModel):
-    """Control: says something that has nothing to do with the task, but is the same for the same transition."""
+    """Control: says something unrelated to the task, but always the same of the same transition."""
 
     def score(self, batch: Transitions) -> Tensor:
         seen = torch.cat([batch.flat().obs.flatten(1), batch.flat().next_obs.flatten(1)], 1).double()
