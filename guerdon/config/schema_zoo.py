@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from guerdon.config.limits import PositiveInt
+from guerdon.config.limits import NonNegativeInt, PositiveInt
 from guerdon.config.schema import EnvsConfig
 from guerdon.config.schema_learn import LearnerConfig
 
@@ -40,14 +40,22 @@ class SerialConfig:
     """A run of a serial pipeline."""
 
     exp_name: str = "zoo"
-    """Folder of the run, below `output_dir`."""
-    output_dir: str = "runs"
-    """Where runs are kept."""
+    """Folder of this experiment's runs, below `output_dir`."""
+    output_dir: str | None = "runs"
+    """Where runs are kept, each in `<exp_name>/<timestamp>`; null writes nothing."""
+    resume_dir: str | None = None
+    """A run's folder or checkpoint to continue from."""
+    seed: NonNegativeInt = 0
+    """Of everything that is drawn."""
     env: EnvsConfig = field(default_factory=EnvsConfig)
     stop_value: float | None = None
     """Training ends when the mean return of an evaluation reaches it."""
     reward_model: dict[str, Any] = field(default_factory=dict)
     """`type`, and the settings of that model; checked by the model."""
+    pretrain_reward: bool = False
+    """Teach the reward model before the policy's first update."""
+    cooptrain_reward: bool = True
+    """Teach it while the policy trains."""
     mix: MixConfig = field(default_factory=MixConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     steps_per_collect: PositiveInt = 128

@@ -14,7 +14,8 @@ from guerdon.errors import ConfigError
 def balance(obs: Any) -> NDArray[np.int64]:
     """CartPole: push towards where the pole leans, [N, 4] -> int64 [N]."""
     x, speed, angle, turn = np.asarray(obs, np.float64).T
-    return (0.1 * x + 0.3 * speed + 3.0 * angle + turn > 0.0).astype(np.int64)
+    pushes: NDArray[np.int64] = (0.1 * x + 0.3 * speed + 3.0 * angle + turn > 0.0).astype(np.int64)
+    return pushes
 
 
 def reach(obs: Any) -> NDArray[np.float32]:

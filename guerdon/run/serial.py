@@ -2,169 +2,124 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from gymnasium.spaces import Box, Discrete
 
-from guerdon.config import build
+from guerdon.config.load_zoo import load_serial
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.errors import ConfigError
 from guerdon.learn.ppo import PPO
 from guerdon.rewards import BaseRewardModel, create_reward_model
-from guerdon.run.evaluate import Evaluation, evaluate
-from guerdon.run.policy_files import AnyLearner, make_learner
+from guerdon.run.policy_files import make_learner
 from guerdon.run.serial_loops import OffPolicySerial, OnPolicySerial, SerialLoop, make_env
-
-log = logging.getLogger("guerdon")
-
-
-@dataclass(kw_only=True)
-class SerialResult:
-    """What a pipeline returns."""
-
-    policy: AnyLearner
-    reward_model: BaseRewardModel
-    env_steps: int = 0
-    train_iter: int = 0
-    seconds: float = 0.0
-    solved: bool = False
-    """An evaluation reached `stop_value`."""
-    evaluations: list[tuple[int, float, Evaluation]] = field(default_factory=list)
-    """(environment steps, seconds of training, result)."""
-
-    @property
-    def best_return(self) -> float:
-        """The highest mean return of an evaluation."""
-        return max((result.env_return for _, _, result in self.evaluations), default=float("-inf"))
-
-    @property
-    def last_return(self) -> float:
-        """The mean return of the last evaluation."""
-        return self.evaluations[-1][2].env_return
+from guerdon.run.serial_run import Notes, SerialResult, SerialRun
 
 
 def serial_pipeline_reward_model_onpolicy(
     cfg: Any,
-    seed: int = 0,
+    seed: int | None = None,
     env_setting: Any = None,
     model: BaseRewardModel | None = None,
     max_train_iter: int | None = None,
     max_env_step: int | None = None,
-    cooptrain_reward: bool = True,
-    pretrain_reward: bool = False,
+    cooptrain_reward: bool | None = None,
+    pretrain_reward: bool | None = None,
+    resume_dir: str | None = None,
 ) -> SerialResult:
     """Train PPO on a learned reward; see `serial_pipeline_reward_model_offpolicy`."""
-    return _run(
-        cfg, "on", seed, env_setting, model, max_train_iter, max_env_step, cooptrain_reward, pretrain_reward
-    )
+    settings = _settings(cfg, seed, max_env_step, cooptrain_reward, pretrain_reward, resume_dir)
+    if settings.learner.algorithm != "ppo":
+        raise ConfigError(f"learner.algorithm is {settings.learner.algorithm}: use the off-policy pipeline")
+    return _run(settings, env_setting, model, max_train_iter)
 
 
 def serial_pipeline_reward_model_offpolicy(
     cfg: Any,
-    seed: int = 0,
+    seed: int | None = None,
     env_setting: Any = None,
     model: BaseRewardModel | None = None,
     max_train_iter: int | None = None,
     max_env_step: int | None = None,
-    cooptrain_reward: bool = True,
-    pretrain_reward: bool = False,
+    cooptrain_reward: bool | None = None,
+    pretrain_reward: bool | None = None,
+    resume_dir: str | None = None,
 ) -> SerialResult:
     """Train DQN or SAC on a learned reward.
 
     Args:
-        cfg: settings as `SerialConfig`, as a mapping, or `(main_config, create_config)`.
-        seed: of everything that is drawn.
+        cfg: the name of a config (`cartpole_gail`), the path of a YAML file, settings as a mapping or as
+            `SerialConfig`, or DI-engine's `(main_config, create_config)`.
+        seed: of everything that is drawn; None, here and below: as `cfg` says (0).
         env_setting: vector environments to train in; None makes those of `cfg.env.train`.
         model: a reward model that is there already; None makes the one of `cfg.reward_model`.
-        max_train_iter: stop after so many updates of the policy.
-        max_env_step: stop after so many environment steps; None: `cfg.learner.total_steps`.
-        cooptrain_reward: teach the reward model while the policy trains.
-        pretrain_reward: teach it before the policy's first update.
+        max_train_iter: stop after so many updates of the policy; None: no such limit.
+        max_env_step: stop after so many environment steps (`cfg.learner.total_steps`).
+        cooptrain_reward: teach the reward model while the policy trains (true).
+        pretrain_reward: teach it before the policy's first update (false).
+        resume_dir: a run's folder or checkpoint to continue from.
     """
-    return _run(
-        cfg, "off", seed, env_setting, model, max_train_iter, max_env_step, cooptrain_reward, pretrain_reward
-    )
+    settings = _settings(cfg, seed, max_env_step, cooptrain_reward, pretrain_reward, resume_dir)
+    if settings.learner.algorithm == "ppo":
+        raise ConfigError("learner.algorithm is ppo: use the on-policy pipeline")
+    return _run(settings, env_setting, model, max_train_iter)
+
+
+def serial_pipeline_reward_model(cfg: Any, **arguments: Any) -> SerialResult:
+    """The pipeline that the learner of `cfg` needs."""
+    settings = load_serial(cfg, max_env_step=arguments.get("max_env_step"))
+    if settings.learner.algorithm == "ppo":
+        return serial_pipeline_reward_model_onpolicy(settings, **arguments)
+    return serial_pipeline_reward_model_offpolicy(settings, **arguments)
 
 
 def resolved(cfg: Any) -> SerialConfig:
-    """Checked settings."""
-    if isinstance(cfg, SerialConfig):
-        return cfg
-    if isinstance(cfg, Mapping):
-        return build(SerialConfig, cfg)
-    raise ConfigError(f"a serial pipeline takes settings as a mapping, not {type(cfg).__name__}")
+    """Checked settings, from any of the forms that the pipelines take."""
+    return load_serial(cfg)
+
+
+def _settings(
+    cfg: Any,
+    seed: int | None,
+    max_env_step: int | None,
+    cooptrain: bool | None,
+    pretrain: bool | None,
+    resume_dir: str | None,
+) -> SerialConfig:
+    """The settings, with the arguments that were given in their places."""
+    settings = load_serial(cfg, max_env_step=max_env_step)
+    given = {
+        "seed": seed,
+        "cooptrain_reward": cooptrain,
+        "pretrain_reward": pretrain,
+        "resume_dir": resume_dir,
+    }
+    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if max_env_step is not None:
+        changed["learner"] = replace(settings.learner, total_steps=int(max_env_step))
+    return replace(settings, **changed)
 
 
 def _run(
-    given: Any,
-    kind: str,
-    seed: int,
-    env: Any,
-    model: BaseRewardModel | None,
-    max_train_iter: int | None,
-    max_env_step: int | None,
-    cooptrain: bool,
-    pretrain: bool,
+    cfg: SerialConfig, env: Any, model: BaseRewardModel | None, max_train_iter: int | None
 ) -> SerialResult:
-    cfg = resolved(given)
-    on_policy = cfg.learner.algorithm == "ppo"
-    if on_policy != (kind == "on"):
-        raise ConfigError(
-            f"learner.algorithm is {cfg.learner.algorithm}: use the {'on' if on_policy else 'off'}"
-            "-policy pipeline"
-        )
     env = make_env(cfg) if env is None else env
     try:
-        learner = make_learner(cfg.learner, env.single_observation_space, env.single_action_space, seed)
+        learner = make_learner(cfg.learner, env.single_observation_space, env.single_action_space, cfg.seed)
+        notes = Notes()
         if model is None:
-            section = {**shapes_of(env), "seed": seed, **cfg.reward_model}
-            model = create_reward_model(section, cfg.learner.device)
+            section = {**shapes_of(env), "seed": cfg.seed, **cfg.reward_model}
+            model = create_reward_model(section, cfg.learner.device, notes)
         loop: SerialLoop
         if isinstance(learner, PPO):
             loop = OnPolicySerial(cfg, learner, model, env)
         else:
             loop = OffPolicySerial(cfg, learner, model, env)
-        loop.cooptrain = cooptrain
-        loop.reset(seed)
-        if pretrain:
-            model.pretrain()
-        budget = max_env_step if max_env_step is not None else cfg.learner.total_steps
-        return _train(cfg, loop, budget, max_train_iter, seed)
+        loop.cooptrain = cfg.cooptrain_reward
+        return SerialRun(cfg, loop, notes, max_train_iter).train()
     finally:
         env.close()
-
-
-def _train(
-    cfg: SerialConfig, loop: SerialLoop, budget: int, max_train_iter: int | None, seed: int
-) -> SerialResult:
-    result = SerialResult(policy=loop.learner, reward_model=loop.model)
-    due = cfg.learner.eval_interval
-    begin = time.perf_counter()
-    measuring = 0.0
-    while loop.env_steps < budget and (max_train_iter is None or loop.train_iter < max_train_iter):
-        loop.advance(loop.env_steps / budget)
-        last = loop.env_steps >= budget
-        if loop.env_steps >= due or last:
-            due += cfg.learner.eval_interval
-            start = time.perf_counter()
-            found, _ = evaluate(
-                lambda obs: loop.learner.act(obs, deterministic=True),
-                cfg.env.eval,
-                episodes=cfg.learner.eval_episodes,
-                seed=seed + 10_000,
-            )
-            measuring += time.perf_counter() - start
-            result.evaluations.append((loop.env_steps, time.perf_counter() - begin - measuring, found))
-            if cfg.stop_value is not None and found.env_return >= cfg.stop_value:
-                result.solved = True
-                break
-    result.env_steps, result.train_iter = loop.env_steps, loop.train_iter
-    result.seconds = time.perf_counter() - begin
-    return result
 
 
 def shapes_of(env: Any) -> dict[str, Any]:
@@ -180,6 +135,7 @@ def shapes_of(env: Any) -> dict[str, Any]:
 
 __all__ = [
     "SerialResult",
+    "serial_pipeline_reward_model",
     "serial_pipeline_reward_model_offpolicy",
     "serial_pipeline_reward_model_onpolicy",
 ]

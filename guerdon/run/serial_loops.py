@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,8 @@ from guerdon.rewards.transitions import Transitions, to_items
 from guerdon.run.chunks import random_actions
 from guerdon.run.policy_files import AnyLearner
 from guerdon.serve.relabel import RewardScale, combine
+from guerdon.types import FloatArray
+from guerdon.watch.reaches import check_learned_rewards
 
 
 class SerialLoop:
@@ -37,11 +40,24 @@ class SerialLoop:
         self.env_steps, self.train_iter = 0, 0
         self.scale = RewardScale() if cfg.mix.normalize else None
         self.cooptrain = True
+        self.path_checked = False
         self._first_action = int(getattr(env.single_action_space, "start", 0))
 
     def reset(self, seed: int) -> None:
-        """Begin new episodes."""
+        """Begin new episodes; everything that this loop draws follows from `seed` from here on."""
         raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """What going on after `reset` needs, learner and reward model aside."""
+        scale = None if self.scale is None else [self.scale.count, self.scale.mean, self.scale.spread]
+        return {"env_steps": self.env_steps, "train_iter": self.train_iter, "scale": scale}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.env_steps, self.train_iter = int(state["env_steps"]), int(state["train_iter"])
+        if self.scale is not None and state["scale"] is not None:
+            self.scale = RewardScale(*state["scale"])
+        self.path_checked = True
 
     def collect(self, progress: float) -> Transitions:
         """Experience of the policy, [T, N]."""
@@ -61,12 +77,34 @@ class SerialLoop:
 
     def teach(self, experience: Transitions) -> dict[str, float]:
         """`collect_data`, `train`, `clear_data`."""
-        self.model.collect_data(experience if isinstance(self.model, ZooModel) else to_items(experience))
+        self._show(experience)
         told = self.model.train()
         self.model.clear_data(self.train_iter)
-        return (
-            {f"reward_model/{name}": value for name, value in told.items()} if isinstance(told, dict) else {}
-        )
+        return _named("reward_model", told)
+
+    def pretrain(self) -> dict[str, float]:
+        """Teach the reward model before the policy learns; one that needs experience gets a first batch."""
+        if getattr(self.model, "needs_experience", True):
+            self._show(self.collect(0.0))
+        told = self.model.pretrain()
+        self.model.clear_data(self.train_iter)
+        return _named("reward_model", told)
+
+    def _show(self, experience: Transitions) -> None:
+        self.model.collect_data(experience if isinstance(self.model, ZooModel) else to_items(experience))
+
+    def check_path(
+        self,
+        relabel: Callable[[FloatArray], NDArray[Any]],
+        objective: Callable[[], NDArray[Any]],
+        shape: tuple[int, ...],
+    ) -> None:
+        """Before the first update: does what the model says reach what the policy is trained on?"""
+        mix = self.cfg.mix
+        weight = mix.weight_at(self.env_steps) if mix.combine_mode == "weighted" else 1.0
+        if not self.path_checked and (weight or not mix.reward_weight_end):
+            check_learned_rewards(relabel, objective, shape, weight)
+            self.path_checked = True
 
     def learned_rewards(self, batch: Transitions) -> Tensor:
         """The model's rewards of rows, float32 [*L]."""
@@ -150,10 +188,14 @@ class OnPolicySerial(SerialLoop):
             learned = learned.cpu()
         else:
             learned = self.learned_rewards(experience)
+        self.check_path(
+            lambda values: self._relabel(experience, torch.from_numpy(values)).numpy(),
+            self._objective,
+            experience.shape,
+        )
         if self.scale is not None:
             self.scale.update(learned.numpy())
-        training = self.training_rewards(experience.env_rewards, learned)
-        self._rollout.update_rewards(training)
+        training = self._relabel(experience, learned)
         losses = self.learner.update(self._rollout, progress)
         self.train_iter += 1
         return {
@@ -161,6 +203,17 @@ class OnPolicySerial(SerialLoop):
             "rollout/rewards": float(training.mean()),
             **{f"train/{name}": value for name, value in losses.items()},
         }
+
+    def _relabel(self, experience: Transitions, learned: Tensor) -> Tensor:
+        """Put rewards into the rollout; returns those that it now holds, [T, N]."""
+        assert self._rollout is not None
+        self._rollout.update_rewards(self.training_rewards(experience.env_rewards, learned))
+        return self._rollout.training_rewards
+
+    def _objective(self) -> NDArray[Any]:
+        assert self._rollout is not None
+        advantages: NDArray[Any] = self.learner.advantages(self._rollout)[0].cpu().numpy()
+        return advantages.copy()
 
 
 class OffPolicySerial(SerialLoop):
@@ -232,6 +285,8 @@ class OffPolicySerial(SerialLoop):
         self._owed += len(experience) * self.section.updates_per_step
         losses: dict[str, float] = {}
         learned = torch.zeros(0)
+        if not self.path_checked:
+            self._check_on(self.replay.sample(self.section.batch_size, torch.Generator().manual_seed(0)))
         for _ in range(int(self._owed)):
             batch = self.replay.sample(self.section.batch_size, self.generator)
             learned = self.learned_rewards(batch) if batch.learned_rewards is None else batch.learned_rewards
@@ -246,6 +301,33 @@ class OffPolicySerial(SerialLoop):
             "rollout/learned_rewards": float(learned.mean()),
             **{f"train/{name}": value for name, value in losses.items()},
         }
+
+    def _check_on(self, batch: Transitions) -> None:
+        """Drive a batch through relabelling twice; the learner is as before afterwards."""
+        state = self.learner.state_dict()
+        held: list[TrainBatch] = []
+
+        def relabel(values: FloatArray) -> NDArray[Any]:
+            held[:] = [self._train_batch(batch, torch.from_numpy(values))]
+            return held[0].training_rewards.numpy()
+
+        def objective() -> NDArray[Any]:
+            self.learner.load_state_dict(state)  # targets draw random numbers: the same ones each time
+            targets: NDArray[Any] = self.learner.targets(held[0].to(self.learner.device)).cpu().numpy()
+            return targets
+
+        self.check_path(relabel, objective, batch.shape)
+        self.learner.load_state_dict(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """With the replay buffer."""
+        return {**super().state_dict(), "owed": self._owed, "replay": self.replay.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        super().load_state_dict(state)
+        self._owed = float(state["owed"])
+        self.replay.load_state_dict(state["replay"])
 
     def _train_batch(self, batch: Transitions, learned: Tensor) -> TrainBatch:
         return TrainBatch(
@@ -269,6 +351,13 @@ def _stacked(steps: list[Transitions]) -> Transitions:
         name: torch.stack([getattr(step, name) for step in steps]) for name in steps[0].parts()
     }
     return Transitions(**parts)
+
+
+def _named(section: str, told: Any) -> dict[str, float]:
+    """What a model returned for the log, under names; plugins may return anything."""
+    if not isinstance(told, Mapping):
+        return {}
+    return {f"{section}/{name}": float(value) for name, value in told.items()}
 
 
 def _described(answer: Any) -> str:

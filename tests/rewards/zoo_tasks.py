@@ -102,4 +102,5 @@ def run(
         model = CONTROLS[control]({**shapes_of(env), "seed": seed})
     on_policy = settings["learner"]["algorithm"] == "ppo"
     pipeline = serial_pipeline_reward_model_onpolicy if on_policy else serial_pipeline_reward_model_offpolicy
-    return pipeline(settings, seed=seed, env_setting=env, model=model, **arguments)
+    quiet = {**settings, "output_dir": None}
+    return pipeline(quiet, seed=seed, env_setting=env, model=model, **arguments)
