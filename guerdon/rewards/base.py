@@ -390,6 +390,8 @@ class ZooModel(BaseRewardModel):
         self.device = torch.device(device)
         self.network.to(self.device)
         self.obs_statistics.to(self.device)
+        if self.optimizer is not None:  # loading puts its state where the weights are
+            self.optimizer.load_state_dict(self.optimizer.state_dict())
         if self.experts:
             self.experts = [each.to(self.device) for each in self.experts]
             self._expert_rows = self._expert_rows.to(self.device)

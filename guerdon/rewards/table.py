@@ -49,5 +49,24 @@ def create_reward_model(
     name = cfg.get("type") if isinstance(cfg, Mapping) else getattr(cfg, "type", None)
     if not name:
         raise ConfigError("reward_model.type is missing: it names the reward model")
-    section = {**cfg} if type(cfg) is dict else cfg
+    section = section_of(cfg) if isinstance(cfg, Mapping) else cfg
     return reward_model_class(name)(section, device, tb_logger)  # type: ignore[call-arg]
+
+
+class Section(dict[str, Any]):
+    """A mapping of settings whose keys are attributes too, as plugins of other libraries expect it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"reward_model.{name} is not set; there are {', '.join(self)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def section_of(cfg: Mapping[str, Any]) -> Section:
+    """A copy of a mapping with attributes, in its nested mappings too."""
+    return Section(
+        {key: section_of(item) if isinstance(item, Mapping) else item for key, item in cfg.items()}
+    )

@@ -95,6 +95,10 @@ class Transitions:
         """[T] -> [T, 1]; [T, N] as it is."""
         return self if len(self.shape) == 2 else self.map(lambda part: part.unsqueeze(1))
 
+    def stream(self, number: int) -> Transitions:
+        """One of the streams of [T, N], [T]."""
+        return self.map(lambda part: part[:, number])
+
     def __getitem__(self, rows: Tensor | slice | int) -> Transitions:
         """Rows of the first axis."""
         return self.map(lambda part: part[rows])
@@ -110,7 +114,7 @@ class Transitions:
         """
         streams, found = self.streams(), list[Transitions]()
         for env in range(streams.shape[1]):
-            mine = streams.map(lambda part, env=env: part[:, env])  # type: ignore[misc]
+            mine = streams.stream(env)
             first = 0
             for last in torch.nonzero(mine.done).flatten().tolist():
                 found.append(mine[first : last + 1])

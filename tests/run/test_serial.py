@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from tests.rewards.zoo_tasks import FIXED_CARTPOLE, POINT_REACH, experts, play, task
-from tests.run.serial_tools import small
 
 from guerdon.errors import ConfigError, DataError
 from guerdon.learn.ppo import PPO
@@ -22,6 +20,8 @@ from guerdon.run.policy_files import load_policy
 from guerdon.run.serial import shapes_of
 from guerdon.run.serial_loops import OnPolicySerial, SerialLoop
 from guerdon.watch.reaches import RewardPathError
+from tests.rewards.zoo_tasks import FIXED_CARTPOLE, POINT_REACH, experts, play, task
+from tests.run.serial_tools import small
 
 
 @pytest.fixture(scope="module")
