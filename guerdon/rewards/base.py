@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -34,13 +34,17 @@ Memory: TypeAlias = Any
 """What a model that scores streams has to remember of running episodes; only the model looks into it."""
 
 
+LogProbs: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(observations [N, *S], actions [N] or [N, A]) -> their log-probabilities, float32 [N]."""
+
+
 class BaseRewardModel(ABC):
     """A reward model in a training loop: it is given experience, learns from it, and estimates rewards.
 
     Subclasses are made as `Class(config, device, tb_logger)`.
     """
 
-    needs_experts: ClassVar[bool] = False
+    needs_experts: bool = False
     """Whether it learns from demonstrations."""
 
     @abstractmethod
@@ -155,6 +159,11 @@ class ZooModel(BaseRewardModel):
     Settings: ClassVar[type[ZooSettings]] = ZooSettings
     needs_experience: ClassVar[bool] = True
     """Whether it learns from the policy's own transitions."""
+    scales_by: ClassVar[Literal["policy", "experts"]] = "policy"
+    """Whose observations `normalize_obs` scales by. A policy that failed may be anywhere: by its spread all
+    that the experts do looks like one point. Without own experience it is the experts' in any case."""
+    policy_log_probs: LogProbs | None = None
+    """Asks the policy in training how likely actions are; set by pipelines whose policy can tell."""
     scores: ClassVar[Literal["rows", "streams"]] = "rows"
     """`rows`: a transition's reward depends on nothing but itself, so it is scored when it is learned from.
     `streams`: it depends on the episode up to it, so it is scored as it is experienced."""
@@ -196,6 +205,10 @@ class ZooModel(BaseRewardModel):
         """What `network.learn` takes in one gradient step."""
         raise NotImplementedError
 
+    def draws(self, num_updates: int) -> Iterator[tuple[Any, ...]]:
+        """What a round of gradient steps takes; for models that draw for all of them at once."""
+        return (self.draw() for _ in range(num_updates))
+
     def score(self, batch: Transitions) -> Tensor:
         """Rewards of transitions, float32 [*L]; changes nothing."""
         raise NotImplementedError
@@ -233,7 +246,7 @@ class ZooModel(BaseRewardModel):
         batch = self.checked(from_items(data)).flat()
         self.experience.add(batch)
         self.new_data_count += len(batch)
-        if self.cfg.normalize_obs:
+        if self.cfg.normalize_obs and self.scales_by == "policy":
             self.obs_statistics.update(batch.next_obs.to(self.device).flatten(1))
 
     def clear_data(self, iter: int) -> None:
@@ -250,7 +263,8 @@ class ZooModel(BaseRewardModel):
         episodes = [self.checked(each) for each in read_demonstrations(data)]
         self.check_experts(episodes)
         self.experts, self._expert_rows = episodes, Transitions.cat(episodes)
-        if self.cfg.normalize_obs and not self.needs_experience:
+        if self.cfg.normalize_obs and (self.scales_by == "experts" or not self.needs_experience):
+            self.obs_statistics.count.zero_()  # other demonstrations take the place of earlier ones
             self.obs_statistics.update(self.expert_rows.next_obs.to(self.device).flatten(1))
 
     def train(self) -> dict[str, float]:
@@ -271,8 +285,7 @@ class ZooModel(BaseRewardModel):
             return {}
         losses: list[Tensor] = []
         drawn: tuple[Any, ...] = ()
-        for _ in range(num_updates):
-            drawn = self.draw()
+        for drawn in self.draws(num_updates):
             loss = self.network.learn(*drawn)
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]

@@ -9,11 +9,14 @@ three increasing functions of it, which differ in what they think of long episod
 - `negative`, log D: never positive, so that ending early always pays. For tasks that the expert gets done.
 - `logit`, log D - log(1 - D): either sign, no bias to either (as in AIRL). The default.
 
-A gradient penalty (Gulrajani et al., 2017, arXiv:1704.00028) keeps the discriminator smooth.
+A gradient penalty (Gulrajani et al., 2017, arXiv:1704.00028) keeps the discriminator smooth, so that it says
+which way is better even where it is sure. It is needed where single transitions give an expert away: with
+real-valued actions, and with states alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,7 +35,7 @@ class GAILSettings(ZooSettings):
     """`reward_model` of type `gail`."""
 
     inputs: Literal["state_action", "state", "state_next_state"] = "state_action"
-    """What the discriminator sees of a transition; without actions, demonstrations need none."""
+    """What the discriminator sees of a transition; in the latter two actions do not matter."""
     reward_form: Literal["logit", "positive", "negative"] = "logit"
     """How the discriminator's verdict becomes a reward; see the top of this file."""
     gradient_penalty: NonNegativeFloat = 0.0
@@ -64,9 +67,7 @@ class Discriminator(RewardNetwork):
             policy: [N, F].
             between: [N, 1] in 0 to 1; where between the two the penalty looks at the gradient.
         """
-        logits = self(torch.cat([expert, policy]))
-        labels = torch.cat([torch.ones(len(expert)), torch.zeros(len(policy))]).to(logits.device)
-        loss = functional.binary_cross_entropy_with_logits(logits, labels)
+        loss = cross_entropy(self(torch.cat([expert, policy])))
         if self.gradient_penalty:
             mixed = torch.lerp(policy, expert, between).requires_grad_(True)
             (slopes,) = torch.autograd.grad(self(mixed).sum(), mixed, create_graph=True)
@@ -79,6 +80,7 @@ class GAIL(ZooModel):
 
     Settings = GAILSettings
     needs_experts = True
+    scales_by = "experts"
     cfg: GAILSettings
 
     def make_network(self) -> Discriminator:
@@ -86,13 +88,13 @@ class GAIL(ZooModel):
         size = self.num_features(PARTS[self.cfg.inputs])
         return Discriminator(size, self.cfg.hidden, self.cfg.gradient_penalty)
 
-    def draw(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The expert's and the policy's features, and places between them."""
-        count, parts = self.cfg.batch_size, PARTS[self.cfg.inputs]
+    def draws(self, num_updates: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The expert's and the policy's features, and places between them; drawn at once for all steps."""
+        count, parts = num_updates * self.cfg.batch_size, PARTS[self.cfg.inputs]
         expert = self.features(self.drawn_experts(count), parts)
         policy = self.features(self.experience.sample(count, self.generator), parts)
         between = torch.rand(count, 1, generator=self.generator).to(self.device)
-        return expert, policy, between
+        return zip(*(part.split(self.cfg.batch_size) for part in (expert, policy, between)), strict=True)
 
     def score(self, batch: Transitions) -> Tensor:
         """The discriminator's verdict in the chosen form, [*L]."""
@@ -102,8 +104,7 @@ class GAIL(ZooModel):
 
     def measure(self, expert: Tensor, policy: Tensor, between: Tensor) -> dict[str, float]:
         """How often the discriminator is right; 0.5 where it cannot tell them apart."""
-        right = torch.cat([self.network(expert) > 0.0, self.network(policy) <= 0.0])
-        return {"accuracy": float(right.float().mean())}
+        return {"accuracy": accuracy(self.network(torch.cat([expert, policy])))}
 
 
 def reward_of(logits_expert_is_high: Tensor, form: str) -> Tensor:
@@ -113,3 +114,15 @@ def reward_of(logits_expert_is_high: Tensor, form: str) -> Tensor:
     if form == "negative":
         return -functional.softplus(-logits_expert_is_high)
     return logits_expert_is_high
+
+
+def cross_entropy(logits_expert_is_high: Tensor) -> Tensor:
+    """-log D of the first half, the expert's, and -log(1 - D) of the second, the policy's; mean of [2 N]."""
+    expert, policy = logits_expert_is_high.chunk(2)
+    return functional.softplus(torch.cat([-expert, policy])).mean()
+
+
+def accuracy(logits_expert_is_high: Tensor) -> float:
+    """Share of right verdicts; the first half is the expert's."""
+    expert, policy = logits_expert_is_high.chunk(2)
+    return float(torch.cat([expert > 0.0, policy <= 0.0]).float().mean())

@@ -9,11 +9,17 @@ from typing import Any
 import torch
 
 from guerdon.errors import ConfigError
+from guerdon.rewards.airl import AIRL
 from guerdon.rewards.base import BaseRewardModel
+from guerdon.rewards.ensemble import Ensemble
 from guerdon.rewards.gail import GAIL
+from guerdon.rewards.gcl import GCL
 
 REWARD_MODELS: dict[str, type[BaseRewardModel]] = {
+    "airl": AIRL,
+    "ensemble": Ensemble,
     "gail": GAIL,
+    "gcl": GCL,
 }
 """Names that `reward_model.type` may have; plugins join through `register_reward_model`."""
 

@@ -148,6 +148,8 @@ class OnPolicySerial(SerialLoop):
         self.collector = RolloutCollector(env, cfg.learner.ppo.num_steps)
         self._rollout: Rollout | None = None
         self._memory: Memory = None
+        if isinstance(model, ZooModel):
+            model.policy_log_probs = lambda obs, actions: learner.log_probs({STATE: obs}, actions)
 
     def reset(self, seed: int) -> None:
         """Begin new episodes."""

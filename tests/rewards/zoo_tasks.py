@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 
 import guerdon.envs  # registers the tasks
@@ -22,6 +24,12 @@ from guerdon.run.serial import (
 
 assert guerdon.envs
 FIXED_CARTPOLE, POINT_REACH = "guerdon/FixedCartPole-v0", "guerdon/PointReach-v0"
+
+
+def zoo_config(name: str) -> dict[str, Any]:
+    """A config that is shipped."""
+    path = Path(guerdon.envs.__file__).parents[1] / "conf" / "zoo" / f"{name}.yaml"
+    return yaml.safe_load(path.read_text())
 
 
 def task(env_id: str, num_envs: int = 1, **kwargs: Any) -> Any:
