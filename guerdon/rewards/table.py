@@ -11,9 +11,17 @@ import torch
 from guerdon.errors import ConfigError
 from guerdon.rewards.base import BaseRewardModel
 from guerdon.rewards.gail import GAIL
+from guerdon.rewards.her import HER
+from guerdon.rewards.icm import ICM
+from guerdon.rewards.ngu import NGU
+from guerdon.rewards.rnd import RND
 
 REWARD_MODELS: dict[str, type[BaseRewardModel]] = {
     "gail": GAIL,
+    "her": HER,
+    "icm": ICM,
+    "ngu": NGU,
+    "rnd": RND,
 }
 """Names that `reward_model.type` may have; plugins join through `register_reward_model`."""
 

@@ -22,7 +22,7 @@ from guerdon.learn.networks import STATE
 from guerdon.learn.ppo import PPO
 from guerdon.learn.rollout import Rollout, RolloutCollector
 from guerdon.rewards.base import BaseRewardModel, Memory, ZooModel
-from guerdon.rewards.experience import Experience
+from guerdon.rewards.experience import Experience, RunningEpisodes
 from guerdon.rewards.transitions import Transitions, to_items
 from guerdon.run.chunks import random_actions
 from guerdon.run.policy_files import AnyLearner
@@ -38,6 +38,8 @@ class SerialLoop:
         self.scale = RewardScale() if cfg.mix.normalize else None
         self.cooptrain = True
         self._first_action = int(getattr(env.single_action_space, "start", 0))
+        if isinstance(model, ZooModel):
+            model.meet(env)
 
     def reset(self, seed: int) -> None:
         """Begin new episodes."""
@@ -107,6 +109,10 @@ class OnPolicySerial(SerialLoop):
 
     def __init__(self, cfg: SerialConfig, learner: PPO, model: BaseRewardModel, env: Any) -> None:
         super().__init__(cfg, learner, model, env)
+        if isinstance(model, ZooModel) and model.augments:
+            raise ConfigError(
+                f"{type(model).__name__} adds transitions that no policy played: use dqn or sac, not ppo"
+            )
         self.collector = RolloutCollector(env, cfg.learner.ppo.num_steps)
         self._rollout: Rollout | None = None
         self._memory: Memory = None
@@ -181,12 +187,14 @@ class OffPolicySerial(SerialLoop):
         self._obs: Any = None
         self._memory: Memory = None
         self._owed = 0.0
+        self._running = RunningEpisodes(env.num_envs)
 
     def reset(self, seed: int) -> None:
         """Begin new episodes."""
         self._obs, _ = self.env.reset(seed=seed)
         self.generator.manual_seed(seed)
         self._rng = np.random.default_rng(seed)
+        self._running = RunningEpisodes(self.env.num_envs)
         self._memory = self.model.begin(self.env.num_envs) if isinstance(self.model, ZooModel) else None
 
     def collect(self, progress: float) -> Transitions:
@@ -199,6 +207,10 @@ class OffPolicySerial(SerialLoop):
                 learned, self._memory = self.model.score_stream(checked, self._memory)
             experience = replace(experience, learned_rewards=learned.cpu())
         self.replay.add(experience.flat())
+        if isinstance(self.model, ZooModel) and self.model.augments:
+            finished = self._running.add(experience)
+            if finished:
+                self.replay.add(self.model.augment(finished).to("cpu"))
         return experience
 
     def _step(self, progress: float) -> Transitions:
