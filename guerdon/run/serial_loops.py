@@ -198,9 +198,15 @@ class OffPolicySerial(SerialLoop):
         self._memory = self.model.begin(self.env.num_envs) if isinstance(self.model, ZooModel) else None
 
     def collect(self, progress: float) -> Transitions:
-        """`steps_per_collect` steps into the replay buffer."""
+        """`steps_per_collect` steps."""
         steps = -(-self.cfg.steps_per_collect // self.env.num_envs)
-        experience = _stacked([self._step(progress) for _ in range(steps)])
+        return _stacked([self._step(progress) for _ in range(steps)])
+
+    def _store(self, experience: Transitions) -> None:
+        """Put steps into the replay buffer, with rewards that depend on the episode, and what is made of them.
+
+        The reward model has been taught by them before: rewards that stay in the buffer need its statistics.
+        """
         if isinstance(self.model, ZooModel) and self.model.scores == "streams":
             with torch.no_grad():
                 checked = self.model.checked(experience)
@@ -211,7 +217,6 @@ class OffPolicySerial(SerialLoop):
             finished = self._running.add(experience)
             if finished:
                 self.replay.add(self.model.augment(finished).to("cpu"))
-        return experience
 
     def _step(self, progress: float) -> Transitions:
         obs = np.array(self._obs, np.float32)
@@ -238,7 +243,8 @@ class OffPolicySerial(SerialLoop):
         return actions
 
     def learn(self, experience: Transitions, progress: float) -> dict[str, float]:
-        """The updates that these steps are worth: sample, score, update."""
+        """Store the steps, and do the updates that they are worth: sample, score, update."""
+        self._store(experience)
         if self.env_steps < self.section.learning_starts:
             return {}
         self._owed += len(experience) * self.section.updates_per_step
