@@ -1,7 +1,7 @@
 """RND and ICM: rewards of a rollout and one pass of learning over it, in transitions per second.
 
 `python -m benchmarks.bench_curiosity [rounds] [python of an environment with rllte-core 1.0.1]`; data of the
-size of CartPole's, networks of rllte's sizes (one hidden layer of 256, 128 features), batches of 256. With the
+size of CartPole's, networks of rllte's sizes (a hidden layer of 256, 128 features), batches of 256. With the
 second argument rllte is measured in the same run; without it, what it did on an idle machine is taken (98,600
 and 36,600 transitions per second). Ours includes what the pipeline does around it: checks, storing,
 statistics. Seconds are those of the process on a core, because the machine may be shared.

@@ -21,6 +21,8 @@ from guerdon.rewards.transitions import Transitions
 
 BLOCK = 128
 """Steps whose discounted sums are one matrix product."""
+FOLLOWED = 4
+"""Streams whose rewards tell the deviation; more of the same policy cost time and tell little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +67,8 @@ class CuriosityModel(ZooModel):
         if self.cfg.scale_by == "nothing" or not len(batch):
             return
         with torch.no_grad():
-            novelty = self.novelty(batch)
+            novelty = self.novelty(followed(batch))
         if self.cfg.scale_by == "returns":
-            novelty = novelty if novelty.dim() == 2 else novelty.unsqueeze(1)
             if len(self.running_returns) != novelty.shape[1]:
                 self.running_returns = novelty.new_zeros(novelty.shape[1])
             novelty = discounted_sums(novelty, self.cfg.scale_gamma, self.running_returns)
@@ -94,6 +95,11 @@ class CuriosityModel(ZooModel):
         super().to_device(device)
         self.reward_statistics.to(self.device)
         self.running_returns = self.running_returns.to(self.device)
+
+
+def followed(batch: Transitions) -> Transitions:
+    """The first streams of it, [T, N]."""
+    return batch.streams().map(lambda part: part[:, :FOLLOWED])
 
 
 def discounted_sums(rewards: Tensor, gamma: float, before: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from guerdon.config.limits import NonNegativeFloat, PositiveFloat, PositiveInt
-from guerdon.rewards.curiosity import CuriosityModel, CuriositySettings
+from guerdon.rewards.curiosity import CuriosityModel, CuriositySettings, followed
 from guerdon.rewards.icm import InverseFeatures
 from guerdon.rewards.networks import Statistics
 from guerdon.rewards.rnd import Distillation
@@ -155,9 +155,10 @@ class NGU(CuriosityModel):
         """Bring the mean distance, the statistics of the errors and the deviation up to date."""
         if not len(batch):
             return
-        features = self.obs_features(batch.flat().next_obs)
+        some = followed(batch)
+        features = self.obs_features(some.flat().next_obs)
         self.error_statistics.update(self.network.lifelong(features))
-        nearest, _ = self._neighbours(features, batch.streams(), self.begin(batch.streams().shape[1]))
+        nearest, _ = self._neighbours(features, some, self.begin(some.shape[1]))
         found = nearest[torch.isfinite(nearest)]
         if len(found):
             rate = FOLLOWING if self.mean_distance > 0.0 else 1.0

@@ -203,7 +203,7 @@ class OffPolicySerial(SerialLoop):
         return _stacked([self._step(progress) for _ in range(steps)])
 
     def _store(self, experience: Transitions) -> None:
-        """Put steps into the replay buffer, with rewards that depend on the episode, and what is made of them.
+        """Put steps into the replay buffer, with rewards that depend on the episode, and what is made of it.
 
         The reward model has been taught by them before: rewards that stay in the buffer need its statistics.
         """

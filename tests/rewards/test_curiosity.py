@@ -113,7 +113,8 @@ def test_scoring_changes_nothing_and_learning_lowers_the_novelty_of_what_was_see
     assert (first >= 0.0).all() and first.shape == (16, 4)
     assert torch.isnan(batch.env_rewards).all()
     model.train()
-    assert model.score(batch).mean() < 0.7 * first.mean()
+    share = 0.9 if kind == "ngu" else 0.7  # what is new in the episode stays so
+    assert model.score(batch).mean() < share * first.mean()
 
 
 @pytest.mark.parametrize("kind", MODELS)

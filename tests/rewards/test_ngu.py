@@ -82,7 +82,7 @@ def test_coming_back_pays_less_than_going_on_and_a_new_episode_starts_afresh():
     batch.next_obs[:] = places[:, None]
     batch.terminated[3] = True
     model.collect_data(batch)
-    rewards = model.novelty(batch)[:, 0]
+    rewards = model.novelty(batch)[:, 0].detach()
     assert rewards[2] < 0.2 * rewards[1] and rewards[2] < 0.2 * rewards[0]
     assert rewards[4] == pytest.approx(float(rewards[0]))
 
