@@ -34,6 +34,8 @@ class FixedLengthVectorEnv(VectorEnv[Any, Any, Any]):
         "render_modes": [],
     }
     horizon: int
+    terminates: bool = False
+    """Whether nothing comes after the last step; otherwise episodes are cut off there."""
 
     def __init__(
         self,
@@ -66,18 +68,20 @@ class FixedLengthVectorEnv(VectorEnv[Any, Any, Any]):
         return self._observe(), {}
 
     def step(self, actions: Any) -> tuple[Obs, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
-        """One step of all; at the horizon all episodes are truncated and new ones begin."""
+        """One step of all; at the horizon all episodes end and new ones begin."""
         env_rewards, info = self._advance(np.asarray(actions))
         self._elapsed += 1
         over = self._elapsed >= self.horizon
-        truncated: BoolArray = np.full(self.num_envs, over)
+        done: BoolArray = np.full(self.num_envs, over)
         obs = self._observe()
         if over:
-            info = {**info, "final_obs": obs, "_final_obs": truncated.copy(), "final_info": info}
+            info = {**info, "final_obs": obs, "_final_obs": done.copy(), "final_info": info}
             self._elapsed = 0
             self._begin()
             obs = self._observe()
-        return obs, env_rewards.astype(np.float32), np.zeros(self.num_envs, np.bool_), truncated, info
+        never: BoolArray = np.zeros(self.num_envs, np.bool_)
+        terminated, truncated = (done, never) if self.terminates else (never, done)
+        return obs, env_rewards.astype(np.float32), terminated, truncated, info
 
     def _begin(self) -> None:
         raise NotImplementedError
@@ -152,6 +156,8 @@ class DeepSea(FixedLengthVectorEnv):
     costs 0.01 / size. Which action is `right` differs from cell to cell. A random policy finds the treasure
     once in 2 ** size episodes.
     """
+
+    terminates = True  # below the last row there is nothing
 
     def __init__(self, num_envs: int = 1, size: int = 10, mapping_seed: int = 0, **kwargs: Any) -> None:
         super().__init__(num_envs, Box(0.0, 1.0, (2 * size,), np.float32), Discrete(2), size, **kwargs)

@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Dict
 from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
+from guerdon.errors import ConfigError
 from guerdon.types import BoolArray, FloatArray
 
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
@@ -31,6 +32,7 @@ class FlatGoals(VectorWrapper):
         )
         self.single_observation_space = Box(low.astype(np.float32), high.astype(np.float32))
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+        self.goal_size = int(np.prod(spaces[2].shape))
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin new episodes."""
@@ -43,6 +45,21 @@ class FlatGoals(VectorWrapper):
         if info.get("final_obs") is not None:
             info = {**info, "final_obs": _flat_finals(info["final_obs"], self.num_envs)}
         return flat_batch(obs), env_rewards, terminated, truncated, info
+
+
+def goal_rules(env: Any) -> tuple[Any, int]:
+    """Who knows `compute_reward` among goal-conditioned vector environments, and the size of a goal."""
+    while not isinstance(env, FlatGoals):
+        if not isinstance(env, VectorWrapper):
+            raise ConfigError(
+                f"{env} is not goal-conditioned: its observations have no {', '.join(GOAL_KEYS)}"
+            )
+        env = env.env
+    inner = env.unwrapped
+    rules = inner if hasattr(inner, "compute_reward") else getattr(inner, "envs", [inner])[0].unwrapped
+    if not hasattr(rules, "compute_reward"):
+        raise ConfigError(f"{rules} has no compute_reward, which gives the rewards of other goals")
+    return rules, env.goal_size
 
 
 def flat_batch(obs: Any) -> FloatArray:

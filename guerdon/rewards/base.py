@@ -168,6 +168,9 @@ class ZooModel(BaseRewardModel):
     """`rows`: a transition's reward depends on nothing but itself, so it is scored when it is learned from.
     `streams`: it depends on the episode up to it, so it is scored as it is experienced."""
 
+    augments: ClassVar[bool] = False
+    """Whether it makes further transitions of finished episodes, for the replay buffer."""
+
     def __init__(
         self,
         config: Mapping[str, Any] | ZooSettings,
@@ -221,6 +224,16 @@ class ZooModel(BaseRewardModel):
         """Rewards [T, N] of N streams that go on from `memory`, and the memory after; changes nothing."""
         return self.score(batch), memory
 
+    def meet(self, env: Any) -> None:
+        """See the vector environments before the first step, and take from them what the model needs."""
+
+    def augment(self, episodes: Sequence[Transitions]) -> Transitions:
+        """Further transitions [N] made of finished episodes, [T] each; of models that augment."""
+        raise NotImplementedError
+
+    def notice(self, batch: Transitions) -> None:
+        """Bring further statistics up to date with what was collected, [*L]."""
+
     def measure(self, *drawn: Any) -> dict[str, float]:
         """Further scalars to log, of the last gradient step's data."""
         return {}
@@ -243,11 +256,13 @@ class ZooModel(BaseRewardModel):
 
     def collect_data(self, data: Any) -> None:
         """Keep transitions of the policy, and bring the statistics up to date."""
-        batch = self.checked(from_items(data)).flat()
-        self.experience.add(batch)
-        self.new_data_count += len(batch)
+        batch = self.checked(from_items(data))
+        flat = batch.flat()
+        self.experience.add(flat)
+        self.new_data_count += len(flat)
         if self.cfg.normalize_obs and self.scales_by == "policy":
-            self.obs_statistics.update(batch.next_obs.to(self.device).flatten(1))
+            self.obs_statistics.update(flat.next_obs.to(self.device).flatten(1))
+        self.notice(batch)
 
     def clear_data(self, iter: int) -> None:
         """Forget the policy's transitions every `clear_buffer_per_iters` iterations."""

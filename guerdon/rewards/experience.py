@@ -1,4 +1,4 @@
-"""A ring of transitions: what reward models learn from, and what the off-policy pipeline replays."""
+"""What is kept of transitions: a ring of them, to learn from or to replay, and episodes that are running."""
 
 from __future__ import annotations
 
@@ -81,3 +81,24 @@ class Experience:
         if state["parts"]:
             self.add(Transitions(**state["parts"]))
         self._next = int(state["next"])
+
+
+class RunningEpisodes:
+    """Puts the episodes of N streams together again that come in pieces."""
+
+    def __init__(self, num_streams: int) -> None:
+        self._begun: list[list[Transitions]] = [[] for _ in range(num_streams)]
+
+    def add(self, streams: Transitions) -> list[Transitions]:
+        """Take the next steps, [T, N]; returns the episodes that are finished by them, [T] each."""
+        finished: list[Transitions] = []
+        for env, begun in enumerate(self._begun):
+            mine = streams.map(lambda part, env=env: part[:, env])  # type: ignore[misc]
+            first = 0
+            for last in torch.nonzero(mine.done).flatten().tolist():
+                finished.append(Transitions.cat([*begun, mine[first : last + 1]]))
+                begun.clear()
+                first = last + 1
+            if first < len(mine):
+                begun.append(mine[first:])
+        return finished

@@ -14,12 +14,20 @@ from guerdon.rewards.base import BaseRewardModel
 from guerdon.rewards.ensemble import Ensemble
 from guerdon.rewards.gail import GAIL
 from guerdon.rewards.gcl import GCL
+from guerdon.rewards.her import HER
+from guerdon.rewards.icm import ICM
+from guerdon.rewards.ngu import NGU
+from guerdon.rewards.rnd import RND
 
 REWARD_MODELS: dict[str, type[BaseRewardModel]] = {
     "airl": AIRL,
     "ensemble": Ensemble,
     "gail": GAIL,
     "gcl": GCL,
+    "her": HER,
+    "icm": ICM,
+    "ngu": NGU,
+    "rnd": RND,
 }
 """Names that `reward_model.type` may have; plugins join through `register_reward_model`."""
 

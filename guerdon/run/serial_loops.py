@@ -23,7 +23,7 @@ from guerdon.learn.networks import STATE
 from guerdon.learn.ppo import PPO
 from guerdon.learn.rollout import Rollout, RolloutCollector
 from guerdon.rewards.base import BaseRewardModel, Memory, ZooModel
-from guerdon.rewards.experience import Experience
+from guerdon.rewards.experience import Experience, RunningEpisodes
 from guerdon.rewards.transitions import Transitions, to_items
 from guerdon.run.chunks import random_actions
 from guerdon.run.policy_files import AnyLearner
@@ -42,6 +42,8 @@ class SerialLoop:
         self.cooptrain = True
         self.path_checked = False
         self._first_action = int(getattr(env.single_action_space, "start", 0))
+        if isinstance(model, ZooModel):
+            model.meet(env)
 
     def reset(self, seed: int) -> None:
         """Begin new episodes; everything that this loop draws follows from `seed` from here on."""
@@ -145,6 +147,10 @@ class OnPolicySerial(SerialLoop):
 
     def __init__(self, cfg: SerialConfig, learner: PPO, model: BaseRewardModel, env: Any) -> None:
         super().__init__(cfg, learner, model, env)
+        if isinstance(model, ZooModel) and model.augments:
+            raise ConfigError(
+                f"{type(model).__name__} adds transitions that no policy played: use dqn or sac, not ppo"
+            )
         self.collector = RolloutCollector(env, cfg.learner.ppo.num_steps)
         self._rollout: Rollout | None = None
         self._memory: Memory = None
@@ -236,25 +242,36 @@ class OffPolicySerial(SerialLoop):
         self._obs: Any = None
         self._memory: Memory = None
         self._owed = 0.0
+        self._running = RunningEpisodes(env.num_envs)
 
     def reset(self, seed: int) -> None:
         """Begin new episodes."""
         self._obs, _ = self.env.reset(seed=seed)
         self.generator.manual_seed(seed)
         self._rng = np.random.default_rng(seed)
+        self._running = RunningEpisodes(self.env.num_envs)
         self._memory = self.model.begin(self.env.num_envs) if isinstance(self.model, ZooModel) else None
 
     def collect(self, progress: float) -> Transitions:
-        """`steps_per_collect` steps into the replay buffer."""
+        """`steps_per_collect` steps."""
         steps = -(-self.cfg.steps_per_collect // self.env.num_envs)
-        experience = _stacked([self._step(progress) for _ in range(steps)])
+        return _stacked([self._step(progress) for _ in range(steps)])
+
+    def _store(self, experience: Transitions) -> None:
+        """Put steps into the replay buffer, with rewards that depend on the episode, and what is made of it.
+
+        The reward model has been taught by them before: rewards that stay in the buffer need its statistics.
+        """
         if isinstance(self.model, ZooModel) and self.model.scores == "streams":
             with torch.no_grad():
                 checked = self.model.checked(experience)
                 learned, self._memory = self.model.score_stream(checked, self._memory)
             experience = replace(experience, learned_rewards=learned.cpu())
         self.replay.add(experience.flat())
-        return experience
+        if isinstance(self.model, ZooModel) and self.model.augments:
+            finished = self._running.add(experience)
+            if finished:
+                self.replay.add(self.model.augment(finished).to("cpu"))
 
     def _step(self, progress: float) -> Transitions:
         obs = np.array(self._obs, np.float32)
@@ -281,7 +298,8 @@ class OffPolicySerial(SerialLoop):
         return actions
 
     def learn(self, experience: Transitions, progress: float) -> dict[str, float]:
-        """The updates that these steps are worth: sample, score, update."""
+        """Store the steps, and do the updates that they are worth: sample, score, update."""
+        self._store(experience)
         if self.env_steps < self.section.learning_starts:
             return {}
         self._owed += len(experience) * self.section.updates_per_step

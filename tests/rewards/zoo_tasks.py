@@ -14,6 +14,7 @@ from torch import Tensor
 
 import guerdon.envs  # registers the tasks
 from guerdon.envs.classic_experts import scripted_policy
+from guerdon.envs.goals import FlatGoals, has_goals
 from guerdon.rewards import BaseRewardModel, Transitions, ZooModel, create_reward_model
 from guerdon.run.serial import (
     SerialResult,
@@ -26,14 +27,18 @@ assert guerdon.envs
 FIXED_CARTPOLE, POINT_REACH = "guerdon/FixedCartPole-v0", "guerdon/PointReach-v0"
 
 
+CONFIGS = Path(guerdon.__file__).parent / "conf" / "zoo"
+
+
 def zoo_config(name: str) -> dict[str, Any]:
-    """A config that is shipped."""
-    path = Path(guerdon.envs.__file__).parents[1] / "conf" / "zoo" / f"{name}.yaml"
-    return yaml.safe_load(path.read_text())
+    """Settings that are shipped."""
+    settings: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    return settings
 
 
 def task(env_id: str, num_envs: int = 1, **kwargs: Any) -> Any:
-    return gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    env = gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    return FlatGoals(env) if has_goals(env.single_observation_space) else env
 
 
 def play(env_id: str, act: Any, episodes: int, seed: int = 123) -> list[Transitions]:
@@ -95,12 +100,14 @@ def run(
     seed: int = 0,
     demonstrations: list[Transitions] | None = None,
     control: str | None = None,
+    hidden: bool = True,
     **arguments: Any,
 ) -> SerialResult:
-    """A pipeline with hidden env rewards; `control` puts an empty model in the place of the learned one."""
+    """A pipeline; `control` puts an empty model in the learned one's place, `hidden` hides env rewards."""
     env_id = settings["env"]["train"]["id"]
     kwargs = settings["env"]["train"].get("init_params", {})
-    env = HiddenReward(task(env_id, settings["env"]["train"]["num_envs"], **kwargs))
+    env = task(env_id, settings["env"]["train"]["num_envs"], **kwargs)
+    env = HiddenReward(env) if hidden else env
     model: BaseRewardModel
     if control is None:
         model = create_reward_model({**shapes_of(env), "seed": seed, **settings["reward_model"]})
