@@ -229,8 +229,10 @@ class ZooModel(BaseRewardModel):
         )
 
     def collect_data(self, data: Any) -> None:
-        """Keep transitions of the policy, and bring the statistics up to date."""
+        """Keep transitions of the policy, and bring the statistics up to date, if it learns from them."""
         batch = self.checked(from_items(data)).flat()
+        if not self.needs_experience:
+            return
         self.experience.add(batch)
         self.new_data_count += len(batch)
         if self.cfg.normalize_obs:

@@ -10,10 +10,20 @@ import torch
 
 from guerdon.errors import ConfigError
 from guerdon.rewards.base import BaseRewardModel
+from guerdon.rewards.drex import DREX
 from guerdon.rewards.gail import GAIL
+from guerdon.rewards.pdeil import PDEIL
+from guerdon.rewards.pwil import PWIL
+from guerdon.rewards.red import RED
+from guerdon.rewards.trex import TREX
 
 REWARD_MODELS: dict[str, type[BaseRewardModel]] = {
+    "drex": DREX,
     "gail": GAIL,
+    "pdeil": PDEIL,
+    "pwil": PWIL,
+    "red": RED,
+    "trex": TREX,
 }
 """Names that `reward_model.type` may have; plugins join through `register_reward_model`."""
 
