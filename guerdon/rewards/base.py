@@ -255,8 +255,10 @@ class ZooModel(BaseRewardModel):
         )
 
     def collect_data(self, data: Any) -> None:
-        """Keep transitions of the policy, and bring the statistics up to date."""
+        """Keep transitions of the policy, and bring the statistics up to date, if it learns from them."""
         batch = self.checked(from_items(data))
+        if not self.needs_experience:
+            return
         flat = batch.flat()
         self.experience.add(flat)
         self.new_data_count += len(flat)

@@ -11,23 +11,33 @@ import torch
 from guerdon.errors import ConfigError
 from guerdon.rewards.airl import AIRL
 from guerdon.rewards.base import BaseRewardModel
+from guerdon.rewards.drex import DREX
 from guerdon.rewards.ensemble import Ensemble
 from guerdon.rewards.gail import GAIL
 from guerdon.rewards.gcl import GCL
 from guerdon.rewards.her import HER
 from guerdon.rewards.icm import ICM
 from guerdon.rewards.ngu import NGU
+from guerdon.rewards.pdeil import PDEIL
+from guerdon.rewards.pwil import PWIL
+from guerdon.rewards.red import RED
 from guerdon.rewards.rnd import RND
+from guerdon.rewards.trex import TREX
 
 REWARD_MODELS: dict[str, type[BaseRewardModel]] = {
     "airl": AIRL,
+    "drex": DREX,
     "ensemble": Ensemble,
     "gail": GAIL,
     "gcl": GCL,
     "her": HER,
     "icm": ICM,
     "ngu": NGU,
+    "pdeil": PDEIL,
+    "pwil": PWIL,
+    "red": RED,
     "rnd": RND,
+    "trex": TREX,
 }
 """Names that `reward_model.type` may have; plugins join through `register_reward_model`."""
 

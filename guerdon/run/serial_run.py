@@ -21,6 +21,7 @@ from guerdon.progress import progress_bar
 from guerdon.rewards import BaseRewardModel
 from guerdon.run.evaluate import Evaluation, evaluate
 from guerdon.run.policy_files import LAST, AnyLearner, SavedPolicy, find_policy, load_policy, save_policy
+from guerdon.run.rollouts import play_for
 from guerdon.run.serial_loops import SerialLoop
 from guerdon.store.atomic import make_directory, write_atomic
 from guerdon.types import display_path
@@ -148,6 +149,7 @@ class SerialRun:
         if self._saved is not None:
             self.loop.reset(self._env_seed(self.loop.env_steps))
             return
+        self.loop.env_steps += play_for(self.loop.model, self.loop.env, self.cfg.seed)
         self.loop.reset(self.cfg.seed)
         if self.cfg.pretrain_reward:
             self.loop.pretrain()
