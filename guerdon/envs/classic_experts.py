@@ -24,9 +24,23 @@ def reach(obs: Any) -> NDArray[np.float32]:
     return np.clip(-4.0 * state[:, :2] - 12.0 * state[:, 2:4], -1.0, 1.0).astype(np.float32)
 
 
+def swing_up(obs: Any) -> NDArray[np.float32]:
+    """Pendulum: gain energy until the pole comes up, then hold it, [N, 3] -> float32 [N, 1]."""
+    cosine, sine, turn = np.asarray(obs, np.float64).T
+    angle = np.arctan2(sine, cosine)
+    missing = (
+        15.0 * (1.0 - cosine) - 0.5 * turn**2
+    )  # energy, in units in which gravity turns by 15 sin(angle)
+    swing = np.where(np.abs(turn) < 0.1, 2.0, 2.0 * np.sign(turn) * np.clip(missing, -1.0, 1.0))
+    hold = -8.0 * angle - 2.0 * turn
+    near = np.abs(angle + 0.25 * turn) < 0.4
+    return np.clip(np.where(near, hold, swing), -2.0, 2.0).astype(np.float32)[:, None]
+
+
 EXPERTS: dict[str, Callable[[Any], NDArray[Any]]] = {
     "CartPole-v1": balance,
     "guerdon/FixedCartPole-v0": balance,
+    "Pendulum-v1": swing_up,
     "guerdon/PointReach-v0": reach,
 }
 """Environment id -> scripted policy of batches of observations."""

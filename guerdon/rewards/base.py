@@ -46,6 +46,8 @@ class BaseRewardModel(ABC):
 
     needs_experts: bool = False
     """Whether it learns from demonstrations."""
+    changes: ClassVar[tuple[str, ...]] = ("reward",)
+    """Keys of a transition that `estimate` gives anew; where there are more, it looks at whole episodes."""
 
     @abstractmethod
     def estimate(self, data: Any) -> Any:

@@ -41,6 +41,7 @@ def check_reward_model(
     discrete_actions: bool = True,
     demonstrations: Sequence[Transitions] | None = None,
     experience: Transitions | None = None,
+    prepare: Callable[[Any], None] | None = None,
 ) -> dict[str, str]:
     """Raise `RewardModelError` at the first rule that the model breaks.
 
@@ -52,6 +53,7 @@ def check_reward_model(
         discrete_actions: whether actions are numbers of choices.
         demonstrations: episodes [T]; None makes them up. They are shown to models that need them.
         experience: [T, N] of a policy; None makes it up.
+        prepare: gives a model what it needs beyond these, before it learns; also to a second one.
 
     Returns:
         What was checked -> what was found, for people; under `empty` what becomes of an empty list.
@@ -66,7 +68,8 @@ def check_reward_model(
             )
         if isinstance(model, ZooModel):
             shapes = {name: getattr(own, name) for name in shapes}
-        check = _Check(model, lambda: type(model)(own, "cpu", _Silence()), shapes, demonstrations, experience)  # type: ignore[call-arg]
+        make_again = lambda: type(model)(own, "cpu", _Silence())  # type: ignore[call-arg] # noqa: E731
+        check = _Check(model, make_again, shapes, demonstrations, experience, prepare)
         before = copied(model.state_dict())
         try:
             return check.run()
@@ -84,7 +87,7 @@ def check_reward_model(
     made = make()
     if isinstance(made, ZooModel):
         shapes = {name: getattr(made.cfg, name) for name in shapes}
-    return _Check(made, make, shapes, demonstrations, experience).run()
+    return _Check(made, make, shapes, demonstrations, experience, prepare).run()
 
 
 class _Check:
@@ -95,10 +98,12 @@ class _Check:
         shapes: Mapping[str, Any],
         demonstrations: Sequence[Transitions] | None,
         experience: Transitions | None,
+        prepare: Callable[[Any], None] | None,
     ) -> None:
         if not isinstance(model, BaseRewardModel):
             raise RewardModelError(f"{type(model).__name__} does not derive from BaseRewardModel")
         self.model, self.make, self.name = model, make, type(model).__name__
+        self.prepare = prepare
         self.zoo = model if isinstance(model, ZooModel) else None
         self.rows = self.zoo is None or self.zoo.scores == "rows"
         self.data = made_up(shapes, 40, 4, seed=1) if experience is None else experience
@@ -115,7 +120,7 @@ class _Check:
         self.purity()
         if self.zoo is not None:
             self.tensor_form(self.zoo)
-        if self.rows:
+        if self.rows and self.model.changes == ("reward",):
             self.independence()
         self.saving()
         if self.zoo is not None:
@@ -160,7 +165,8 @@ class _Check:
         for item, old in zip(answer, items, strict=True):
             lost = [key for key in old if not isinstance(item, Mapping) or key not in item]
             self.expect(not lost, f"estimate loses {lost[:1]} of the transitions")
-            others = [key for key in old if key != "reward" and not same(item[key], old[key])]
+            kept_keys = [key for key in old if key not in self.model.changes]
+            others = [key for key in kept_keys if not same(item[key], old[key])]
             self.expect(not others, f"estimate changes {others[:1]} of the transitions, not only the reward")
         values = self.rewards_of(answer)
         self.expect(bool(torch.isfinite(values).all()), "estimate gives rewards that are not finite numbers")
@@ -327,6 +333,8 @@ class _Check:
     def show_experts(self, model: BaseRewardModel) -> None:
         if model.needs_experts and not getattr(model, "experts", None):
             model.load_expert_data(self.experts)
+        if self.prepare is not None:
+            self.prepare(model)
 
     def score(self, model: ZooModel, batch: Transitions) -> Tensor:
         with torch.no_grad():

@@ -63,6 +63,7 @@ class HER(ZooModel):
     Settings = HERSettings
     needs_experience = False
     augments = True
+    changes = ("obs", "next_obs", "reward")
     cfg: HERSettings
 
     def __init__(self, config: Any, device: torch.device | str = "cpu", tb_logger: Any = None) -> None:

@@ -169,7 +169,7 @@ def from_items(items: Any) -> Transitions:
     obs, next_obs = ([flat_goals(item[key]) for item in items] for key in ("obs", "next_obs"))
     return Transitions(
         obs=_stacked(obs, "obs").float(),
-        actions=_actions(_column(items, "action"), len(items)),
+        actions=as_actions(_column(items, "action"), len(items)),
         next_obs=_stacked(next_obs, "next_obs").float(),
         env_rewards=_column(items, "reward").float().reshape(len(items)),
         terminated=ended & ~truncated,
@@ -242,7 +242,7 @@ def _stacked(values: Sequence[Any], name: str) -> Tensor:
         raise DataError(f"the transitions differ in `{name}`: {str(error).splitlines()[0]}") from error
 
 
-def _actions(actions: Tensor, count: int) -> Tensor:
+def as_actions(actions: Tensor, count: int) -> Tensor:
     """float32 [N, A] of real numbers, int64 [N] of whole ones."""
     if actions.is_floating_point():
         return actions.float().reshape(count, -1)

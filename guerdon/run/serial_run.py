@@ -115,6 +115,8 @@ class SerialRun:
         self.cfg, self.loop, self.notes, self.max_train_iter = cfg, loop, notes, max_train_iter
         self.result = SerialResult(policy=loop.learner, reward_model=loop.model)
         self._seconds_before = 0.0
+        played = play_for(loop.model, loop.env, cfg.seed)
+        loop.env_steps += played  # unless a run is resumed, which has counted them
         self._saved = self._load() if cfg.resume_dir is not None else None
         if cfg.output_dir is not None:
             self.result.folder = self._folder()
@@ -149,7 +151,6 @@ class SerialRun:
         if self._saved is not None:
             self.loop.reset(self._env_seed(self.loop.env_steps))
             return
-        self.loop.env_steps += play_for(self.loop.model, self.loop.env, self.cfg.seed)
         self.loop.reset(self.cfg.seed)
         if self.cfg.pretrain_reward:
             self.loop.pretrain()

@@ -21,7 +21,24 @@ from guerdon.rewards.made_up import made_up
 from guerdon.rewards.networks import RewardNetwork, Statistics
 from tests.rewards.page_plugin import SETTINGS, InPlaceRewardModel, PageRewardModel
 
-SPECIAL: dict[str, dict] = {}
+
+def knows_the_policy(model):
+    model.policy_log_probs = lambda obs, actions: -obs.flatten(1)[:, 0].abs()
+
+
+def has_rankings(model):
+    shapes = {name: getattr(model.cfg, name) for name in ("obs_shape", "action_size", "discrete_actions")}
+    levels = {0.0: 1, 0.5: 2, 1.0: 3}
+    model.load_ranked_data({level: [made_up(shapes, 12, 1, seed)] for level, seed in levels.items()})
+
+
+SPECIAL: dict[str, dict] = {
+    "airl": {"prepare": knows_the_policy},
+    "gcl": {"prepare": knows_the_policy},
+    "drex": {"prepare": has_rankings},
+    "ensemble": {"settings": {"member": {"type": "gail", "batch_size": 16, "update_per_collect": 2}}},
+    "her": {"settings": {"goal_size": 1, "tolerance": 0.5}},
+}
 """Name in the table -> arguments of the check, for models that need more than the usual ones."""
 
 
@@ -219,10 +236,10 @@ class ForgetsItsGenerator(GAIL):
     def load_own_state(self, state) -> None:
         self.own = torch.Generator().manual_seed(1 + len(self.experts))
 
-    def draw(self):
-        expert, policy, between = super().draw()
+    def draws(self, num_updates):
         own = self.__dict__.setdefault("own", torch.Generator().manual_seed(0))
-        return expert, policy + torch.randn(policy.shape, generator=own), between
+        for expert, policy, between in super().draws(num_updates):
+            yield expert, policy + torch.randn(policy.shape, generator=own), between
 
 
 @dataclasses.dataclass
