@@ -105,6 +105,22 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--seed", type=int, default=12345, metavar="S", help="of the environments")
     evaluate.set_defaults(handler=_evaluate)
 
+    zoo = verbs.add_parser("zoo", parents=[common], help="train on a reward model of the zoo")
+    zoo.add_argument("--config-name", metavar="NAME", help="config, such as cartpole_gail")
+    zoo.add_argument("--config-path", metavar="DIR", help="where to look for it first")
+    zoo.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="settings, as Hydra takes them; `list` lists models"
+    )
+    zoo.set_defaults(handler=_zoo)
+    demos = verbs.add_parser("collect-demos", parents=[common], help="demonstrations of a policy for the zoo")
+    demos.add_argument("--env", metavar="ID", help="environment; a saved policy knows its own")
+    demos.add_argument("--policy", default="scripted", metavar="P", help="`scripted`, or a saved policy")
+    demos.add_argument("--episodes", type=int, default=10, metavar="N", help="whole episodes (10)")
+    demos.add_argument("--noise", type=float, default=0.0, metavar="X", help="share of random actions (0)")
+    demos.add_argument("--seed", type=int, default=0, metavar="S")
+    demos.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .safetensors file")
+    demos.set_defaults(handler=_collect_demos)
+
     _add_reward(verbs.add_parser("reward", help="use and judge a fitted reward model"), common)
 
     data = verbs.add_parser("data", help="look at data sets, convert and audit them")
@@ -322,6 +338,41 @@ def _train(arguments: argparse.Namespace) -> int:
         return _train_reward(arguments)
     folder, summary = train(config)
     _print(arguments, {**summary, "folder": str(folder)}, train_lines(summary, folder))
+    return 0
+
+
+def _zoo(arguments: argparse.Namespace) -> int:
+    from guerdon.run.zoo import models, run_zoo, zoo_lines
+
+    if arguments.overrides == ["list"]:
+        known = models()
+        lines = [
+            f"{item['name']:<15}{item['rewards']}{' (demonstrations)' * item['needs_demonstrations']}"
+            for item in known
+        ]
+        _print(arguments, {"models": known}, lines)
+        return 0
+    if arguments.config_name is None:
+        raise ConfigError("give --config-name, or `guerdon zoo list` to see the models")
+    summary = run_zoo(arguments.config_name, arguments.overrides, arguments.config_path)
+    _print(arguments, summary, zoo_lines(summary))
+    return 0
+
+
+def _collect_demos(arguments: argparse.Namespace) -> int:
+    from guerdon.run.zoo import collect_demos
+
+    result = collect_demos(
+        arguments.out,
+        env_id=arguments.env,
+        policy=arguments.policy,
+        episodes=arguments.episodes,
+        noise=arguments.noise,
+        seed=arguments.seed,
+    )
+    line = f"{result['episodes']} episodes, {result['transitions']} transitions, mean return "
+    line += f"{result['mean_return']:.2f} -> {display_path(arguments.out)}"
+    _print(arguments, result, [line])
     return 0
 
 

@@ -76,23 +76,23 @@ def _finish(tree: Mapping[str, Any], overrides: Sequence[Override]) -> GuerdonCo
     translated, notices = translate(tree, overrides)
     if notices:
         _LOGGER.info(notice_line(notices))
-    return build(GuerdonConfig, _resolved(merged(to_plain(GuerdonConfig()), translated)))
+    return build(GuerdonConfig, resolve_references(merged(to_plain(GuerdonConfig()), translated)))
 
 
-def _resolved(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with every `${...}` replaced by what it refers to."""
+def resolve_references(tree: Mapping[str, Any], schema: type = GuerdonConfig) -> dict[str, Any]:
+    """The tree with every `${...}` replaced by what it refers to; `schema` has the names to suggest."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(dict(tree)), resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(_reference_error(error)) from error
+        raise ConfigError(_reference_error(error, schema)) from error
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}
 
 
-def _reference_error(error: Any) -> str:
+def _reference_error(error: Any, schema: type) -> str:
     """What is wrong with a `${...}`, and where it stands."""
     where = str(getattr(error, "full_key", None) or "the config")
     reason = str(getattr(error, "msg", None) or error).strip().partition("\n")[0]
@@ -103,7 +103,7 @@ def _reference_error(error: Any) -> str:
         return f"{where} needs the environment variable {name}, which is not set: {remedy}"
     key = re.search(r"Interpolation key '([^']+)' not found", reason)
     if key is not None:
-        near = get_close_matches(key.group(1), flatten_keys(GuerdonConfig, sections=True), n=1)
+        near = get_close_matches(key.group(1), flatten_keys(schema, sections=True), n=1)
         guess = f": did you mean ${{{near[0]}}}?" if near else ""
         return f"{where} refers to ${{{key.group(1)}}}, which does not exist{guess}"
     return f"{where}: {reason}"

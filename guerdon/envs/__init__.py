@@ -18,3 +18,9 @@ if TABLETOP_ID not in gymnasium.registry:
         entry_point="guerdon.envs.tabletop:TabletopEnv",
         vector_entry_point="guerdon.envs.tabletop:TabletopVectorEnv",
     )
+
+for _name in ("FixedCartPole", "PointReach", "DeepSea", "BitFlip", "PointGoal"):
+    if f"guerdon/{_name}-v0" not in gymnasium.registry:
+        gymnasium.register(
+            id=f"guerdon/{_name}-v0", entry_point=None, vector_entry_point=f"guerdon.envs.classic:{_name}"
+        )

@@ -12,6 +12,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from guerdon.config import EnvConfig
 from guerdon.config.maniskill import ManiSkillConfig
+from guerdon.envs.goals import FlatGoals, has_goals
+from guerdon.envs.minigrid import flat_grid
 from guerdon.errors import ConfigError
 
 
@@ -25,7 +27,15 @@ def make_vector_env(
         autoreset_mode: `SAME_STEP` loses the final frame of environments that render through Gymnasium's
             `render()` alone; those get `NEXT_STEP` instead, in which every frame can be seen.
         keep_final_frame: False keeps to `autoreset_mode` whatever becomes of that frame.
+
+    Goal-conditioned observations come as one vector (`guerdon.envs.goals`), and so do those of MiniGrid
+    (`id: minigrid:MiniGrid-DoorKey-5x5-v0`, see `guerdon.envs.minigrid`).
     """
+    env = _make(cfg, autoreset_mode, keep_final_frame)
+    return FlatGoals(env) if has_goals(env.single_observation_space) else env
+
+
+def _make(cfg: EnvConfig, autoreset_mode: AutoresetMode, keep_final_frame: bool) -> VectorEnv[Any, Any, Any]:
     if cfg.env_type == "maniskill":
         return _make_maniskill(cfg, autoreset_mode)
     module, _, name = cfg.id.rpartition(":")
@@ -52,8 +62,9 @@ def make_vector_env(
             )  # fmt: skip
         vector = {"autoreset_mode": AutoresetMode.NEXT_STEP if keep_final_frame else autoreset_mode}
         return gym.make_vec(
-            cfg.id, cfg.num_envs, vectorization_mode="sync", vector_kwargs=vector, **arguments
-        )
+            cfg.id, cfg.num_envs, vectorization_mode="sync", vector_kwargs=vector, wrappers=[flat_grid],
+            **arguments,
+        )  # fmt: skip
     except (TypeError, gym.error.Error) as error:
         raise ConfigError(f"{cfg.id} cannot be made with {arguments}: {error}") from error
 

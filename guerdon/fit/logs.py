@@ -25,27 +25,28 @@ class MetricLog:
                 text = "".join(f"{line}\n" for line in kept).encode()
                 write_atomic(self.path, lambda file: file.write(text))
             self._file = self.path.open("a")
-        self._board: Any = None
+        self.board: Any = None
+        """TensorBoard's writer, if there is one."""
         if tensorboard:
             from tensorboardX import SummaryWriter
 
             purge = None if resume_step is None else resume_step + 1
-            self._board = SummaryWriter(str(folder), purge_step=purge)
+            self.board = SummaryWriter(str(folder), purge_step=purge)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Log `values` at `step`."""
         with storage_errors(self.path):
             self._file.write(json.dumps({"step": step, **values}) + "\n")
             self._file.flush()
-        if self._board is not None:
+        if self.board is not None:
             for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+                self.board.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Flush and close."""
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        if self.board is not None:
+            self.board.close()
 
     def __enter__(self) -> Self:
         return self

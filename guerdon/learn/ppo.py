@@ -105,6 +105,12 @@ class PPO:
         return distribution.to_env(distribution.sample(heads, self._generator)[0])
 
     @torch.no_grad()
+    def log_probs(self, obs: Any, actions: Tensor) -> Tensor:
+        """How likely actions are in N observations, float32 [N]."""
+        heads = self.actor.heads(self._prepare(obs))
+        return self.actor.distribution.evaluate(heads, actions.to(self.device))[0]
+
+    @torch.no_grad()
     def values(self, obs: Any) -> Tensor:
         """float32 [N]."""
         return self.actor.values(self._prepare(obs))

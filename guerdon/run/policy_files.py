@@ -23,6 +23,8 @@ from guerdon.types import display_path
 
 DESCRIPTION = "policy.json"
 STATE = "state.pt"
+LAST = "last"
+"""Where the serial pipelines keep their latest state; the other runs have `step_N`."""
 
 AnyLearner = PPO | SAC | DQN
 
@@ -140,10 +142,12 @@ def load_policy(place: Path, seed: int = 0) -> SavedPolicy:
 
 
 def find_policy(place: Path) -> Path:
-    """The folder of a saved policy at `place`: itself, a run's best, or its latest step."""
+    """The folder of a saved policy at `place`: itself, or the latest one of a run."""
     if (place / STATE).is_file():
         return place
     for root in (place, place / "checkpoints"):
+        if (root / LAST / STATE).is_file():
+            return root / LAST
         steps = [
             (int(item.name[5:]), item)
             for item in (root.iterdir() if root.is_dir() else ())

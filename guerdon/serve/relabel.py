@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,23 @@ def learned_rewards(
     return rewards
 
 
-def combine(env_rewards: NDArray[Any], learned: FloatArray, cfg: RewardConfig) -> FloatArray:
+class Mix(Protocol):
+    """The settings that `combine` reads."""
+
+    @property
+    def combine_mode(self) -> str:
+        """`replace`, `add` or `weighted`."""
+
+    @property
+    def reward_weight(self) -> float:
+        """Of the learned reward in `weighted`."""
+
+    @property
+    def env_reward_weight(self) -> float:
+        """Of the env reward in `weighted`."""
+
+
+def combine(env_rewards: NDArray[Any], learned: FloatArray, cfg: Mix) -> FloatArray:
     """What the learner trains on, float32: the two rewards combined as `cfg.combine_mode` says."""
     if env_rewards.shape != learned.shape:
         raise DataError(

@@ -100,6 +100,50 @@ def check_reward_path(
         )
 
 
+def check_learned_rewards(
+    relabel: Callable[[FloatArray], NDArray[np.floating]],
+    objective: Callable[[], NDArray[np.floating]],
+    shape: tuple[int, ...],
+    weight: float,
+) -> None:
+    """The same for learned rewards of any size: driven with zeros, and with ones on about half of the rows.
+
+    Args:
+        relabel: takes learned rewards of `shape`, does what the loop does with them, and returns the training
+            rewards that the learner now holds.
+        objective: what the loss is made of after relabelling: advantages (PPO), targets (SAC, DQN).
+        shape: of the transitions at hand.
+        weight: that the settings give to the learned reward.
+    """
+    if not weight:
+        raise RewardPathError("with these settings the learned reward has no influence: its weight is 0")
+    raised = np.random.default_rng(0).random(shape) < 0.5
+    raised.flat[0] = True
+    rewards_low = np.array(relabel(np.zeros(shape, np.float32)))
+    objective_low = np.array(objective())
+    change = np.array(relabel(raised.astype(np.float32))) - rewards_low
+    _compare(change, raised, weight, np.array(objective()) - objective_low)
+
+
+def _compare(
+    change: NDArray[np.floating], raised: BoolArray, weight: float, effect: NDArray[np.floating]
+) -> None:
+    """Raise unless training rewards follow on the raised rows alone, and the objective follows them."""
+    if not change[raised].any():
+        raise RewardPathError(
+            "the training rewards stay the same when the learned ones change: they are dropped on the way"
+        )
+    if not (change[raised] * weight > 0).all() or change[~raised].any():
+        raise RewardPathError(
+            "the training rewards do not follow the learned ones: they change elsewhere, or the other way"
+        )
+    if not np.abs(effect).max(initial=0.0) > 1e-6 * abs(weight):
+        raise RewardPathError(
+            "the training rewards change, but what the policy is trained on does not: it is computed before "
+            "relabelling, or from another reward"
+        )
+
+
 def _expected_change(cfg: RewardConfig, low: float, high: float) -> float:
     """What crossing the threshold adds to the training reward, before scaling."""
     change = high - low if cfg.reward_type == "continuous" else cfg.success_reward - cfg.fail_reward

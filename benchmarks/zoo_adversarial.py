@@ -1,0 +1,88 @@
+"""Cases of the zoo that learn against the policy: GAIL, AIRL, guided cost learning, an ensemble of GAIL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from gymnasium.vector import AutoresetMode
+
+import guerdon
+from guerdon.collect.observations import with_final
+from guerdon.config import EnvConfig
+from guerdon.envs.classic_experts import scripted_policy
+from guerdon.envs.make import make_vector_env
+from guerdon.rewards import Transitions
+
+TARGETS = {"fixed_cartpole": 190.0, "point_reach": 41.2, "cartpole": 475.0}
+"""Task -> mean return: 95% of the expert's 200, of its 43.4 and of its 500."""
+NAMES = (
+    "fixed_cartpole_gail",
+    "fixed_cartpole_airl",
+    "fixed_cartpole_gcl",
+    "fixed_cartpole_ensemble",
+    "point_reach_gail",
+    "cartpole_gail",
+    "cartpole_airl",
+    "cartpole_gcl",
+)
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """A config that is shipped."""
+    found: dict[str, Any] = yaml.safe_load(
+        (Path(guerdon.__file__).parent / "conf" / "zoo" / f"{name}.yaml").read_text()
+    )
+    return found
+
+
+def demonstrations(env_id: str, episodes: int = 10, seed: int = 123) -> list[Transitions]:
+    """Whole episodes of the scripted policy, the first of each environment, [T] each."""
+    act = scripted_policy(env_id)
+    env = make_vector_env(
+        EnvConfig(id=env_id, num_envs=episodes),
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        keep_final_frame=False,
+    )
+    obs, _ = env.reset(seed=seed)
+    ended = np.zeros(episodes, np.bool_)
+    steps: list[dict[str, torch.Tensor]] = []
+    while not ended.all():
+        actions = act(obs)
+        after, env_rewards, terminated, truncated, info = env.step(actions)
+        done = terminated | truncated
+        ended |= done
+        reached = with_final(after, info.get("final_obs"), done)
+        parts = (obs, actions, reached, env_rewards.astype(np.float32), terminated, truncated)
+        steps.append(
+            {name: torch.from_numpy(np.array(part)) for name, part in zip(PARTS, parts, strict=True)}
+        )
+        obs = after
+    env.close()
+    streams = Transitions(**{name: torch.stack([step[name] for step in steps]) for name in PARTS})
+    alone = (streams.map(lambda part, env=env: part[:, env]) for env in range(episodes))  # type: ignore[misc]
+    return [each.episodes()[0] for each in alone]
+
+
+PARTS = ("obs", "actions", "next_obs", "env_rewards", "terminated", "truncated")
+
+
+def case(name: str) -> dict[str, Any]:
+    """What the benchmark runs."""
+    settings = settings_of(name)
+    shown: Callable[[], list[Transitions]] = partial(demonstrations, settings["env"]["train"]["id"])
+    return {
+        "settings": settings,
+        "demonstrations": shown,
+        "target": TARGETS[name.rpartition("_")[0]],
+        "pretrain": False,
+    }
+
+
+CASES: dict[str, dict[str, Any]] = {name: case(name) for name in NAMES}
+"""Name of a config -> settings, demonstrations, the return to reach, and whether to pretrain."""

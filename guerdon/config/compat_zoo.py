@@ -1,0 +1,320 @@
+"""DI-engine's `(main_config, create_config)` in our spelling: one table of renames and the few other rules.
+
+What has no meaning here is accepted and named in the notices; what is unknown is an error. Works on plain
+nested dicts and changes none of its arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from guerdon.config.build import to_plain
+from guerdon.config.nested import ABSENT, Tree, dotted, get, leaves, merged, parts, put
+from guerdon.config.schema_zoo import SerialConfig
+from guerdon.errors import ConfigError
+
+ENVS: dict[str, str | None] = {
+    "cartpole": "CartPole-v1",
+    "pendulum": "Pendulum-v1",
+    "acrobot": "Acrobot-v1",
+    "mountain_car": "MountainCar-v0",
+    "lunarlander": "LunarLander-v3",
+    "bitflip": "guerdon/BitFlip-v0",
+    "minigrid": None,
+    "mujoco": None,
+    "gym": None,
+}
+"""`create_config.env.type` -> Gymnasium id; None: `env.env_id` has to name it."""
+
+ALGORITHMS = {"dqn": "dqn", "ppo": "ppo", "ppo_offpolicy": "ppo", "onppo": "ppo", "sac": "sac"}
+"""`create_config.policy.type` -> `learner.algorithm`."""
+
+REWARD_MODELS = {"guided_cost": "gcl", "rnd-ngu": "ngu"}
+"""`reward_model.type` where ours has another name."""
+
+INTRINSIC = ("rnd", "icm", "ngu")
+"""Types whose reward is added to the environment's unless `intrinsic_reward_type` says otherwise."""
+
+RENAMES: dict[str, str] = {
+    "exp_name": "exp_name",
+    "seed": "seed",
+    "env.collector_env_num": "env.train.num_envs",
+    "env.evaluator_env_num": "env.eval.num_envs",
+    "env.n_evaluator_episode": "learner.eval_episodes",
+    "env.stop_value": "stop_value",
+    "policy.model.encoder_hidden_size_list": "learner.network.hidden",
+    "policy.nstep": "learner.dqn.num_n_steps",
+    "policy.discount_factor": "learner.{algorithm}.gamma",
+    "policy.random_collect_size": "learner.{algorithm}.learning_starts",
+    "policy.learn.learning_rate": "learner.{algorithm}.lr",
+    "policy.learn.batch_size": "learner.{algorithm}.{batch_size}",
+    "policy.learn.epoch_per_collect": "learner.ppo.update_epochs",
+    "policy.learn.clip_ratio": "learner.ppo.clip_range",
+    "policy.learn.entropy_weight": "learner.ppo.entropy_coef",
+    "policy.learn.value_weight": "learner.ppo.value_coef",
+    "policy.learn.adv_norm": "learner.ppo.normalize_advantage",
+    "policy.learn.grad_clip_value": "learner.ppo.max_grad_norm",
+    "policy.learn.target_update_freq": "learner.dqn.target_interval",
+    "policy.learn.learning_rate_q": "learner.sac.critic_lr",
+    "policy.learn.learning_rate_policy": "learner.sac.actor_lr",
+    "policy.learn.learning_rate_alpha": "learner.sac.alpha_lr",
+    "policy.learn.target_theta": "learner.sac.tau",
+    "policy.learn.discount_factor": "learner.{algorithm}.gamma",
+    "policy.learn.alpha": "learner.sac.initial_alpha",
+    "policy.learn.auto_alpha": "learner.sac.learn_alpha",
+    "policy.learn.target_entropy": "learner.sac.target_entropy",
+    "policy.collect.discount_factor": "learner.ppo.gamma",
+    "policy.collect.gae_lambda": "learner.ppo.gae_lambda",
+    "policy.collect.demonstration_info_path": "reward_model.data_path",
+    "policy.eval.evaluator.stop_value": "stop_value",
+    "policy.eval.evaluator.n_episode": "learner.eval_episodes",
+    "policy.other.eps.start": "learner.dqn.epsilon_start",
+    "policy.other.eps.end": "learner.dqn.epsilon_end",
+    "policy.other.replay_buffer.replay_buffer_size": "learner.{algorithm}.buffer_size",
+    "reward_model.learning_rate": "reward_model.lr",
+    "reward_model.expert_data_path": "reward_model.data_path",
+    "reward_model.offline_data_path": "reward_model.data_path",
+    "reward_model.obs_norm": "reward_model.normalize_obs",
+}
+"""Their path -> ours."""
+
+COUNTED = (
+    "policy.learn.update_per_collect",
+    "policy.collect.n_sample",
+    "policy.eval.evaluator.eval_freq",
+    "policy.other.eps.decay",
+    "policy.cuda",
+    "env.env_id",
+    "env.id",
+    "policy.type",
+    "reward_model.type",
+    "reward_model.hidden_size",
+    "reward_model.hidden_size_list",
+    "reward_model.intrinsic_reward_type",
+    "reward_model.intrinsic_reward_weight",
+    "reward_model.intrinsic_reward_rescale",
+)
+"""Paths that the rules below read."""
+
+WITHOUT_MEANING = (
+    *("env.manager", "env.act_scale", "env.use_act_scale", "env.norm_obs", "env.norm_reward"),
+    *("env.continuous", "env.replay_path"),
+    *("policy.load_path", "policy.on_policy", "policy.priority", "policy.priority_IS_weight"),
+    *("policy.continuous", "policy.action_space", "policy.recompute_adv", "policy.multi_gpu"),
+    *("policy.model.obs_shape", "policy.model.action_shape", "policy.model.action_space"),
+    *("policy.model.actor_head_hidden_size", "policy.model.critic_head_hidden_size"),
+    *("policy.model.dueling", "policy.model.twin_critic", "policy.model.share_encoder"),
+    *("policy.model.continuous", "policy.model.collector_env_num", "policy.model.activation"),
+    *("policy.learn.learner", "policy.learn.multi_gpu", "policy.learn.ignore_done"),
+    *("policy.learn.value_norm", "policy.learn.grad_clip_type", "policy.learn.grad_norm"),
+    *("policy.learn.reparameterization", "policy.learn.init_w", "policy.learn.actor_update_freq"),
+    *("policy.learn.log_space", "policy.learn.noise", "policy.collect.unroll_len"),
+    *("policy.collect.collector", "policy.collect.env_num", "policy.collect.noise_sigma"),
+    *("policy.eval.env_num", "policy.eval.evaluator.cfg_type"),
+    *("policy.other.replay_buffer", "policy.other.eps.type"),
+    *("reward_model.exp_name", "reward_model.collect_count", "reward_model.expert_load_path"),
+    *("reward_model.load_path", "reward_model.expert_model_path", "reward_model.reward_model_path"),
+    *("reward_model.checkpoint_min", "reward_model.checkpoint_max", "reward_model.checkpoint_step"),
+    *("reward_model.algo_for_model", "reward_model.env_id", "reward_model.log_every_n_train"),
+    *("reward_model.store_model_every_n_train", "reward_model.obs_norm_clamp_min"),
+    *("reward_model.obs_norm_clamp_max", "reward_model.extrinsic_reward_norm", "reward_model.nstep"),
+    *("reward_model.extrinsic_reward_norm_max", "reward_model.bc_path"),
+)
+"""Paths, with all below them, that are accepted: what they set is not there or goes without saying."""
+
+SHAPES = ("input_size", "obs_shape", "action_shape", "action_size", "s_size", "a_size", "discrete_action")
+"""Of `reward_model`: the environment says these, and their configs at times say something else."""
+
+
+def from_di_engine(
+    main: Mapping[str, Any], create: Mapping[str, Any], total_steps: int | None = None
+) -> tuple[Tree, list[str]]:
+    """Their pair of configs as one tree of ours, and notices of what has no meaning here.
+
+    Args:
+        main: `main_config`.
+        create: `create_config`; its types join those of `main`.
+        total_steps: the run's length in environment steps; None: that of our defaults.
+
+    Raises:
+        ConfigError: a setting, a type of environment or a type of policy is unknown.
+    """
+    theirs = _joined(to_plain(main), to_plain(create))
+    algorithm = _algorithm(get(theirs, ("policy", "type")))
+    ours: Tree = {"learner": {"algorithm": algorithm}}
+    if total_steps is not None:
+        put(ours, parts("learner.total_steps"), total_steps)
+    env_id = _env_id(theirs)
+    for place in ("train", "eval"):
+        put(ours, ("env", place, "id"), env_id)
+    blank = {"algorithm": algorithm, "batch_size": "minibatch_size" if algorithm == "ppo" else "batch_size"}
+    notices = [f"create_config.{dotted(path)}" for path, _ in leaves(to_plain(create)) if path[-1] != "type"]
+    for path, value in leaves(theirs):
+        key = dotted(path)
+        if value is None or key in COUNTED or path[0] == "create":
+            continue
+        if key in RENAMES:
+            _rename(ours, key, RENAMES[key].format(**blank), value, algorithm, notices)
+        elif any(key == known or key.startswith(f"{known}.") for known in WITHOUT_MEANING):
+            notices.append(key)
+        elif path[0] == "reward_model":
+            _keep_reward_setting(ours, path, value, notices)
+        else:
+            raise ConfigError(f"unknown setting of DI-engine, {key!r}{_nearest(key)}")
+    for rule in (_count_steps, _explore, _network_of_reward_model, _mixture, _device):
+        rule(theirs, ours, algorithm)
+    return ours, [f"without meaning here: {', '.join(notices)}"] if notices else []
+
+
+def _joined(main: Tree, create: Tree) -> Tree:
+    """One tree: the types of `create` in their sections, NGU's two reward models as one."""
+    types: Tree = {"create": {}}
+    for section in ("env", "policy", "reward_model"):
+        kind = get(create, (section, "type"))
+        if kind is not ABSENT:
+            types[section] = {} if section == "env" else {"type": kind}
+            types["create"][section] = kind
+    novelty, episodic = main.pop("rnd_reward_model", None), main.pop("episodic_reward_model", None)
+    joined: Tree = merged(types, main)
+    if novelty is not None or episodic is not None:
+        joined["reward_model"] = {**(episodic or {}), **(novelty or {}), "type": "ngu"}
+    return joined
+
+
+def _algorithm(kind: Any) -> str:
+    if kind is ABSENT:
+        raise ConfigError("create_config.policy.type is missing: it names the learner (dqn, ppo, sac)")
+    name = str(kind).removesuffix("_command")
+    if name not in ALGORITHMS:
+        near = get_close_matches(name, ALGORITHMS, n=1)
+        guess = f": did you mean {near[0]!r}?" if near else f"; known are {', '.join(ALGORITHMS)}"
+        raise ConfigError(f"there is no learner for DI-engine's policy.type {kind!r}{guess}")
+    return ALGORITHMS[name]
+
+
+def _env_id(theirs: Tree) -> str:
+    for key in ("env_id", "id"):
+        named = get(theirs, ("env", key))
+        if named is not ABSENT:
+            return str(named)
+    kind = get(theirs, ("create", "env"))
+    if kind is ABSENT:
+        raise ConfigError("create_config.env.type is missing: it names the environment")
+    if kind not in ENVS:
+        near = get_close_matches(str(kind), ENVS, n=1)
+        guess = f": did you mean {near[0]!r}?" if near else f"; known are {', '.join(ENVS)}"
+        raise ConfigError(f"there is no environment for DI-engine's env.type {kind!r}{guess}")
+    found = ENVS[kind]
+    if found is None:
+        raise ConfigError(f"env.env_id is missing: env.type {kind!r} stands for many environments")
+    return found
+
+
+def _rename(ours: Tree, key: str, new: str, value: Any, algorithm: str, notices: list[str]) -> None:
+    """Put a renamed setting, unless it belongs to a learner that is not used."""
+    path = parts(new)
+    of = path[1] if path[0] == "learner" and path[1] in ("ppo", "dqn", "sac") else algorithm
+    missing = of == algorithm and path[0] == "learner" and get(to_plain(SerialConfig()), path) is ABSENT
+    if of != algorithm or missing:
+        notices.append(key)
+        return
+    put(ours, path, value)
+
+
+def _keep_reward_setting(ours: Tree, path: tuple[Any, ...], value: Any, notices: list[str]) -> None:
+    """Settings of the model itself keep their names; the model knows them or says what it knows."""
+    if path[1] in (*SHAPES, "continuous"):
+        notices.append(dotted(path))
+    else:
+        put(ours, path, value)
+
+
+def _count_steps(theirs: Tree, ours: Tree, algorithm: str) -> None:
+    """Samples and updates of a round, and evaluations that are counted in updates."""
+    num_envs = int(_or(get(ours, parts("env.train.num_envs")), 1))
+    samples = get(theirs, parts("policy.collect.n_sample"))
+    updates = get(theirs, parts("policy.learn.update_per_collect"))
+    size = get(ours, ("learner", algorithm, "minibatch_size" if algorithm == "ppo" else "batch_size"))
+    if algorithm == "ppo":
+        steps = -(-int(_or(samples, 64 * num_envs)) // num_envs)
+        put(ours, parts("learner.ppo.num_steps"), steps)
+        batches = math.ceil(steps * num_envs / int(_or(size, 256)))
+        if updates is not ABSENT:
+            put(ours, parts("learner.ppo.update_epochs"), max(1, round(int(updates) / batches)))
+        epochs = int(_or(get(ours, parts("learner.ppo.update_epochs")), 4))
+        updates_per_step = epochs * batches / (steps * num_envs)
+    else:
+        rate = {"dqn": 0.25, "sac": 1.0}[algorithm]
+        if samples is not ABSENT:
+            put(ours, ("steps_per_collect",), int(samples))
+        if updates is not ABSENT:
+            rate = int(updates) / int(_or(samples, 1))
+            put(ours, ("learner", algorithm, "updates_per_step"), rate)
+        updates_per_step = rate
+    frequency = get(theirs, parts("policy.eval.evaluator.eval_freq"))
+    if frequency is not ABSENT:
+        put(ours, parts("learner.eval_interval"), max(1, round(int(frequency) / updates_per_step)))
+
+
+def _explore(theirs: Tree, ours: Tree, algorithm: str) -> None:
+    """Random actions: a straight line with as many of them as their exponential decay has."""
+    decay = get(theirs, parts("policy.other.eps.decay"))
+    if decay is ABSENT or algorithm != "dqn":
+        return
+    steps = float(decay) * (2.0 if get(theirs, parts("policy.other.eps.type")) == "exp" else 1.0)
+    total = int(_or(get(ours, parts("learner.total_steps")), SerialConfig().learner.total_steps))
+    put(ours, parts("learner.dqn.epsilon_fraction"), min(1.0, steps / total))
+
+
+def _network_of_reward_model(theirs: Tree, ours: Tree, algorithm: str) -> None:
+    """The type under our name, and the widths of hidden layers without that of the output."""
+    kind = get(theirs, parts("reward_model.type"))
+    if kind is ABSENT:
+        raise ConfigError("reward_model.type is missing: it names the reward model")
+    put(ours, parts("reward_model.type"), REWARD_MODELS.get(str(kind), str(kind)))
+    one = get(theirs, parts("reward_model.hidden_size"))
+    several = get(theirs, parts("reward_model.hidden_size_list"))
+    if several is not ABSENT:
+        put(ours, parts("reward_model.hidden"), [width for width in several if width != 1])
+    elif one is not ABSENT:
+        put(ours, parts("reward_model.hidden"), [one])
+
+
+def _mixture(theirs: Tree, ours: Tree, algorithm: str) -> None:
+    """How the learned reward meets the environment's."""
+    section = get(theirs, ("reward_model",))
+    default = "add" if get(ours, parts("reward_model.type")) in INTRINSIC else "assign"
+    how = section.get("intrinsic_reward_type", default)
+    if how == "assign":
+        return
+    if how != "add":
+        raise ConfigError(f"reward_model.intrinsic_reward_type must be 'add' or 'assign', not {how!r}")
+    weight = section.get("intrinsic_reward_weight")
+    if weight is None:
+        weight = section.get("intrinsic_reward_rescale", 1.0)
+    put(ours, ("mix",), {"combine_mode": "weighted", "env_reward_weight": 1.0, "reward_weight": weight})
+
+
+def _device(theirs: Tree, ours: Tree, algorithm: str) -> None:
+    """`cuda: true` means a GPU where there is one, as in DI-engine."""
+    if get(theirs, parts("policy.cuda")) is True:
+        import torch
+
+        put(ours, parts("learner.device"), "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is ABSENT or value is None else value
+
+
+def _nearest(key: str) -> str:
+    known = [*RENAMES, *COUNTED, *WITHOUT_MEANING]
+    near = get_close_matches(key, known, n=1)
+    if near:
+        return f": did you mean {near[0]!r}?"
+    section = key.rpartition(".")[0]
+    here = [each for each in known if each.rpartition(".")[0] == section]
+    return f"; known here: {', '.join(here)}" if here else ""

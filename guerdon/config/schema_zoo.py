@@ -1,0 +1,62 @@
+"""The settings of the serial pipelines: a reward model of the zoo, a learner, and small environments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from guerdon.config.limits import NonNegativeInt, PositiveInt
+from guerdon.config.schema import EnvsConfig
+from guerdon.config.schema_learn import LearnerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixConfig:
+    """`mix`: how the learned reward and the environment's become what the learner trains on."""
+
+    combine_mode: Literal["replace", "add", "weighted"] = "replace"
+    """learned · env + learned · env_reward_weight * env + reward_weight * learned."""
+    reward_weight: float = 1.0
+    """Weight of the learned reward in `weighted`."""
+    reward_weight_end: float | None = None
+    """What that weight changes to, in a straight line; null: it stays."""
+    reward_weight_steps: PositiveInt = 100_000
+    """Environment steps over which it changes."""
+    env_reward_weight: float = 0.0
+    """Weight of the env reward in `weighted`."""
+    normalize: bool = False
+    """Divide learned rewards by their running deviation, which is saved with the run."""
+
+    def weight_at(self, env_steps: int) -> float:
+        """Weight of the learned reward after so many environment steps."""
+        if self.reward_weight_end is None:
+            return self.reward_weight
+        share = min(env_steps / self.reward_weight_steps, 1.0)
+        return self.reward_weight + share * (self.reward_weight_end - self.reward_weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SerialConfig:
+    """A run of a serial pipeline."""
+
+    exp_name: str = "zoo"
+    """Folder of this experiment's runs, below `output_dir`."""
+    output_dir: str | None = "runs"
+    """Where runs are kept, each in `<exp_name>/<timestamp>`; null writes nothing."""
+    resume_dir: str | None = None
+    """A run's folder or checkpoint to continue from."""
+    seed: NonNegativeInt = 0
+    """Of everything that is drawn."""
+    env: EnvsConfig = field(default_factory=EnvsConfig)
+    stop_value: float | None = None
+    """Training ends when the mean return of an evaluation reaches it."""
+    reward_model: dict[str, Any] = field(default_factory=dict)
+    """`type`, and the settings of that model; checked by the model."""
+    pretrain_reward: bool = False
+    """Teach the reward model before the policy's first update."""
+    cooptrain_reward: bool = True
+    """Teach it while the policy trains."""
+    mix: MixConfig = field(default_factory=MixConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    steps_per_collect: PositiveInt = 128
+    """Off-policy: environment steps, all environments together, between two rounds of updates."""

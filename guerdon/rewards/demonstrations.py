@@ -1,0 +1,224 @@
+"""Demonstrations of states and actions: reading them in several forms, and writing them in one.
+
+The form of ours is one safetensors file with the parts of `Transitions`, all episodes in a row. Others are
+told apart by what is there; see `read_demonstrations`. No code in a file is run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from guerdon.datasets.frames import open_store
+from guerdon.errors import DataError
+from guerdon.rewards.transitions import Transitions, as_actions, from_items
+from guerdon.store import safe_pickle
+from guerdon.store.atomic import make_directory, write_atomic
+from guerdon.types import Episode, display_path
+
+SUFFIX = ".safetensors"
+DI_ENGINE_FILE = "expert_data.pkl"
+"""What DI-engine calls its file of demonstrations: a list of dicts of tensors."""
+
+
+def write_demonstrations(path: Path | str, episodes: Sequence[Transitions]) -> None:
+    """Write whole episodes, [T] each, to one file, at once or not at all."""
+    path = Path(path)
+    if path.suffix != SUFFIX:
+        raise DataError(
+            f"demonstrations are written to a file that ends in {SUFFIX}, not {display_path(path)}"
+        )
+    rows = Transitions.cat(episodes)
+    if not all(bool(each.done[-1]) for each in episodes) or int(rows.done.sum()) != len(episodes):
+        raise DataError("demonstrations must be whole episodes: the last step, and no other, ends one")
+    content = save({name: part.contiguous() for name, part in rows.parts().items()})
+    make_directory(path.parent)
+    write_atomic(path, lambda file: file.write(content))
+
+
+def read_demonstrations(source: Any) -> list[Transitions]:
+    """Episodes, [T] each, from a path, a list of dicts, `Transitions`, or a list of episodes in these forms.
+
+    A path leads to a file of ours (`.safetensors`), to DI-engine's `expert_data.pkl` or a folder with one, to
+    imitation's trajectories (a folder of Arrow files, or the older `.npz`), or to a data set of episodes with
+    states and actions in any format of `guerdon.store`, whose successful episodes are taken.
+
+    An episode that is cut off at the end of the data is kept; its last step then counts as truncated.
+    """
+    if isinstance(source, str | Path):
+        return _from_path(Path(source))
+    if isinstance(source, Transitions):
+        return _whole_episodes(source)
+    if isinstance(source, Sequence) and source and not isinstance(source[0], Mapping):
+        return [episode for each in source for episode in _whole_episodes(from_items(each))]
+    return _whole_episodes(_cut_at_jumps(from_items(source)))
+
+
+def _from_path(path: Path) -> list[Transitions]:
+    shown = display_path(path)
+    if not path.exists():
+        raise DataError(f"there are no demonstrations at {shown}")
+    if path.is_dir():
+        if (path / DI_ENGINE_FILE).is_file():
+            return _from_path(path / DI_ENGINE_FILE)
+        arrow = sorted(path.glob("*.arrow"))
+        return _from_imitation(_arrow_rows(arrow), shown) if arrow else _from_store(path)
+    if path.suffix == SUFFIX:
+        try:
+            return _whole_episodes(Transitions(**load_file(path)))
+        except (SafetensorError, TypeError) as error:
+            raise DataError(f"{shown} holds no demonstrations: {error}") from error
+    if path.suffix == ".npz":
+        return _from_imitation(_npz_rows(path), shown)
+    if path.suffix == ".arrow":
+        return _from_imitation(_arrow_rows([path]), shown)
+    if path.suffix in (".pkl", ".pickle"):
+        return read_demonstrations(safe_pickle.load(path))
+    raise DataError(
+        f"{shown} holds no demonstrations that are known: {SUFFIX}, .pkl (DI-engine), .npz or a folder of "
+        ".arrow files (imitation), or a data set of episodes"
+    )
+
+
+def _cut_at_jumps(rows: Transitions) -> Transitions:
+    """Collectors put pieces of several environments in a row: where a step begins elsewhere, one ends."""
+    if len(rows.shape) != 1 or len(rows) < 2:
+        return rows
+    jump = torch.zeros_like(rows.done)
+    jump[:-1] = ~torch.isclose(rows.next_obs[:-1], rows.obs[1:], equal_nan=True).flatten(1).all(1)
+    return replace(rows, truncated=rows.truncated | (jump & ~rows.done))
+
+
+# imitation's trajectories
+
+Row: TypeAlias = Mapping[str, Any]
+"""`obs` [T + 1, ...], `acts` [T, ...], `terminal`, and `rews` [T] if they were kept."""
+
+
+def _arrow_rows(files: Sequence[Path]) -> Iterator[Row]:
+    """Rows of Arrow files as Hugging Face's `datasets` writes them; `infos` are not looked at."""
+    for file in files:
+        try:
+            with pa.memory_map(str(file)) as source:
+                table = _arrow_table(source)
+                columns = [name for name in ("obs", "acts", "rews", "terminal") if name in table.column_names]
+                yield from table.select(columns).to_pylist()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{display_path(file)} cannot be read: {error}") from error
+
+
+def _arrow_table(source: Any) -> Any:
+    try:
+        return pa.ipc.open_stream(source).read_all()
+    except pa.ArrowInvalid:
+        source.seek(0)
+        return pa.ipc.open_file(source).read_all()  # the other layout of Arrow
+
+
+def _npz_rows(path: Path) -> Iterator[Row]:
+    """Rows of the older file: all trajectories in a row, `indices` say where the actions are cut."""
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            missing = [name for name in ("obs", "acts", "indices", "terminal") if name not in data]
+            if missing:
+                raise DataError(f"{display_path(path)} holds no trajectories of imitation: no {missing[0]!r}")
+            cuts = data["indices"].astype(np.int64)
+            obs = np.split(data["obs"], cuts + np.arange(len(cuts)) + 1)
+            acts, terminal = np.split(data["acts"], cuts), data["terminal"]
+            rews = np.split(data["rews"], cuts) if "rews" in data else [None] * len(acts)
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{display_path(path)} cannot be read: {error}") from error
+    for number, each in enumerate(obs):
+        yield {"obs": each, "acts": acts[number], "rews": rews[number], "terminal": bool(terminal[number])}
+
+
+def _from_imitation(rows: Iterable[Row], shown: str) -> list[Transitions]:
+    episodes: list[Transitions] = []
+    for number, row in enumerate(rows):
+        if row.get("obs") is None or row.get("acts") is None:
+            raise DataError(f"{shown} holds no trajectories of imitation: no obs and acts")
+        obs, actions = np.asarray(row["obs"], np.float32), np.asarray(row["acts"])
+        count = len(actions)
+        if len(obs) != count + 1 or not count:
+            raise DataError(f"{shown}: trajectory {number} has {len(obs)} observations, {count} actions")
+        rewards = row.get("rews")
+        ends = torch.arange(count) == count - 1
+        terminal = torch.tensor(bool(row.get("terminal", True)))
+        episodes.append(
+            Transitions(
+                obs=torch.from_numpy(obs[:-1].copy()),
+                actions=as_actions(torch.from_numpy(actions.copy()), count),
+                next_obs=torch.from_numpy(obs[1:].copy()),
+                env_rewards=torch.from_numpy(
+                    np.full(count, np.nan, np.float32) if rewards is None else np.array(rewards, np.float32)
+                ),
+                terminated=ends & terminal,
+                truncated=ends & ~terminal,
+            )
+        )
+    if not episodes:
+        raise DataError(f"{shown} holds no trajectories")
+    return episodes
+
+
+def _from_store(path: Path) -> list[Transitions]:
+    """The successful, complete episodes of a data set with states and actions.
+
+    Step t led to state t: action t was chosen in the state before, action 0 in the initial one; where that
+    was not recorded, the first step is left out.
+    """
+    shown = display_path(path)
+    with tempfile.TemporaryDirectory() as copy:
+        store, _ = open_store(str(path), None, None, Path(copy))
+        numbers = np.flatnonzero(store.success & store.complete).tolist()
+        if not numbers:
+            raise DataError(f"{shown} has no successful, complete episode to learn from")
+        return [_from_episode(store.read_episode(number), shown) for number in numbers]
+
+
+def _from_episode(episode: Episode, shown: str) -> Transitions:
+    if episode.actions is None or episode.states is None:
+        lack = "actions" if episode.actions is None else "states"
+        raise DataError(f"{shown} has no {lack} to learn from; collect with collect.keep_states=true")
+    first = 1 if episode.initial_state is None else 0
+    states = episode.states if first else np.concatenate((episode.initial_state[None], episode.states))  # type: ignore[index]
+    count = len(states) - 1
+    ends = torch.arange(count) == count - 1
+    over = episode.terminated is not None and bool(episode.terminated[-1])
+    rewards = episode.env_rewards
+    return Transitions(
+        obs=torch.from_numpy(states[:-1].copy()),
+        actions=torch.from_numpy(episode.actions[first:].copy()),
+        next_obs=torch.from_numpy(states[1:].copy()),
+        env_rewards=torch.full((count,), float("nan"))
+        if rewards is None
+        else torch.from_numpy(rewards[first:].copy()),
+        terminated=ends & over,
+        truncated=ends & (not over),
+    )
+
+
+def _whole_episodes(rows: Transitions) -> list[Transitions]:
+    if len(rows.shape) == 1 and len(rows) and not bool(rows.done[-1]):
+        truncated = rows.truncated.clone()
+        truncated[-1] = True
+        rows = replace(rows, truncated=truncated)
+    episodes = rows.episodes()
+    if not episodes:
+        raise DataError("the demonstrations hold no finished episode")
+    return episodes
+
+
+def returns_of(episodes: Sequence[Transitions]) -> torch.Tensor:
+    """Sums of the env rewards, float32 [number of episodes]."""
+    return torch.stack([each.env_rewards.sum() for each in episodes])

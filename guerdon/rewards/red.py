@@ -1,0 +1,121 @@
+"""Random expert distillation (Wang et al., 2019, arXiv:1905.06750).
+
+A network learns to predict what a fixed random network says of demonstrated states and actions. Where there
+were demonstrations the prediction is good, elsewhere it is not:
+
+    reward = exp(-sigma * |predicted - target|^2), between 0 and 1.
+
+sigma decides what counts as good. The paper chooses it by hand so that demonstrations get almost 1. Here a
+share of the demonstrated steps is not learned from, and sigma is such that a step whose error is the
+`expert_quantile` of theirs gets `reward_at_quantile`. Without that calibration rewards are constant in effect.
+
+It is fitted on demonstrations alone, best before the policy (`pretrain_reward`), and rewards are positive:
+where episodes can end early, living on pays.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from guerdon.config.limits import Fraction, PositiveInt
+from guerdon.errors import DataError
+from guerdon.rewards.base import RewardNetwork, ZooModel, ZooSettings
+from guerdon.rewards.networks import perceptron
+from guerdon.rewards.transitions import Transitions
+
+
+@dataclass(frozen=True, kw_only=True)
+class REDSettings(ZooSettings):
+    """`reward_model` of type `red`."""
+
+    inputs: Literal["state_action", "state"] = "state_action"
+    """What is distilled of a step."""
+    num_outputs: PositiveInt = 32
+    """Numbers that the random network says of a step."""
+    held_out: Fraction = 0.2
+    """Share of the demonstrated steps that sigma is calibrated on."""
+    expert_quantile: Fraction = 0.9
+    """Of the held-out errors: the one ..."""
+    reward_at_quantile: Fraction = 0.5
+    """... that gets this reward."""
+
+
+PARTS = {"state_action": ("obs", "action"), "state": ("next_obs",)}
+
+
+class Distillation(RewardNetwork):
+    """A random network, and one that learns to say the same."""
+
+    sigma: Tensor
+
+    def __init__(self, num_features: int, hidden: tuple[int, ...], num_outputs: int) -> None:
+        super().__init__()
+        self.target = perceptron([num_features, *hidden, num_outputs]).requires_grad_(False)
+        self.predictor = perceptron([num_features, *hidden, num_outputs])
+        self.register_buffer("sigma", torch.ones(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[N, F] -> errors_expert_is_low, mean over the outputs, float32 [N]."""
+        return (self.predictor(features) - self.target(features)).square().mean(1)
+
+    def learn(self, expert: Tensor) -> Tensor:
+        """The mean error on demonstrated steps, [N, F]."""
+        return self(expert).mean()  # type: ignore[no-any-return]
+
+
+class RED(ZooModel):
+    """Rewards what is like the demonstrations."""
+
+    Settings = REDSettings
+    needs_experts = True
+    needs_experience = False
+    cfg: REDSettings
+    network: Distillation
+
+    def make_network(self) -> Distillation:
+        """The two networks."""
+        size = self.num_features(PARTS[self.cfg.inputs])
+        return Distillation(size, self.cfg.hidden, self.cfg.num_outputs)
+
+    def load_expert_data(self, data: Any) -> None:
+        """Take demonstrations, and put some of their steps aside."""
+        super().load_expert_data(data)
+        count = len(self.expert_rows)
+        aside = max(1, round(self.cfg.held_out * count))
+        if aside >= count:
+            raise DataError(f"{count} demonstrated steps leave nothing to learn from: RED needs more")
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(self.cfg.seed)).to(self.device)
+        features = self.features(self.expert_rows, PARTS[self.cfg.inputs])
+        self._held, self._learned = features[order[:aside]], features[order[aside:]]
+
+    def draw(self) -> tuple[Tensor]:
+        """Demonstrated steps, [N, F]."""
+        rows = torch.randint(len(self._learned), (self.cfg.batch_size,), generator=self.generator)
+        return (self._learned[rows.to(self.device)],)
+
+    def _learn(self, num_updates: int) -> dict[str, float]:
+        """Gradient steps, then sigma from the steps that were not learned from."""
+        scalars = super()._learn(num_updates)
+        with torch.no_grad():
+            errors = self.network(self._held)
+            limit = torch.quantile(errors, self.cfg.expert_quantile).clamp(min=1e-12)
+            self.network.sigma.copy_(-math.log(self.cfg.reward_at_quantile) / limit)
+        found = {"held_out_error": float(errors.mean()), "sigma": float(self.network.sigma)}
+        self.log(found)
+        return scalars | found
+
+    def score(self, batch: Transitions) -> Tensor:
+        """exp(-sigma * error), [*L]."""
+        errors_expert_is_low = self.network(self.features(batch.flat(), PARTS[self.cfg.inputs]))
+        return torch.exp(-self.network.sigma * errors_expert_is_low).view(batch.shape)
+
+    def to_device(self, device: torch.device | str) -> None:
+        """Move to another device."""
+        super().to_device(device)
+        if self.experts:
+            self._held, self._learned = self._held.to(self.device), self._learned.to(self.device)

@@ -1,0 +1,384 @@
+"""The two serial pipelines' loops: collect, teach the reward model, relabel, update the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Discrete
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+from torch import Tensor
+
+from guerdon.collect.observations import with_final
+from guerdon.config.schema_zoo import SerialConfig
+from guerdon.envs.make import make_vector_env
+from guerdon.errors import ConfigError, DataError
+from guerdon.learn.batches import TrainBatch
+from guerdon.learn.dqn import DQN
+from guerdon.learn.networks import STATE
+from guerdon.learn.ppo import PPO
+from guerdon.learn.rollout import Rollout, RolloutCollector
+from guerdon.rewards.base import BaseRewardModel, Memory, ZooModel
+from guerdon.rewards.experience import Experience, RunningEpisodes
+from guerdon.rewards.transitions import Transitions, to_items
+from guerdon.run.chunks import random_actions
+from guerdon.run.policy_files import AnyLearner
+from guerdon.serve.relabel import RewardScale, combine
+from guerdon.types import FloatArray
+from guerdon.watch.reaches import check_learned_rewards
+
+
+class SerialLoop:
+    """What both loops share: environments, learner, reward model, and the way to the training reward."""
+
+    def __init__(self, cfg: SerialConfig, learner: AnyLearner, model: BaseRewardModel, env: Any) -> None:
+        self.cfg, self.learner, self.model, self.env = cfg, learner, model, env
+        self.env_steps, self.train_iter = 0, 0
+        self.scale = RewardScale() if cfg.mix.normalize else None
+        self.cooptrain = True
+        self.path_checked = False
+        self._first_action = int(getattr(env.single_action_space, "start", 0))
+        if isinstance(model, ZooModel):
+            model.meet(env)
+
+    def reset(self, seed: int) -> None:
+        """Begin new episodes; everything that this loop draws follows from `seed` from here on."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """What going on after `reset` needs, learner and reward model aside."""
+        scale = None if self.scale is None else [self.scale.count, self.scale.mean, self.scale.spread]
+        return {"env_steps": self.env_steps, "train_iter": self.train_iter, "scale": scale}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.env_steps, self.train_iter = int(state["env_steps"]), int(state["train_iter"])
+        if self.scale is not None and state["scale"] is not None:
+            self.scale = RewardScale(*state["scale"])
+        self.path_checked = True
+
+    def collect(self, progress: float) -> Transitions:
+        """Experience of the policy, [T, N]."""
+        raise NotImplementedError
+
+    def learn(self, experience: Transitions, progress: float) -> dict[str, float]:
+        """Update the policy on rewards of the model."""
+        raise NotImplementedError
+
+    def advance(self, progress: float) -> dict[str, float]:
+        """One iteration: collect, teach the reward model, update the policy; returns what to log."""
+        experience = self.collect(progress)
+        metrics: dict[str, float] = {}
+        if self.cooptrain:
+            metrics |= self.teach(experience)
+        return metrics | self.learn(experience, progress)
+
+    def teach(self, experience: Transitions) -> dict[str, float]:
+        """`collect_data`, `train`, `clear_data`."""
+        self._show(experience)
+        told = self.model.train()
+        self.model.clear_data(self.train_iter)
+        return _named("reward_model", told)
+
+    def pretrain(self) -> dict[str, float]:
+        """Teach the reward model before the policy learns; one that needs experience gets a first batch."""
+        if getattr(self.model, "needs_experience", True):
+            self._show(self.collect(0.0))
+        told = self.model.pretrain()
+        self.model.clear_data(self.train_iter)
+        return _named("reward_model", told)
+
+    def _show(self, experience: Transitions) -> None:
+        self.model.collect_data(experience if isinstance(self.model, ZooModel) else to_items(experience))
+
+    def check_path(
+        self,
+        relabel: Callable[[FloatArray], NDArray[Any]],
+        objective: Callable[[], NDArray[Any]],
+        shape: tuple[int, ...],
+    ) -> None:
+        """Before the first update: does what the model says reach what the policy is trained on?"""
+        mix = self.cfg.mix
+        weight = mix.weight_at(self.env_steps) if mix.combine_mode == "weighted" else 1.0
+        if not self.path_checked and (weight or not mix.reward_weight_end):
+            check_learned_rewards(relabel, objective, shape, weight)
+            self.path_checked = True
+
+    def learned_rewards(self, batch: Transitions) -> Tensor:
+        """The model's rewards of rows, float32 [*L]."""
+        if isinstance(self.model, ZooModel):
+            with torch.no_grad():
+                learned = self.model.score(self.model.checked(batch)).float().cpu()
+        else:  # a plugin: it gets dicts of its own, so that what it does to them stays with it
+            answer = self.model.estimate(to_items(batch))
+            if not isinstance(answer, list) or len(answer) != len(batch):
+                raise DataError(
+                    f"estimate of {type(self.model).__name__} must return a list of {len(batch)} "
+                    f"transitions, it returned {_described(answer)}"
+                )
+            values = [torch.as_tensor(item["reward"]).float().reshape(()) for item in answer]
+            learned = torch.stack(values).view(batch.shape)
+        if tuple(learned.shape) != batch.shape:
+            raise DataError(
+                f"{type(self.model).__name__} gave rewards of shape {list(learned.shape)} for transitions of "
+                f"{list(batch.shape)}"
+            )
+        if not bool(torch.isfinite(learned).all()):
+            raise DataError(f"{type(self.model).__name__} gave rewards that are not finite numbers")
+        return learned
+
+    def training_rewards(self, env_rewards: Tensor, learned: Tensor) -> Tensor:
+        """What the learner trains on: learned rewards, scaled if asked for, combined as `mix` says."""
+        values = learned.numpy().astype(np.float32)
+        if self.scale is not None:
+            values = self.scale.apply(values)
+        mix = replace(self.cfg.mix, reward_weight=self.cfg.mix.weight_at(self.env_steps))
+        return torch.from_numpy(combine(env_rewards.numpy(), values, mix))
+
+
+class OnPolicySerial(SerialLoop):
+    """PPO: rewards of a rollout are replaced before any advantage is computed."""
+
+    learner: PPO
+
+    def __init__(self, cfg: SerialConfig, learner: PPO, model: BaseRewardModel, env: Any) -> None:
+        super().__init__(cfg, learner, model, env)
+        if isinstance(model, ZooModel) and model.augments:
+            raise ConfigError(
+                f"{type(model).__name__} adds transitions that no policy played: use dqn or sac, not ppo"
+            )
+        self.collector = RolloutCollector(env, cfg.learner.ppo.num_steps)
+        self._rollout: Rollout | None = None
+        self._memory: Memory = None
+        if isinstance(model, ZooModel):
+            model.policy_log_probs = lambda obs, actions: learner.log_probs({STATE: obs}, actions)
+
+    def reset(self, seed: int) -> None:
+        """Begin new episodes."""
+        self.collector.reset(seed)
+        self._memory = self.model.begin(self.env.num_envs) if isinstance(self.model, ZooModel) else None
+
+    def collect(self, progress: float) -> Transitions:
+        """A rollout."""
+        reached: list[NDArray[Any]] = []
+
+        def keep(t: int, env: Any, obs: Any, done: Any, info: Any) -> None:
+            reached.append(np.array(obs, np.float32))
+
+        rollout = self._rollout = self.collector.collect(self.learner, keep)
+        self.env_steps += rollout.num_transitions
+        actions = rollout.actions
+        if not isinstance(self.env.single_action_space, Discrete):
+            low, high = self.env.single_action_space.low, self.env.single_action_space.high
+            actions = actions.clamp(
+                torch.from_numpy(low), torch.from_numpy(high)
+            )  # as the environment saw them
+        return Transitions(
+            obs=rollout.obs[STATE],
+            actions=actions,
+            next_obs=torch.from_numpy(np.stack(reached)),
+            env_rewards=rollout.env_rewards,
+            terminated=rollout.terminated,
+            truncated=rollout.truncated,
+            log_probs=rollout.log_probs,
+        )
+
+    def learn(self, experience: Transitions, progress: float) -> dict[str, float]:
+        """Score the rollout, put the rewards in place, then compute advantages and update."""
+        assert self._rollout is not None
+        if isinstance(self.model, ZooModel) and self.model.scores == "streams":
+            with torch.no_grad():
+                learned, self._memory = self.model.score_stream(self.model.checked(experience), self._memory)
+            learned = learned.cpu()
+        else:
+            learned = self.learned_rewards(experience)
+        self.check_path(
+            lambda values: self._relabel(experience, torch.from_numpy(values)).numpy(),
+            self._objective,
+            experience.shape,
+        )
+        if self.scale is not None:
+            self.scale.update(learned.numpy())
+        training = self._relabel(experience, learned)
+        losses = self.learner.update(self._rollout, progress)
+        self.train_iter += 1
+        return {
+            "rollout/learned_rewards": float(learned.mean()),
+            "rollout/rewards": float(training.mean()),
+            **{f"train/{name}": value for name, value in losses.items()},
+        }
+
+    def _relabel(self, experience: Transitions, learned: Tensor) -> Tensor:
+        """Put rewards into the rollout; returns those that it now holds, [T, N]."""
+        assert self._rollout is not None
+        self._rollout.update_rewards(self.training_rewards(experience.env_rewards, learned))
+        return self._rollout.training_rewards
+
+    def _objective(self) -> NDArray[Any]:
+        assert self._rollout is not None
+        advantages: NDArray[Any] = self.learner.advantages(self._rollout)[0].cpu().numpy()
+        return advantages.copy()
+
+
+class OffPolicySerial(SerialLoop):
+    """DQN and SAC: rewards are computed for each sampled batch, or once if they depend on the episode."""
+
+    learner: Any
+
+    def __init__(self, cfg: SerialConfig, learner: AnyLearner, model: BaseRewardModel, env: Any) -> None:
+        super().__init__(cfg, learner, model, env)
+        self.section = cfg.learner.dqn if isinstance(learner, DQN) else cfg.learner.sac
+        if getattr(self.section, "num_n_steps", 1) != 1:
+            raise ConfigError(
+                "the serial pipelines learn from single steps: learner.dqn.num_n_steps must be 1"
+            )
+        self.replay = Experience(self.section.buffer_size)
+        self.generator = torch.Generator().manual_seed(0)
+        self._rng = np.random.default_rng(0)
+        self._obs: Any = None
+        self._memory: Memory = None
+        self._owed = 0.0
+        self._running = RunningEpisodes(env.num_envs)
+
+    def reset(self, seed: int) -> None:
+        """Begin new episodes."""
+        self._obs, _ = self.env.reset(seed=seed)
+        self.generator.manual_seed(seed)
+        self._rng = np.random.default_rng(seed)
+        self._running = RunningEpisodes(self.env.num_envs)
+        self._memory = self.model.begin(self.env.num_envs) if isinstance(self.model, ZooModel) else None
+
+    def collect(self, progress: float) -> Transitions:
+        """`steps_per_collect` steps."""
+        steps = -(-self.cfg.steps_per_collect // self.env.num_envs)
+        return _stacked([self._step(progress) for _ in range(steps)])
+
+    def _store(self, experience: Transitions) -> None:
+        """Put steps into the replay buffer, with rewards that depend on the episode, and what is made of it.
+
+        The reward model has been taught by them before: rewards that stay in the buffer need its statistics.
+        """
+        if isinstance(self.model, ZooModel) and self.model.scores == "streams":
+            with torch.no_grad():
+                checked = self.model.checked(experience)
+                learned, self._memory = self.model.score_stream(checked, self._memory)
+            experience = replace(experience, learned_rewards=learned.cpu())
+        self.replay.add(experience.flat())
+        if isinstance(self.model, ZooModel) and self.model.augments:
+            finished = self._running.add(experience)
+            if finished:
+                self.replay.add(self.model.augment(finished).to("cpu"))
+
+    def _step(self, progress: float) -> Transitions:
+        obs = np.array(self._obs, np.float32)
+        actions = self._actions(progress)
+        self._obs, env_rewards, terminated, truncated, info = self.env.step(actions)
+        done = np.asarray(terminated) | np.asarray(truncated)
+        reached = with_final(self._obs, info.get("final_obs"), done) if done.any() else self._obs
+        self.env_steps += self.env.num_envs
+        return Transitions(
+            obs=torch.from_numpy(obs),
+            actions=torch.from_numpy(np.asarray(actions) - self._first_action),
+            next_obs=torch.from_numpy(np.array(reached, np.float32)),
+            env_rewards=torch.from_numpy(np.asarray(env_rewards, np.float32)),
+            terminated=torch.from_numpy(np.asarray(terminated, np.bool_)),
+            truncated=torch.from_numpy(np.asarray(truncated, np.bool_)),
+        )
+
+    def _actions(self, progress: float) -> NDArray[Any]:
+        if self.env_steps < self.section.learning_starts:
+            return random_actions(self.env.single_action_space, self.env.num_envs, self._rng)
+        if isinstance(self.learner, DQN):
+            return self.learner.act(self._obs, deterministic=False, progress=progress)
+        actions: NDArray[Any] = self.learner.act(self._obs, deterministic=False)
+        return actions
+
+    def learn(self, experience: Transitions, progress: float) -> dict[str, float]:
+        """Store the steps, and do the updates that they are worth: sample, score, update."""
+        self._store(experience)
+        if self.env_steps < self.section.learning_starts:
+            return {}
+        self._owed += len(experience) * self.section.updates_per_step
+        losses: dict[str, float] = {}
+        learned = torch.zeros(0)
+        if not self.path_checked:
+            self._check_on(self.replay.sample(self.section.batch_size, torch.Generator().manual_seed(0)))
+        for _ in range(int(self._owed)):
+            batch = self.replay.sample(self.section.batch_size, self.generator)
+            learned = self.learned_rewards(batch) if batch.learned_rewards is None else batch.learned_rewards
+            if self.scale is not None:
+                self.scale.update(learned.numpy())
+            losses = self.learner.update(self._train_batch(batch, learned))
+            self.train_iter += 1
+        self._owed -= int(self._owed)
+        if not len(learned):
+            return {}
+        return {
+            "rollout/learned_rewards": float(learned.mean()),
+            **{f"train/{name}": value for name, value in losses.items()},
+        }
+
+    def _check_on(self, batch: Transitions) -> None:
+        """Drive a batch through relabelling twice; the learner is as before afterwards."""
+        state = self.learner.state_dict()
+        held: list[TrainBatch] = []
+
+        def relabel(values: FloatArray) -> NDArray[Any]:
+            held[:] = [self._train_batch(batch, torch.from_numpy(values))]
+            return held[0].training_rewards.numpy()
+
+        def objective() -> NDArray[Any]:
+            self.learner.load_state_dict(state)  # targets draw random numbers: the same ones each time
+            targets: NDArray[Any] = self.learner.targets(held[0].to(self.learner.device)).cpu().numpy()
+            return targets
+
+        self.check_path(relabel, objective, batch.shape)
+        self.learner.load_state_dict(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """With the replay buffer."""
+        return {**super().state_dict(), "owed": self._owed, "replay": self.replay.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        super().load_state_dict(state)
+        self._owed = float(state["owed"])
+        self.replay.load_state_dict(state["replay"])
+
+    def _train_batch(self, batch: Transitions, learned: Tensor) -> TrainBatch:
+        return TrainBatch(
+            obs={STATE: batch.obs},
+            actions=batch.actions + self._first_action if self._first_action else batch.actions,
+            training_rewards=self.training_rewards(batch.env_rewards, learned),
+            next_obs={STATE: batch.next_obs},
+            not_terminated=(~batch.terminated).float(),
+            discount=torch.full((len(batch),), self.section.gamma),
+        )
+
+
+def make_env(cfg: SerialConfig) -> Any:
+    """The training environments."""
+    return make_vector_env(cfg.env.train, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
+
+
+def _stacked(steps: list[Transitions]) -> Transitions:
+    """Steps [N] as [T, N]."""
+    parts: dict[str, Any] = {
+        name: torch.stack([getattr(step, name) for step in steps]) for name in steps[0].parts()
+    }
+    return Transitions(**parts)
+
+
+def _named(section: str, told: Any) -> dict[str, float]:
+    """What a model returned for the log, under names; plugins may return anything."""
+    if not isinstance(told, Mapping):
+        return {}
+    return {f"{section}/{name}": float(value) for name, value in told.items()}
+
+
+def _described(answer: Any) -> str:
+    return f"a list of {len(answer)}" if isinstance(answer, list) else f"a {type(answer).__name__}"

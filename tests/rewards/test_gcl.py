@@ -1,0 +1,59 @@
+"""Guided cost learning: its formula, and that a policy learns from it; the controls are in test_gail.py."""
+
+import math
+
+import pytest
+import torch
+
+from guerdon.errors import ConfigError, DataError
+from guerdon.rewards import create_reward_model
+from guerdon.rewards.gcl import Cost, negative_log_likelihood
+from tests.rewards import zoo_tasks
+from tests.rewards.test_airl import known_rows
+from tests.rewards.test_gail import SHAPES, rows
+
+
+def test_likelihood_by_hand():
+    costs = torch.tensor([1.0, 3.0, 0.5, 2.0])  # two of the expert, two of the policy
+    q = torch.tensor([0.5, 0.1, 0.25, 1.0])
+    z = sum(math.exp(-c) / p for c, p in zip(costs.tolist(), q.tolist(), strict=True)) / 4
+    assert float(negative_log_likelihood(costs, q.log())) == pytest.approx(2.0 + math.log(z), rel=1e-5)
+
+
+def test_a_constant_cost_changes_nothing_but_the_penalty():
+    costs, log_probs = torch.randn(6), torch.randn(6)
+    before = negative_log_likelihood(costs, log_probs)
+    torch.testing.assert_close(negative_log_likelihood(costs + 7.0, log_probs), before)
+    network = Cost(1, (), cost_penalty=0.5)
+    with torch.no_grad():
+        network.layers[0].weight.fill_(1.0)
+    loss = network.learn(torch.full((2, 1), 2.0), torch.full((2, 1), 2.0), torch.zeros(4))
+    assert float(loss) == pytest.approx(0.5 * 4.0)
+
+
+def test_what_was_demonstrated_becomes_cheap_and_its_reward_high():
+    gcl = create_reward_model({"type": "gcl", **SHAPES, "inputs": "state", "update_per_collect": 100})
+    gcl.policy_log_probs = lambda obs, actions: torch.full((len(obs),), math.log(0.5))
+    expert, policy = rows(60, 1), known_rows(60, 2)
+    gcl.load_expert_data([expert])
+    gcl.collect_data(policy)
+    told = gcl.train()
+    assert told["cost_gap"] > 0.3 and 0.0 < told["effective_samples"] <= 1.0
+    assert gcl.estimate(expert).env_rewards.mean() > gcl.estimate(policy).env_rewards.mean() + 0.3
+
+
+def test_log_probs_are_needed():
+    gcl = create_reward_model({"type": "gcl", **SHAPES})
+    gcl.load_expert_data([rows(30, 1)])
+    gcl.collect_data(rows(30, 2))
+    with pytest.raises(ConfigError, match="on-policy pipeline"):
+        gcl.train()
+    gcl.policy_log_probs = lambda obs, actions: torch.zeros(len(obs))
+    with pytest.raises(DataError, match="log_probs"):
+        gcl.train()
+
+
+def test_a_policy_imitates_the_expert():
+    settings = zoo_tasks.zoo_config("fixed_cartpole_gcl")
+    found = zoo_tasks.run(settings, demonstrations=zoo_tasks.experts(zoo_tasks.FIXED_CARTPOLE, 10))
+    assert found.last_return >= 190.0  # of the expert's 200

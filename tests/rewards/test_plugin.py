@@ -1,0 +1,129 @@
+"""A reward model written from the page on adding one trains through both pipelines."""
+
+import json
+
+import pytest
+import torch
+
+from guerdon.errors import ConfigError, DataError
+from guerdon.rewards import REWARD_MODELS, BaseRewardModel, create_reward_model, register_reward_model
+from guerdon.run import serial_pipeline_reward_model_offpolicy, serial_pipeline_reward_model_onpolicy
+from guerdon.run.serial_loops import SerialLoop
+from tests.rewards.page_plugin import SETTINGS, InPlaceRewardModel, PageRewardModel
+from tests.run.serial_tools import small
+
+PIPELINES = {"ppo": serial_pipeline_reward_model_onpolicy, "dqn": serial_pipeline_reward_model_offpolicy}
+
+
+@pytest.fixture
+def table(monkeypatch):
+    for name in list(REWARD_MODELS):
+        monkeypatch.setitem(REWARD_MODELS, name, REWARD_MODELS[name])
+    yield
+    for name in ("page", "page_in_place", "mine"):
+        REWARD_MODELS.pop(name, None)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+@pytest.mark.parametrize("cls", [PageRewardModel, InPlaceRewardModel])
+def test_it_trains_through_the_pipeline(table, tmp_path, monkeypatch, algorithm, cls):
+    register_reward_model("page", cls)
+    seen = []
+    score = SerialLoop.learned_rewards
+
+    def noted(self, batch):
+        before = {name: part.clone() for name, part in batch.parts().items()}
+        learned = score(self, batch)
+        assert all(torch.equal(part, before[name]) for name, part in batch.parts().items())
+        with torch.no_grad():
+            assert torch.allclose(learned, self.model.reward_model(batch.obs).squeeze(-1))
+        seen.append(learned.shape)
+        return learned
+
+    monkeypatch.setattr(SerialLoop, "learned_rewards", noted)
+    tree = small(algorithm, reward_model={"type": "page", **SETTINGS}, output_dir=str(tmp_path))
+    result = PIPELINES[algorithm](tree)
+    model = result.reward_model
+    assert type(model) is cls and result.env_steps == 1024
+    rounds = 8 if algorithm == "ppo" else 16
+    assert model.train_iter == 5 * rounds and model.train_data == []
+    assert set(seen) == ({(32, 4)} if algorithm == "ppo" else {(32,)})
+    logged = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["reward_model/reward_loss"] for line in logged]
+    assert len(losses) == rounds and losses[-1] < 0.5 * losses[0]
+    other = create_reward_model({"type": "page", **SETTINGS}, "cpu", None)
+    other.load(result.folder / "checkpoints" / "last" / "reward_model.pt")
+    obs = torch.randn(3, 4)
+    assert torch.equal(other.reward_model(obs), model.reward_model(obs)) and other.train_iter == 5 * rounds
+
+
+def test_the_interface_alone_is_enough(table):
+    """Without cfg, network or logger: four methods."""
+
+    class Mine(BaseRewardModel):
+        def __init__(self, config, device, tb_logger):
+            self.told = 0
+
+        def collect_data(self, data):
+            self.told += len(data)
+
+        def clear_data(self, iter):
+            pass
+
+        def train(self):
+            return None
+
+        def estimate(self, data):
+            return [{**item, "reward": item["obs"][2].abs().neg()} for item in data]
+
+    register_reward_model("mine", Mine)
+    register_reward_model("mine", Mine)  # the same once more
+    result = serial_pipeline_reward_model_onpolicy(small(reward_model={"type": "mine"}), max_env_step=256)
+    assert result.reward_model.told == 256
+    with pytest.raises(ConfigError, match="the name 'mine' is taken by Mine"):
+        register_reward_model("mine", PageRewardModel)
+    with pytest.raises(ConfigError, match="does not learn from demonstrations"):
+        result.reward_model.load_expert_data([])
+
+
+def run_with(answer, **changes):
+    class Faulty(PageRewardModel):
+        def estimate(self, data):
+            return answer(super().estimate(data))
+
+    tree = small("dqn", reward_model={"type": "gail"}, **changes)
+    return serial_pipeline_reward_model_offpolicy(tree, model=Faulty(_Section(SETTINGS), "cpu", _Logger()))
+
+
+class _Section(dict):
+    __getattr__ = dict.__getitem__
+
+
+class _Logger:
+    def add_scalar(self, *args):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        (lambda items: items[:-1], "must return a list of 32 transitions, it returned a list of 31"),
+        (lambda items: None, "it returned a NoneType"),
+        (lambda items: [{**items[0], "reward": float("nan")}] * len(items), "not finite"),
+    ],
+)
+def test_wrong_answers_are_refused(answer, complaint):
+    with pytest.raises(DataError, match=complaint):
+        run_with(answer)
+
+
+def test_what_is_no_reward_model_is_refused(table):
+    with pytest.raises(ConfigError, match="no class that derives from"):
+        register_reward_model("mine", dict)
+    with pytest.raises(ConfigError, match="did you mean 'gail'"):
+        create_reward_model({"type": "gial"})
+    with pytest.raises(ConfigError, match=r"reward_model\.type is missing"):
+        create_reward_model({})
+    register_reward_model("mine", PageRewardModel)
+    with pytest.raises(AttributeError, match=r"reward_model\.obs_size is not set"):
+        create_reward_model({"type": "mine"})

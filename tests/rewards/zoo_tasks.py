@@ -1,0 +1,121 @@
+"""What tests of the zoo share: demonstrations, short runs, and the controls that must fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+import guerdon.envs  # registers the tasks
+from guerdon.envs.classic_experts import scripted_policy
+from guerdon.envs.goals import FlatGoals, has_goals
+from guerdon.rewards import BaseRewardModel, Transitions, ZooModel, create_reward_model
+from guerdon.run.serial import (
+    SerialResult,
+    serial_pipeline_reward_model_offpolicy,
+    serial_pipeline_reward_model_onpolicy,
+    shapes_of,
+)
+
+assert guerdon.envs
+FIXED_CARTPOLE, POINT_REACH = "guerdon/FixedCartPole-v0", "guerdon/PointReach-v0"
+
+
+CONFIGS = Path(guerdon.__file__).parent / "conf" / "zoo"
+
+
+def zoo_config(name: str) -> dict[str, Any]:
+    """Settings that are shipped."""
+    settings: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    return settings
+
+
+def task(env_id: str, num_envs: int = 1, **kwargs: Any) -> Any:
+    env = gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    return FlatGoals(env) if has_goals(env.single_observation_space) else env
+
+
+def play(env_id: str, act: Any, episodes: int, seed: int = 123) -> list[Transitions]:
+    """Whole episodes of a policy, as many as asked for, of a task with a fixed horizon."""
+    env = task(env_id, episodes)
+    obs, _ = env.reset(seed=seed)
+    steps = []
+    for _ in range(env.unwrapped.horizon):
+        actions = np.asarray(act(obs))
+        after, env_rewards, terminated, truncated, info = env.step(actions)
+        steps.append((obs, actions, info.get("final_obs", after), env_rewards, terminated, truncated))
+        obs = after
+    names = ("obs", "actions", "next_obs", "env_rewards", "terminated", "truncated")
+    parts = {
+        name: torch.from_numpy(np.stack(part))
+        for name, part in zip(names, zip(*steps, strict=True), strict=True)
+    }
+    return Transitions(**parts).episodes()
+
+
+def experts(env_id: str, episodes: int = 10) -> list[Transitions]:
+    return play(env_id, scripted_policy(env_id), episodes)
+
+
+def mean_return(episodes: list[Transitions]) -> float:
+    return float(torch.stack([each.env_rewards.sum() for each in episodes]).mean())
+
+
+class HiddenReward(gym.vector.VectorWrapper):
+    """The env reward is NaN: whoever reads it is found out."""
+
+    def step(self, actions: Any) -> Any:
+        obs, env_rewards, terminated, truncated, info = self.env.step(actions)
+        return obs, np.full_like(env_rewards, np.nan), terminated, truncated, info
+
+
+class ZeroReward(ZooModel):
+    """Control: says nothing."""
+
+    def score(self, batch: Transitions) -> Tensor:
+        return torch.zeros(batch.shape)
+
+
+class NoiseReward(ZooModel):
+    """Control: says something unrelated to the task, but always the same of the same transition."""
+
+    def score(self, batch: Transitions) -> Tensor:
+        seen = torch.cat([batch.flat().obs.flatten(1), batch.flat().next_obs.flatten(1)], 1).double()
+        weights = torch.randn(seen.shape[1], generator=torch.Generator().manual_seed(self.cfg.seed)).double()
+        return torch.sin(1e4 * (seen @ weights)).float().view(batch.shape)
+
+
+CONTROLS = {"zero": ZeroReward, "noise": NoiseReward}
+
+
+def run(
+    settings: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    demonstrations: list[Transitions] | None = None,
+    control: str | None = None,
+    hidden: bool = True,
+    **arguments: Any,
+) -> SerialResult:
+    """A pipeline; `control` puts an empty model in the learned one's place, `hidden` hides env rewards."""
+    env_id = settings["env"]["train"]["id"]
+    kwargs = settings["env"]["train"].get("init_params", {})
+    env = task(env_id, settings["env"]["train"]["num_envs"], **kwargs)
+    env = HiddenReward(env) if hidden else env
+    model: BaseRewardModel
+    if control is None:
+        model = create_reward_model({**shapes_of(env), "seed": seed, **settings["reward_model"]})
+        if demonstrations is not None:
+            model.load_expert_data(demonstrations)
+    else:
+        model = CONTROLS[control]({**shapes_of(env), "seed": seed})
+    on_policy = settings["learner"]["algorithm"] == "ppo"
+    pipeline = serial_pipeline_reward_model_onpolicy if on_policy else serial_pipeline_reward_model_offpolicy
+    quiet = {**settings, "output_dir": None}
+    return pipeline(quiet, seed=seed, env_setting=env, model=model, **arguments)
