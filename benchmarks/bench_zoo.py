@@ -1,0 +1,178 @@
+"""Every model of the zoo: a policy that learns from its reward, over several seeds, with controls and peers.
+
+    python -m benchmarks.bench_zoo                          # all models, five seeds
+    python -m benchmarks.bench_zoo fixed_cartpole_gail --seeds 2 --controls
+    benchmarks/peers/setup.sh DIR && python -m benchmarks.bench_zoo cartpole_gail cartpole_airl --peers DIR
+
+Where a model imitates, the environment's reward is NaN to the learner. Returns are of fresh episodes, measured by
+the environment. `--controls` runs the same with rewards of zero and of noise in the model's place. Times are
+those of training without evaluations, one thread. A finished seed is kept in `--out` and not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import zoo_adversarial, zoo_exploration, zoo_imitation
+from benchmarks.report import heading
+from guerdon.rewards import create_reward_model
+from guerdon.rewards.controls import CONTROLS, HiddenReward
+from guerdon.run.serial import resolved, serial_pipeline_reward_model, shapes_of
+from guerdon.run.serial_loops import make_env
+
+CASES: dict[str, dict[str, Any]] = {**zoo_adversarial.CASES, **zoo_imitation.CASES, **zoo_exploration.CASES}
+MARKS = (195.0, 475.0)
+"""Returns on CartPole that the time is taken to."""
+PEERS = {
+    "cartpole_gail": ("imitation", "ding"),
+    "cartpole_airl": ("imitation",),
+    "cartpole_pwil": ("ding",),
+    "cartpole_red": ("ding",),
+}
+"""Config -> libraries that have the model and can run it."""
+
+
+def run(name: str, seed: int, control: str | None) -> dict[str, Any]:
+    """One run of ours."""
+    case = CASES[name]
+    cfg = resolved({**case["settings"], "output_dir": None})
+    env = make_env(cfg)
+    if case.get("hidden", True):
+        env = HiddenReward(env)
+    section = {**shapes_of(env), "seed": seed, **cfg.reward_model}
+    if control is None:
+        model = create_reward_model(section)
+        if case["demonstrations"] is not None:
+            model.load_expert_data(case["demonstrations"]())
+    else:
+        model = CONTROLS[control]({**shapes_of(env), "seed": seed})
+    result = serial_pipeline_reward_model(
+        cfg, seed=seed, env_setting=env, model=model, pretrain_reward=case["pretrain"] and control is None
+    )
+    measure = case.get("measure", "env_return")
+    values = [float(getattr(each, measure)) for _, _, each in result.evaluations]
+    told = [(steps, seconds, value) for (steps, seconds, _), value in zip(result.evaluations, values, strict=True)]
+    return {"env_steps": result.env_steps, "last": values[-1], "best": max(values), "told": told}
+
+
+def peer(library: str, name: str, seed: int, place: Path, data: Path, limit: float) -> dict[str, Any]:
+    """One run of another library, in its own environment."""
+    kind = name.rpartition("_")[2]
+    given = data / "demonstrations.npz" if library == "imitation" else data
+    target = MARKS[1] if library == "imitation" else MARKS[0]
+    script = Path(__file__).parent / "peers" / f"{library}_cartpole.py"
+    command = [place / library / "bin" / "python", script, kind, given, seed, limit, target]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    lines = [line[line.index("{") :] for line in done.stdout.splitlines() if '{"env_steps"' in line]
+    if not lines:
+        raise SystemExit(f"{library} {kind}: {done.stderr.strip().splitlines()[-1:]}")
+    told = [tuple(json.loads(line).values()) for line in lines]
+    return {"env_steps": told[-1][0], "last": told[-1][2], "best": max(item[2] for item in told), "told": told}
+
+
+def write_demonstrations(folder: Path) -> None:
+    """The ten demonstrations on CartPole that ours get, as the peers read them."""
+    import pickle
+
+    episodes = CASES["cartpole_gail"]["demonstrations"]()
+    parts = ("obs", "actions", "next_obs", "env_rewards")
+    arrays = {name: np.concatenate([getattr(each, name).numpy() for each in episodes]) for name in parts}
+    np.savez(folder / "demonstrations.npz", lengths=np.array([len(each) for each in episodes]), **arrays)
+    items = [
+        {
+            "obs": each.obs[row],
+            "action": each.actions[row : row + 1],
+            "next_obs": each.next_obs[row],
+            "reward": each.env_rewards[row : row + 1],
+            "done": bool(each.done[row]),
+        }
+        for each in episodes
+        for row in range(len(each))
+    ]
+    with (folder / "expert_data.pkl").open("wb") as file:
+        pickle.dump(items, file)
+
+
+def reached(outcome: dict[str, Any], mark: float) -> tuple[float, float] | None:
+    """(environment steps, seconds) of the first evaluation at `mark`."""
+    return next(((steps, seconds) for steps, seconds, value in outcome["told"] if value >= mark), None)
+
+
+def line(name: str, who: str, outcomes: list[dict[str, Any]], target: float) -> str:
+    """A row of the table."""
+    last = np.array([item["last"] for item in outcomes])
+    met = sum(item["best"] >= target for item in outcomes)
+    speed = np.median([item["told"][-1][0] / max(item["told"][-1][1], 1e-9) for item in outcomes])
+    cells = [name, who, f"{last.mean():.4g} ({last.min():.4g} to {last.max():.4g})", f"{met} of {len(outcomes)}"]
+    cells.append(f"{speed:,.0f}")
+    for mark in MARKS if name.startswith("cartpole") else (target, None):
+        found = [] if mark is None else [reached(item, mark) for item in outcomes]
+        there = [item for item in found if item is not None]
+        if len(there) * 2 > len(outcomes):
+            cells.append(f"{np.median([s for _, s in there]):.1f} s / {np.median([n for n, _ in there]):,.0f}")
+        else:
+            cells.append("-" if mark is None else "not reached")
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> int:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="configs; all by default")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--controls", action="store_true")
+    parser.add_argument("--peers", type=Path, help="folder that peers/setup.sh made")
+    parser.add_argument("--peer-seeds", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds that a peer may train")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench_zoo.json"))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    unknown = [name for name in given.names if name not in CASES]
+    if unknown:
+        parser.error(f"there is no case {unknown[0]}; there are {', '.join(CASES)}")
+    names = given.names or list(CASES)
+    kept: dict[str, Any] = json.loads(given.out.read_text()) if given.out.is_file() else {}
+
+    def keep(key: str, make: Any) -> dict[str, Any]:
+        if key not in kept:
+            kept[key] = make()
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            given.out.write_text(json.dumps(kept))
+        return kept[key]  # type: ignore[no-any-return]
+
+    print(heading("zoo", {"seeds": given.seeds, "threads": 1}))
+    print("| config | run by | return: mean (lowest to highest seed) | seeds at target | steps/s | to 195 or target | to 475 |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        if given.peers:
+            write_demonstrations(Path(folder))
+        for name in names:
+            target = float(CASES[name]["target"])
+            for who in (None, *(CONTROLS if given.controls else ())):
+                made = [keep(f"{name}/{who}/{seed}", lambda s=seed, w=who: run(name, s, w)) for seed in range(given.seeds)]
+                print(line(name, who or "guerdon", made, target), flush=True)
+                missed += who is None and any(item["best"] < target for item in made)
+            for library in PEERS.get(name, ()) if given.peers else ():
+                made = [
+                    keep(
+                        f"{name}/{library}/{seed}",
+                        lambda s=seed, lib=library: peer(lib, name, s, given.peers, Path(folder), given.limit),
+                    )
+                    for seed in range(given.peer_seeds)
+                ]
+                print(line(name, library, made, target), flush=True)
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
