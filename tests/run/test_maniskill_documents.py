@@ -65,9 +65,9 @@ ADDED = {
         "--hidden-dim",
         "16",
     ],
-    "maniskill_": SHORT,
     "guerdon collect": [*SHORT[:7], *FEW],
     "guerdon data": [],
+    "maniskill_": SHORT,
 }
 """What shortens a command: the first entry whose name is in it."""
 CONTINUOUS = ["reward.reward_type=continuous"]
