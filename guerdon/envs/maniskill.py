@@ -251,7 +251,7 @@ class ManiSkillVectorEnv(VectorEnv[Observation, Any, NDArray[Any]]):
 
     @property
     def source(self) -> str:
-        """What recorded episodes say of where they come from; actions mean nothing without the control mode."""
+        """Where recorded episodes say they come from; actions mean nothing without the control mode."""
         return with_control_mode(self.config.id, self.facts.control_mode)
 
     def episode_seeds(self) -> IntArray:

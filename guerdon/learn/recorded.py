@@ -77,7 +77,7 @@ def _check_control_mode(store: EpisodeStore, path: Path | str, wanted: str | Non
     others = sorted(str(mode) for mode in recorded if mode != wanted)
     if wanted is not None and others:
         raise DataError(
-            f"{display_path(path)} was recorded with control_mode {', '.join(others)}, but the environment has "
+            f"{display_path(path)} was recorded with control_mode {', '.join(others)}, the environment has "
             f"{wanted}: the same numbers move the robot differently"
         )
 

@@ -67,7 +67,7 @@ class SavedPolicy:
         place = display_path(self.folder)
         if None not in (self.control_mode, control_mode) and self.control_mode != control_mode:
             raise ConfigError(
-                f"{place} holds a policy that acts with control_mode {self.control_mode}, but the environment "
+                f"{place} holds a policy for control_mode {self.control_mode}, but the environment "
                 f"has {control_mode}: set init_params.control_mode={self.control_mode} in env.train and "
                 "env.eval, or use another checkpoint"
             )
