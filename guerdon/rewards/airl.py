@@ -108,7 +108,7 @@ class AIRL(ZooModel):
         policy = self.experience.sample(num_updates * size, self.generator)
         log_probs = (demonstrated_log_probs(self, expert), chosen_log_probs(self, policy))
         pairs = [log_probs, *zip(self.seen(expert), self.seen(policy), strict=True)]
-        sides = [zip(left.split(size), right.split(size), strict=True) for left, right in pairs]
+        sides = [zip(torch.split(left, size), torch.split(right, size), strict=True) for left, right in pairs]
         return (tuple(torch.cat(both) for both in step) for step in zip(*sides, strict=True))
 
     def score(self, batch: Transitions) -> Tensor:

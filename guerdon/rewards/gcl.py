@@ -101,7 +101,9 @@ class GCL(ZooModel):
             demonstrated_log_probs(self, expert),
             chosen_log_probs(self, policy),
         )
-        for of_expert, of_policy, *log_probs in zip(*(part.split(size) for part in sides), strict=True):
+        for of_expert, of_policy, *log_probs in zip(
+            *(torch.split(part, size) for part in sides), strict=True
+        ):
             yield of_expert, of_policy, torch.cat(log_probs)
 
     def score(self, batch: Transitions) -> Tensor:
