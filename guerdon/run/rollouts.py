@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from guerdon.collect.observations import with_final
 from guerdon.errors import ConfigError
+from guerdon.rewards.base import BaseRewardModel
+from guerdon.rewards.drex import DREX
 from guerdon.rewards.transitions import Transitions
 from guerdon.run.chunks import random_actions
 
@@ -24,8 +26,8 @@ def play_episodes(
 ) -> list[Transitions]:
     """So many whole episodes, [T] each.
 
-    Which ones is settled beforehand (the first of each environment, then the second ...): those that end first
-    would be the short ones.
+    Which ones is settled beforehand (the first of each environment, then the second ...): those that end
+    first would be the short ones.
 
     Args:
         env: vector environments that reset in the same step.
@@ -105,4 +107,23 @@ def noise_ranked(
     return groups
 
 
-__all__ = ["noise_ranked", "play_episodes"]
+def play_for(model: BaseRewardModel, env: Any, seed: int) -> int:
+    """Play what a reward model needs before it can learn; returns the environment steps that it took.
+
+    That is what D-REX ranks by noise, unless it was given rankings.
+    """
+    if not isinstance(model, DREX) or model.ranked:
+        return 0
+    clone, first = model.clone(), int(getattr(env.single_action_space, "start", 0))
+    groups = noise_ranked(
+        env,
+        lambda obs: clone(obs) + first if first else clone(obs),
+        model.cfg.noise_levels,
+        model.cfg.episodes_per_level,
+        seed=seed,
+    )
+    model.load_ranked_data(groups)
+    return sum(len(each) for group in groups.values() for each in group)
+
+
+__all__ = ["noise_ranked", "play_episodes", "play_for"]

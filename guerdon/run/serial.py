@@ -15,10 +15,9 @@ from guerdon.config.schema_zoo import SerialConfig
 from guerdon.errors import ConfigError
 from guerdon.learn.ppo import PPO
 from guerdon.rewards import BaseRewardModel, create_reward_model
-from guerdon.rewards.drex import DREX
 from guerdon.run.evaluate import Evaluation, evaluate
 from guerdon.run.policy_files import AnyLearner, make_learner
-from guerdon.run.rollouts import noise_ranked
+from guerdon.run.rollouts import play_for
 from guerdon.run.serial_loops import OffPolicySerial, OnPolicySerial, SerialLoop, make_env
 
 log = logging.getLogger("guerdon")
@@ -131,8 +130,7 @@ def _run(
         else:
             loop = OffPolicySerial(cfg, learner, model, env)
         loop.cooptrain = cooptrain
-        if isinstance(model, DREX) and not model.ranked:
-            loop.env_steps += _play_noisy(model, env, seed)
+        loop.env_steps += play_for(model, env, seed)
         loop.reset(seed)
         if pretrain:
             model.pretrain()
@@ -140,16 +138,6 @@ def _run(
         return _train(cfg, loop, budget, max_train_iter, seed)
     finally:
         env.close()
-
-
-def _play_noisy(model: DREX, env: Any, seed: int) -> int:
-    """Play what the model ranks by noise; returns the environment steps that it took."""
-    clone, first = model.clone(), int(getattr(env.single_action_space, "start", 0))
-    policy = (lambda obs: clone(obs) + first) if first else clone
-    levels, episodes = model.cfg.noise_levels, model.cfg.episodes_per_level
-    groups = noise_ranked(env, policy, levels, episodes, seed=seed)
-    model.load_ranked_data(groups)
-    return sum(len(each) for group in groups.values() for each in group)
 
 
 def _train(
