@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from guerdon.config.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
+from guerdon.config.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from guerdon.errors import ConfigError, DataError
 from guerdon.rewards.base import RewardNetwork, ZooModel, ZooSettings
 from guerdon.rewards.demonstrations import returns_of
@@ -43,6 +43,9 @@ class TREXSettings(ZooSettings):
     """What the reward is a function of: the state that was reached, or what was done where."""
     snippet_length: NonNegativeInt = 50
     """Steps that are compared, fewer in shorter trajectories. 0: whole ones; see the length bias."""
+    obs_limit: PositiveFloat = 3.0
+    """Observations that lie farther out, in deviations of the demonstrations, count as the edge: what a
+    network says of states that nobody has been in is made up, and policies find where it is high."""
     reward_penalty: NonNegativeFloat = 1e-3
     """Weight of the rewards' mean square in the loss: rankings alone do not bound them."""
     zero_at: Literal["mean", "worst"] = "mean"
@@ -113,6 +116,12 @@ class TREX(ZooModel):
         """The rewards."""
         size = self.num_features(PARTS[self.cfg.inputs])
         return RankingNetwork(size, self.cfg.hidden, self.cfg.reward_penalty)
+
+    def obs_features(self, obs: Tensor) -> Tensor:
+        """Observations as flat vectors within the limit, float32 [N, obs_size]."""
+        features = super().obs_features(obs)
+        limit = self.cfg.obs_limit
+        return features.clamp(-limit, limit) if self.cfg.normalize_obs else features
 
     def load_expert_data(self, data: Any) -> None:
         """Take trajectories, ranked by the sums of their env rewards."""

@@ -1,0 +1,132 @@
+"""T-REX: the ranking loss, equal and unequal lengths, ties, length bias, scaling."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from guerdon.errors import ConfigError, DataError
+from guerdon.rewards import create_reward_model
+from guerdon.rewards.trex import TREX, RankingNetwork
+from tests.rewards.zoo_tasks import steps
+
+SETTINGS = {"type": "trex", "obs_shape": 1, "action_size": 2, "hidden": [16], "normalize_obs": False}
+
+
+def made(episodes, **settings):
+    model = create_reward_model({**SETTINGS, **settings})
+    assert isinstance(model, TREX)
+    model.load_expert_data(episodes)
+    return model
+
+
+def constant(length, value, reward):
+    return steps(length, obs=torch.full((length + 1, 1), float(value)), reward=reward)
+
+
+def identity():
+    """Rewards that are the feature itself."""
+    network = RankingNetwork(1, (), reward_penalty=0.0)
+    nn.init.ones_(network.layers[0].weight)
+    nn.init.zeros_(network.layers[0].bias)
+    return network
+
+
+def test_the_loss_is_the_cross_entropy_of_all_pairs_that_differ():
+    features = torch.tensor([[1.0, 2.0, 9.0], [0.5, 0.0, 1.0], [2.0, 9.0, 9.0]])[..., None]
+    lengths, ranks = torch.tensor([2, 3, 1]), torch.tensor([5.0, 1.0, 5.0])
+    sums = {"whole": (3.0, 1.5, 2.0), "equal": ((3.0, 0.5), (2.0, 0.5))}
+    whole = [math.log1p(math.exp(sums["whole"][1] - sums["whole"][i])) for i in (0, 2)]
+    found = identity().learn(features, lengths, ranks, False)
+    assert float(found) == pytest.approx(sum(whole) / 2, rel=1e-5)
+    equal = [math.log1p(math.exp(worse - better)) for better, worse in sums["equal"]]
+    found = identity().learn(features, lengths, ranks, True)
+    assert float(found) == pytest.approx(sum(equal) / 2, rel=1e-5)
+
+
+def test_a_batch_of_ties_teaches_nothing():
+    features = torch.randn(2, 3, 1)
+    assert float(identity().learn(features, torch.tensor([3, 3]), torch.tensor([1.0, 1.0]), True)) == 0.0
+
+
+def test_the_penalty_is_the_mean_square_of_rewards_that_are_there():
+    network = identity()
+    network.reward_penalty = 10.0
+    features = torch.tensor([[2.0, 7.0], [1.0, 3.0]])[..., None]
+    found = network.learn(features, torch.tensor([1, 2]), torch.tensor([1.0, 1.0]), True)
+    assert float(found) == pytest.approx(10.0 * (4.0 + 1.0 + 9.0) / 3, rel=1e-5)
+
+
+def test_parts_are_drawn_from_inside_the_trajectories():
+    lengths = (4, 9, 30)
+    episodes = [
+        steps(length, obs=100.0 * number + torch.arange(length + 1.0)[:, None], reward=number)
+        for number, length in enumerate(lengths)
+    ]
+    model, starts = made(episodes, snippet_length=6), set()
+    for _ in range(60):
+        features, used, ranks, equal = model.draw()
+        assert equal and sorted(used.tolist()) == [4, 6, 6]
+        for part, count, rank in zip(features[..., 0], used.tolist(), ranks.tolist(), strict=True):
+            first = float(part[0])
+            assert torch.equal(part[:count], first + torch.arange(float(count)))
+            trajectory = int(first // 100)
+            assert rank == trajectory * lengths[trajectory]
+            assert 1.0 <= first - 100 * trajectory <= lengths[trajectory] - count + 1
+            starts.add((trajectory, first))
+    assert {each for each in starts if each[0] == 0} == {(0, 1.0)}
+    assert {each[1] for each in starts if each[0] == 1} == {101.0, 102.0, 103.0, 104.0}
+
+
+@pytest.mark.parametrize("snippet_length", [0, 5])
+def test_what_better_trajectories_have_more_of_is_rewarded(snippet_length):
+    episodes = [constant(length, value, value) for value, length in ((-1, 5), (0, 9), (1, 7), (2, 6))]
+    model = made(episodes, snippet_length=snippet_length, pretrain_updates=200)
+    scalars = model.pretrain()
+    assert scalars["accuracy"] == 1.0
+    rewards = [float(model.score(constant(3, value, 0.0)).mean()) for value in (-1, 0, 1, 2)]
+    if snippet_length:
+        assert rewards == sorted(rewards) and rewards[3] > rewards[0] + 1.0
+    assert float(torch.cat([model.score(each) for each in episodes]).std()) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_equal_parts_do_not_reward_length_itself():
+    """Long trajectories are better and have the same states: nothing but their length tells them apart."""
+    episodes = [steps(length, obs=torch.randn(length + 1, 1), reward=1.0) for length in (5, 10, 20, 40)]
+    biased, fair = (made(episodes, snippet_length=n, pretrain_updates=150) for n in (0, 5))
+    biased.pretrain(), fair.pretrain()
+    places = torch.linspace(-1.0, 1.0, 50)[:, None]
+    assert float(biased.network(places).mean()) > 3.0 * float(fair.network(places).abs().mean())
+
+
+@pytest.mark.parametrize(("zero_at", "share"), [("mean", None), ("worst", 0.9)])
+def test_zero_is_where_it_was_chosen(zero_at, share):
+    model = made([steps(50, seed=n, size=1, reward=n) for n in range(4)], zero_at=zero_at)
+    model.pretrain()
+    rewards = torch.cat([model.score(each) for each in model.experts])
+    if share is None:
+        assert float(rewards.mean()) == pytest.approx(0.0, abs=1e-4)
+    else:
+        assert float((rewards > 0.0).float().mean()) == pytest.approx(share, abs=0.01)
+
+
+def test_the_scale_is_saved(tmp_path):
+    model = made([steps(20, seed=n, size=1, reward=n) for n in range(4)])
+    model.pretrain()
+    model.save(tmp_path / "trex.pt")
+    other = create_reward_model(SETTINGS)
+    other.load(tmp_path / "trex.pt")
+    batch = steps(6, size=1, seed=9)
+    assert torch.equal(other.score(batch), model.score(batch))
+
+
+def test_rankings_that_cannot_be_learned_from_are_refused():
+    with pytest.raises(DataError, match="all 3 tie at 8"):
+        made([steps(4, size=1, reward=2.0, seed=n) for n in range(3)])
+    with pytest.raises(DataError, match="there is one alone"):
+        made([steps(4, size=1)])
+    with pytest.raises(DataError, match="cannot be ranked"):
+        made([steps(4, size=1), steps(4, size=1, reward=float("nan"))])
+    with pytest.raises(ConfigError, match="no ranked trajectories"):
+        create_reward_model(SETTINGS).pretrain()
