@@ -9,6 +9,10 @@ The sums are over parts of `snippet_length` steps, drawn at random and equally l
 over whole trajectories (`snippet_length: 0`). Trajectories may have any lengths. Pairs of the same rank teach
 nothing and are left out. A long fit learns trajectories by heart: few gradient steps extrapolate better.
 
+Several networks learn the same. Where trajectories were they agree; elsewhere each makes up something else,
+and a policy goes where that is high. So what they disagree by is taken off, and nothing beyond the edge of
+what was seen is told from the edge.
+
 Length bias: whole trajectories of unequal length are also explained by a constant reward, positive if long
 ones are better, negative if short ones are. Parts of equal length cannot tell a constant, nor can tasks of
 fixed length. After learning, rewards are scaled to deviation 1 over the demonstrations. What they are
@@ -24,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from guerdon.config.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -46,6 +50,10 @@ class TREXSettings(ZooSettings):
     obs_limit: PositiveFloat = 3.0
     """Observations that lie farther out, in deviations of the demonstrations, count as the edge: what a
     network says of states that nobody has been in is made up, and policies find where it is high."""
+    num_members: PositiveInt = 5
+    """Networks that learn the same from different first weights, as in the paper's real-valued tasks."""
+    pessimism: NonNegativeFloat = 1.0
+    """How much of the members' disagreement, a deviation, is taken off their mean."""
     reward_penalty: NonNegativeFloat = 1e-3
     """Weight of the rewards' mean square in the loss: rankings alone do not bound them."""
     zero_at: Literal["mean", "worst"] = "mean"
@@ -60,25 +68,37 @@ PARTS = {"state_action": ("obs", "action"), "state": ("next_obs",)}
 
 
 class RankingNetwork(RewardNetwork):
-    """Rewards of steps, unscaled, that explain a ranking of their sums."""
+    """M members, each of which gives rewards to steps that explain a ranking of their sums."""
 
     offset: Tensor
     scale: Tensor
 
-    def __init__(self, num_features: int, hidden: tuple[int, ...], reward_penalty: float) -> None:
+    def __init__(
+        self, num_features: int, hidden: tuple[int, ...], num_members: int, reward_penalty: float
+    ) -> None:
         super().__init__()
-        self.layers = perceptron([num_features, *hidden, 1])
+        members = [perceptron([num_features, *hidden, 1]) for _ in range(num_members)]
+        linear = [[each for each in member if isinstance(each, nn.Linear)] for member in members]
+        layers = list(zip(*linear, strict=True))
+        self.weights = nn.ParameterList(
+            torch.stack([each.weight.detach().T for each in row]) for row in layers
+        )
+        self.biases = nn.ParameterList(
+            torch.stack([each.bias.detach()[None, :] for each in row]) for row in layers
+        )
         self.reward_penalty = reward_penalty
-        self.register_buffer("offset", torch.zeros(()))
-        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("offset", torch.zeros(num_members, 1))
+        self.register_buffer("scale", torch.ones(num_members, 1))
 
     def forward(self, features: Tensor) -> Tensor:
-        """[..., F] -> rewards before scaling, float32 [...]."""
-        rewards: Tensor = self.layers(features).squeeze(-1)
-        return rewards
+        """[N, F] -> rewards of the members before scaling, float32 [M, N]."""
+        values = features.expand(len(self.weights[0]), -1, -1)
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            values = torch.baddbmm(bias, torch.tanh(values) if number else values, weight)
+        return values.squeeze(-1)
 
     def learn(self, features: Tensor, lengths: Tensor, ranks: Tensor, equal: bool) -> Tensor:
-        """Cross entropy of the ranking over all pairs that differ in rank, and the penalty.
+        """Cross entropy of the ranking over all pairs that differ in rank, and the penalty; of all members.
 
         Args:
             features: [B, L, F], of parts of B trajectories.
@@ -86,21 +106,26 @@ class RankingNetwork(RewardNetwork):
             ranks: [B]; higher is better.
             equal: compare as many steps of both as the shorter part has.
         """
-        there = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
-        rewards: Tensor = self(features).masked_fill(~there, 0.0)
-        ranking = functional.softplus(-self.margins(rewards, lengths, ranks, equal))
-        return (
-            ranking.sum() / max(len(ranking), 1) + self.reward_penalty * rewards.square().sum() / there.sum()
-        )
+        rewards = self.rewards_of(features, lengths)
+        ranking = functional.softplus(-margins(rewards, lengths, ranks, equal)).sum()
+        pairs = int((ranks[:, None] < ranks[None, :]).sum())
+        return ranking / max(pairs, 1) + self.reward_penalty * rewards.square().sum() / lengths.sum()
 
-    def margins(self, rewards: Tensor, lengths: Tensor, ranks: Tensor, equal: bool) -> Tensor:
-        """By how much the better one's sum of rewards [B, L] is higher, for each pair."""
-        worse, better = torch.nonzero(ranks[:, None] < ranks[None, :]).T
-        sums = rewards.cumsum(1)
-        if equal:
-            last = torch.minimum(lengths[worse], lengths[better]) - 1
-            return sums[better, last] - sums[worse, last]
-        return sums[better, -1] - sums[worse, -1]
+    def rewards_of(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """[B, L, F] -> [M, B, L], 0 where there is no step."""
+        there = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
+        rewards: Tensor = self(features.flatten(0, 1)).view(-1, *there.shape)
+        return rewards.masked_fill(~there, 0.0)
+
+
+def margins(rewards: Tensor, lengths: Tensor, ranks: Tensor, equal: bool) -> Tensor:
+    """By how much the better one's sum of rewards is higher: [M, B, L] -> [M, pairs that differ in rank]."""
+    worse, better = torch.nonzero(ranks[:, None] < ranks[None, :]).T
+    sums = rewards.cumsum(2)
+    if equal:
+        last = torch.minimum(lengths[worse], lengths[better]) - 1
+        return sums[:, better, last] - sums[:, worse, last]
+    return sums[:, better, -1] - sums[:, worse, -1]
 
 
 class TREX(ZooModel):
@@ -115,7 +140,7 @@ class TREX(ZooModel):
     def make_network(self) -> RankingNetwork:
         """The rewards."""
         size = self.num_features(PARTS[self.cfg.inputs])
-        return RankingNetwork(size, self.cfg.hidden, self.cfg.reward_penalty)
+        return RankingNetwork(size, self.cfg.hidden, self.cfg.num_members, self.cfg.reward_penalty)
 
     def obs_features(self, obs: Tensor) -> Tensor:
         """Observations as flat vectors within the limit, float32 [N, obs_size]."""
@@ -158,29 +183,30 @@ class TREX(ZooModel):
         return self._features[rows[:, None], steps], used, self._ranks[rows], self.cfg.snippet_length > 0
 
     def _learn(self, num_updates: int) -> dict[str, float]:
-        """Gradient steps, then the scale from the demonstrations."""
+        """Gradient steps, then each member's scale from the demonstrations."""
         if not hasattr(self, "_ranks"):
             raise ConfigError(f"{type(self).__name__} has no ranked trajectories")
         scalars = super()._learn(num_updates)
         with torch.no_grad():
-            steps = torch.arange(self._features.shape[1], device=self.device) < self._lengths[:, None]
-            rewards = self.network(self._features)[steps]
-            zero = rewards.mean() if self.cfg.zero_at == "mean" else torch.quantile(rewards, 0.1)
-            self.network.offset.copy_(zero)
-            self.network.scale.copy_(rewards.std().clamp(min=1e-6))
+            there = torch.arange(self._features.shape[1], device=self.device) < self._lengths[:, None]
+            rewards = self.network(self._features[there])
+            zero_at_mean = self.cfg.zero_at == "mean"
+            zero = rewards.mean(1) if zero_at_mean else torch.quantile(rewards, 0.1, dim=1)
+            self.network.offset.copy_(zero[:, None])
+            self.network.scale.copy_(rewards.std(1, keepdim=True).clamp(min=1e-6))
         return scalars
 
     def measure(self, features: Tensor, lengths: Tensor, ranks: Tensor, equal: bool) -> dict[str, float]:
         """How many of the pairs are ranked right."""
-        there = torch.arange(features.shape[1], device=self.device) < lengths[:, None]
-        rewards = self.network(features).masked_fill(~there, 0.0)
-        margins = self.network.margins(rewards, lengths, ranks, equal)
-        return {"accuracy": float((margins > 0.0).float().mean()) if len(margins) else 0.5}
+        found = margins(self.network.rewards_of(features, lengths), lengths, ranks, equal)
+        return {"accuracy": float((found > 0.0).float().mean()) if found.numel() else 0.5}
 
     def score(self, batch: Transitions) -> Tensor:
-        """Scaled rewards, [*L]."""
-        rewards: Tensor = self.network(self.features(batch.flat(), PARTS[self.cfg.inputs]))
-        return ((rewards - self.network.offset) / self.network.scale).view(batch.shape)
+        """The members' mean, each scaled, less what they disagree by, [*L]."""
+        rewards = self.network(self.features(batch.flat(), PARTS[self.cfg.inputs]))
+        rewards = (rewards - self.network.offset) / self.network.scale
+        lower: Tensor = rewards.mean(0) - self.cfg.pessimism * rewards.std(0, correction=0)
+        return lower.view(batch.shape)
 
     def to_device(self, device: torch.device | str) -> None:
         """Move to another device."""

@@ -31,6 +31,7 @@ def slow_rewards(experts, episode, horizon, alpha, beta):
         float
     )
     mean, std = atoms.mean(0), atoms.std(0)
+    std[std == 0.0] = 1.0
     atoms = (atoms - mean) / std
     mass = [1.0 / len(atoms)] * len(atoms)
     points = (np.concatenate([episode.obs.numpy(), one_hot(episode.actions)], 1) - mean) / std

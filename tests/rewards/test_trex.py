@@ -27,9 +27,9 @@ def constant(length, value, reward):
 
 def identity():
     """Rewards that are the feature itself."""
-    network = RankingNetwork(1, (), reward_penalty=0.0)
-    nn.init.ones_(network.layers[0].weight)
-    nn.init.zeros_(network.layers[0].bias)
+    network = RankingNetwork(1, (), 1, reward_penalty=0.0)
+    nn.init.ones_(network.weights[0])
+    nn.init.zeros_(network.biases[0])
     return network
 
 
@@ -88,7 +88,12 @@ def test_what_better_trajectories_have_more_of_is_rewarded(snippet_length):
     rewards = [float(model.score(constant(3, value, 0.0)).mean()) for value in (-1, 0, 1, 2)]
     if snippet_length:
         assert rewards == sorted(rewards) and rewards[3] > rewards[0] + 1.0
-    assert float(torch.cat([model.score(each) for each in episodes]).std()) == pytest.approx(1.0, rel=1e-3)
+    features = torch.cat([each.next_obs for each in episodes])
+    scaled = (model.network(features) - model.network.offset) / model.network.scale
+    torch.testing.assert_close(scaled.std(1), torch.ones(5), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        torch.cat([model.score(each) for each in episodes]), scaled.mean(0) - scaled.std(0, correction=0)
+    )
 
 
 def test_equal_parts_do_not_reward_length_itself():
@@ -102,13 +107,31 @@ def test_equal_parts_do_not_reward_length_itself():
 
 @pytest.mark.parametrize(("zero_at", "share"), [("mean", None), ("worst", 0.9)])
 def test_zero_is_where_it_was_chosen(zero_at, share):
-    model = made([steps(50, seed=n, size=1, reward=n) for n in range(4)], zero_at=zero_at)
+    model = made([steps(50, seed=n, size=1, reward=n) for n in range(4)], zero_at=zero_at, num_members=1)
     model.pretrain()
     rewards = torch.cat([model.score(each) for each in model.experts])
     if share is None:
         assert float(rewards.mean()) == pytest.approx(0.0, abs=1e-4)
     else:
         assert float((rewards > 0.0).float().mean()) == pytest.approx(share, abs=0.01)
+
+
+def test_members_learn_apart_and_what_they_disagree_by_is_taken_off():
+    episodes = [steps(20, seed=n, size=1, reward=n) for n in range(4)]
+    model, trusting = (made(episodes, pessimism=each, pretrain_updates=30) for each in (1.0, 0.0))
+    model.pretrain(), trusting.pretrain()
+    alone = create_reward_model({**SETTINGS, "num_members": 1})
+    torch.testing.assert_close(create_reward_model(SETTINGS).network.weights[0][:1], alone.network.weights[0])
+    near, far = steps(9, size=1, seed=1), steps(9, obs=torch.full((10, 1), 30.0))
+    lost = [float((trusting.score(each) - model.score(each)).mean()) for each in (near, far)]
+    assert 0.0 < lost[0] < lost[1]
+
+
+def test_beyond_the_edge_of_the_demonstrations_nothing_changes():
+    model = made([steps(20, seed=n, size=1, reward=n) for n in range(4)], normalize_obs=True, obs_limit=2.0)
+    model.pretrain()
+    out, far_out = (model.score(steps(1, obs=torch.full((2, 1), at))) for at in (10.0, 1e6))
+    assert torch.equal(out, far_out)
 
 
 def test_the_scale_is_saved(tmp_path):
