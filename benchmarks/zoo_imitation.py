@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
 import guerdon
 import guerdon.envs  # registers the tasks
@@ -29,8 +27,10 @@ TASKS = {
     "point_reach": "guerdon/PointReach-v0",
     "cartpole": "CartPole-v1",
 }
-BEST_RANKED = {"fixed_cartpole": 100.0, "point_reach": 25.0, "cartpole": 100.0}
-"""The highest return among T-REX's demonstrations; better ones are left out."""
+RANKED_NOISE = (0.6, 0.7, 0.8, 0.9, 1.0)
+"""Shares of random actions in T-REX's demonstrations."""
+BEST_RANKED = {"fixed_cartpole": 120.0, "point_reach": 28.0, "cartpole": 120.0}
+"""The highest return among them; better ones are left out."""
 CLONED_NOISE = {"fixed_cartpole": 0.7, "point_reach": 0.6, "cartpole": 0.7}
 """The share in D-REX's."""
 
@@ -40,13 +40,13 @@ def demonstrations(task: str, kind: str = "expert", seed: int = 123) -> list[Tra
 
     Args:
         task: one of `TASKS`.
-        kind: `expert`, 10 of the script; `disturbed`, 10 of the script with many random actions; `ranked`, 40
-            of as many linear policies drawn at random, none better than `BEST_RANKED`. Env rewards are there,
-            and needed for `ranked` alone.
-        seed: of starts, noise and policies.
+        kind: `expert`, 10 of the script; `disturbed`, 10 of the script with many random actions; `ranked`, up
+            to 100 with more and more of them, none better than `BEST_RANKED`. Env rewards are there, and
+            needed for `ranked` alone.
+        seed: of starts and noise.
     """
     script = scripted_policy(TASKS[task])
-    num_envs = 200 if kind == "ranked" else 10
+    num_envs = 20 if kind == "ranked" else 10
     cfg = EnvConfig(id=TASKS[task], num_envs=num_envs)
     env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
     try:
@@ -54,21 +54,11 @@ def demonstrations(task: str, kind: str = "expert", seed: int = 123) -> list[Tra
             return play_episodes(env, script, num_envs, seed=seed)
         if kind == "disturbed":
             return noise_ranked(env, script, (CLONED_NOISE[task],), num_envs, seed=seed)[CLONED_NOISE[task]]
-        found = play_episodes(env, _linear_policies(task, num_envs, seed), num_envs, seed=seed)
-        return [each for each in found if float(each.env_rewards.sum()) <= BEST_RANKED[task]][:40]
+        groups = noise_ranked(env, script, RANKED_NOISE, num_envs, seed=seed)
+        found = [episode for group in groups.values() for episode in group]
+        return [each for each in found if float(each.env_rewards.sum()) <= BEST_RANKED[task]]
     finally:
         env.close()
-
-
-def _linear_policies(task: str, count: int, seed: int) -> Callable[[Any], NDArray[Any]]:
-    """A policy for each environment: linear in the observation, with gains drawn at random."""
-    rng = np.random.default_rng(seed)
-    if task == "point_reach":
-        gains = np.stack([rng.uniform(-2.0, 1.0, count), rng.uniform(-6.0, 2.0, count)], 1)[:, :, None]
-        pull = rng.normal(0.0, 0.3, (count, 2))
-        return lambda obs: (gains[:, 0] * obs[:, :2] + gains[:, 1] * obs[:, 2:] + pull).astype(np.float32)
-    weights = rng.normal(0.0, (0.3, 0.5, 2.0, 1.0), (count, 4))
-    return lambda obs: ((weights * obs).sum(1) + rng.normal(0.0, 0.1, count) > 0.0).astype(np.int64)
 
 
 KINDS = {"pwil": "expert", "red": "expert", "pdeil": "expert", "trex": "ranked", "drex": "disturbed"}

@@ -52,3 +52,26 @@ def assert_learns(case, task, model, demonstrations):
     )
     assert result.solved, result.evaluations
     assert result.last_return >= case["target"]
+
+
+@pytest.mark.parametrize("model", ["pwil", "red", "pdeil", "trex", "drex"])
+def test_the_off_policy_pipeline_takes_models_that_were_fitted_before(model):
+    case = CASES[f"fixed_cartpole_{model}"]
+    dqn = {"learning_starts": 100, "batch_size": 32}
+    learner = {
+        "algorithm": "dqn",
+        "total_steps": 400,
+        "eval_interval": 10_000,
+        "eval_episodes": 1,
+        "dqn": dqn,
+    }
+    result = run(
+        {**case["settings"], "learner": learner},
+        demonstrations=case["demonstrations"](),
+        pretrain_reward=True,
+        cooptrain_reward=False,
+        max_env_step=20_000 if model == "drex" else None,
+        max_train_iter=50,
+    )
+    fitted = {"pwil": 0, "pdeil": 0, "red": 500, "trex": 150, "drex": 150}
+    assert result.train_iter >= 50 and result.reward_model.train_iter == fitted[model]

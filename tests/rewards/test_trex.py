@@ -8,7 +8,7 @@ from torch import nn
 
 from guerdon.errors import ConfigError, DataError
 from guerdon.rewards import create_reward_model
-from guerdon.rewards.trex import TREX, RankingNetwork
+from guerdon.rewards.trex import TREX, RankingNetwork, margins
 from tests.rewards.zoo_tasks import steps
 
 SETTINGS = {"type": "trex", "obs_shape": 1, "action_size": 2, "hidden": [16], "normalize_obs": False}
@@ -96,13 +96,14 @@ def test_what_better_trajectories_have_more_of_is_rewarded(snippet_length):
     )
 
 
-def test_equal_parts_do_not_reward_length_itself():
-    """Long trajectories are better and have the same states: nothing but their length tells them apart."""
-    episodes = [steps(length, obs=torch.randn(length + 1, 1), reward=1.0) for length in (5, 10, 20, 40)]
-    biased, fair = (made(episodes, snippet_length=n, pretrain_updates=150) for n in (0, 5))
-    biased.pretrain(), fair.pretrain()
-    places = torch.linspace(-1.0, 1.0, 50)[:, None]
-    assert float(biased.network(places).mean()) > 3.0 * float(fair.network(places).abs().mean())
+def test_a_constant_explains_unequal_lengths_but_nothing_in_equal_parts():
+    lengths, ranks = torch.tensor([2, 5, 3]), torch.tensor([1.0, 2.0, 3.0])
+    there = torch.arange(5) < lengths[:, None]
+    rewards = torch.randn(1, 3, 5).masked_fill(~there, 0.0)
+    more = (rewards + 0.5).masked_fill(~there, 0.0)
+    torch.testing.assert_close(margins(more, lengths, ranks, True), margins(rewards, lengths, ranks, True))
+    gained = margins(more, lengths, ranks, False) - margins(rewards, lengths, ranks, False)
+    torch.testing.assert_close(gained, torch.tensor([[1.5, 0.5, -1.0]]))  # better minus worse: 5-2, 3-2, 3-5
 
 
 @pytest.mark.parametrize(("zero_at", "share"), [("mean", None), ("worst", 0.9)])
