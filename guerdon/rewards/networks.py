@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +12,9 @@ from torch.nn import functional
 
 from guerdon.errors import DataError
 from guerdon.moments import Moments
+
+BLOCK = 512
+"""Rows that are scored at a time."""
 
 
 class RewardNetwork(nn.Module):
@@ -49,15 +52,61 @@ def action_features(actions: Tensor, action_size: int, discrete: bool) -> Tensor
     return functional.one_hot(actions, action_size).float()
 
 
+class _SquaredError(torch.autograd.Function):
+    """The loss, and in the same pass its gradient; autograd's own way back takes twice as long on small nets."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
+        """Weights and biases of a perceptron with ReLU -> the mean of its squared errors."""
+        values, last = [inputs], len(weights) - 2
+        for n in range(0, last, 2):
+            values.append(torch.addmm(weights[n + 1], values[-1], weights[n].t()).relu_())
+        errors = torch.addmm(weights[last + 1], values[-1], weights[last].t()).sub_(targets)
+        loss = errors.square().mean()
+        slopes = errors.mul_(2.0 / errors.numel())
+        ctx.gradients = []
+        for n in range(last, -1, -2):
+            ctx.gradients[:0] = [slopes.t() @ values[n // 2], slopes.sum(0)]
+            if n:
+                slopes = torch.ops.aten.threshold_backward(slopes @ weights[n], values[n // 2], 0.0)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *slope: Tensor) -> Any:
+        """Hand out what was found on the way."""
+        return None, None, *(slope[0] * each for each in ctx.gradients)
+
+
+def squared_error(layers: nn.Sequential, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error of a perceptron with ReLU between its layers, to be differentiated by its weights."""
+    loss: Tensor = _SquaredError.apply(inputs, targets, *layers.parameters())  # type: ignore[no-untyped-call]
+    return loss
+
+
+def in_blocks(network: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """What `network` makes of independent rows [N, ...], as many at a time as caches hold.
+
+    Large batches at once take twice as long: their hidden layers are new memory each time.
+    """
+    if len(inputs[0]) <= BLOCK:
+        return network(*inputs)
+    pieces = zip(*(torch.split(each, BLOCK) for each in inputs), strict=True)
+    return torch.cat([network(*each) for each in pieces])
+
+
 class Statistics(nn.Module):
-    """Running mean and deviation of vectors; they change in `update` alone and are saved with the weights."""
+    """Running mean and deviation of vectors; they change in `update` alone and are saved with the weights.
+
+    With a `horizon` they follow the latest values, about so many; otherwise all count alike.
+    """
 
     mean: Tensor
     spread: Tensor
     count: Tensor
 
-    def __init__(self, shape: Sequence[int] = ()) -> None:
+    def __init__(self, shape: Sequence[int] = (), horizon: float = float("inf")) -> None:
         super().__init__()
+        self.horizon = horizon
         self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
         self.register_buffer("spread", torch.zeros(tuple(shape), dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -70,9 +119,10 @@ class Statistics(nn.Module):
         mean = values.mean(0)
         fresh = Moments(float(len(values)), mean, (values - mean).square().sum(0))
         both = fresh if not self.count else Moments(self.count, self.mean, self.spread).merged(fresh)
-        self.count.fill_(float(both.count))
+        kept = min(float(both.count), self.horizon)
+        self.count.fill_(kept)
         self.mean.copy_(both.mean)
-        self.spread.copy_(both.spread)
+        self.spread.copy_(both.spread * (kept / both.count))
 
     @property
     def deviation(self) -> Tensor:
