@@ -52,37 +52,6 @@ def action_features(actions: Tensor, action_size: int, discrete: bool) -> Tensor
     return functional.one_hot(actions, action_size).float()
 
 
-class _SquaredError(torch.autograd.Function):
-    """The loss, and in the same pass its gradient; autograd's own way back takes twice as long on small nets."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
-        """Weights and biases of a perceptron with ReLU -> the mean of its squared errors."""
-        values, last = [inputs], len(weights) - 2
-        for n in range(0, last, 2):
-            values.append(torch.addmm(weights[n + 1], values[-1], weights[n].t()).relu_())
-        errors = torch.addmm(weights[last + 1], values[-1], weights[last].t()).sub_(targets)
-        loss = errors.square().mean()
-        slopes = errors.mul_(2.0 / errors.numel())
-        ctx.gradients = []
-        for n in range(last, -1, -2):
-            ctx.gradients[:0] = [slopes.t() @ values[n // 2], slopes.sum(0)]
-            if n:
-                slopes = torch.ops.aten.threshold_backward(slopes @ weights[n], values[n // 2], 0.0)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *slope: Tensor) -> Any:
-        """Hand out what was found on the way."""
-        return None, None, *(slope[0] * each for each in ctx.gradients)
-
-
-def squared_error(layers: nn.Sequential, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean squared error of a perceptron with ReLU between its layers, to be differentiated by its weights."""
-    loss: Tensor = _SquaredError.apply(inputs, targets, *layers.parameters())  # type: ignore[no-untyped-call]
-    return loss
-
-
 def in_blocks(network: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """What `network` makes of independent rows [N, ...], as many at a time as caches hold.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from guerdon.rewards.base import RewardNetwork
 from guerdon.rewards.curiosity import CuriosityModel, CuriositySettings
-from guerdon.rewards.networks import in_blocks, perceptron, squared_error
+from guerdon.rewards.networks import perceptron
 from guerdon.rewards.transitions import Transitions
 
 
@@ -41,7 +41,7 @@ class Distillation(RewardNetwork):
 
     def learn(self, features: Tensor) -> Tensor:
         """Mean of the squared errors."""
-        return squared_error(self.predictor, features, self.target(features))
+        return nn.functional.mse_loss(self.predictor(features), self.target(features))
 
 
 class RND(CuriosityModel):
@@ -62,5 +62,5 @@ class RND(CuriosityModel):
 
     def novelty(self, batch: Transitions) -> Tensor:
         """The predictor's squared error, [*L]."""
-        errors = in_blocks(self.network, self.obs_features(batch.flat().next_obs))
+        errors: Tensor = self.network(self.obs_features(batch.flat().next_obs))
         return errors.view(batch.shape)

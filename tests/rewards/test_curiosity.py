@@ -85,19 +85,6 @@ def test_icm_tells_real_valued_actions_by_squared_error():
     torch.testing.assert_close(loss, (told - batch.actions).square().mean())
 
 
-def test_the_loss_of_rnd_and_its_gradient_are_those_of_autograd():
-    network = made("rnd", hidden=[16, 8]).network
-    features = torch.randn(32, 3)
-    loss = network.learn(features)
-    plain = torch.nn.functional.mse_loss(network.predictor(features), network.target(features))
-    torch.testing.assert_close(loss, plain)
-    weights = list(network.predictor.parameters())
-    expected = torch.autograd.grad(plain, weights)
-    for mine, theirs in zip(torch.autograd.grad(3.0 * loss, weights), expected, strict=True):
-        torch.testing.assert_close(mine, 3.0 * theirs)
-    assert all(each.grad is None for each in network.target.parameters())
-
-
 def test_discounted_sums_go_on_from_before_and_over_blocks():
     rewards, before = torch.rand(300, 2), torch.tensor([5.0, -1.0])
     sums, expected = before, []
