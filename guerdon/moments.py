@@ -29,14 +29,18 @@ class Moments(NamedTuple):
 
 
 class Statistics(nn.Module):
-    """Running mean and deviation of vectors; they change in `update` alone and are saved with the weights."""
+    """Running mean and deviation of vectors; they change in `update` alone and are saved with the weights.
+
+    With a `horizon` they follow the latest values, about so many; otherwise all count alike.
+    """
 
     mean: Tensor
     spread: Tensor
     count: Tensor
 
-    def __init__(self, shape: Sequence[int] = ()) -> None:
+    def __init__(self, shape: Sequence[int] = (), horizon: float = float("inf")) -> None:
         super().__init__()
+        self.horizon = horizon
         self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
         self.register_buffer("spread", torch.zeros(tuple(shape), dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -49,9 +53,10 @@ class Statistics(nn.Module):
         mean = values.mean(0)
         fresh = Moments(float(len(values)), mean, (values - mean).square().sum(0))
         both = fresh if not self.count else Moments(self.count, self.mean, self.spread).merged(fresh)
-        self.count.fill_(float(both.count))
+        kept = min(float(both.count), self.horizon)
+        self.count.fill_(kept)
         self.mean.copy_(both.mean)
-        self.spread.copy_(both.spread)
+        self.spread.copy_(both.spread * (kept / both.count))
 
     @property
     def deviation(self) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +11,9 @@ from torch.nn import functional
 
 from guerdon.errors import DataError
 from guerdon.moments import Statistics as Statistics
+
+BLOCK = 512
+"""Rows that are scored at a time."""
 
 
 class RewardNetwork(nn.Module):
@@ -46,3 +49,14 @@ def action_features(actions: Tensor, action_size: int, discrete: bool) -> Tensor
     if len(actions) and not 0 <= int(actions.min()) <= int(actions.max()) < action_size:
         raise DataError(f"discrete actions must lie in 0 to {action_size - 1}, found {int(actions.max())}")
     return functional.one_hot(actions, action_size).float()
+
+
+def in_blocks(network: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """What `network` makes of independent rows [N, ...], as many at a time as caches hold.
+
+    Large batches at once take twice as long: their hidden layers are new memory each time.
+    """
+    if len(inputs[0]) <= BLOCK:
+        return network(*inputs)
+    pieces = zip(*(torch.split(each, BLOCK) for each in inputs), strict=True)
+    return torch.cat([network(*each) for each in pieces])
