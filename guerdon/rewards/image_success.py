@@ -1,6 +1,6 @@
 """The image success classifier of stage 2 as a model of the zoo: it judges the frame that an action led to.
 
-prob_success is what a fitted reward model (`guerdon train-reward`) says of `next_obs`, which must be an image.
+prob_success is what a fitted reward model (`guerdon train-reward`) says of `next_obs`, an image.
 The reward is that probability (`continuous`), or one of two values, decided at the checkpoint's own threshold
 (`binary`). It is fitted already: `train` does nothing here.
 """
