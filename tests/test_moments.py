@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from guerdon.learn.networks import RunningNorm
-from guerdon.moments import Moments
+from guerdon.moments import Moments, Statistics
 
 
 def moments(values: np.ndarray) -> Moments:
@@ -22,13 +21,13 @@ def test_merged_moments_are_those_of_both_sets():
         np.testing.assert_allclose(mine, expected, rtol=1e-12)
 
 
-def test_a_running_norm_centres_and_scales_by_all_it_has_seen():
+def test_statistics_centre_and_scale_by_all_they_have_seen():
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(50, 3, generator=generator) * 4.0 + shift for shift in (0.0, 10.0, -3.0)]
-    norm = RunningNorm(3)
+    norm = Statistics((3,))
     for part in parts:
         norm.update(part)
     seen = torch.cat(parts).double()
     expected = (parts[0] - seen.mean(0)) / seen.std(0, correction=0)
-    torch.testing.assert_close(norm(parts[0]), expected.float(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(norm(torch.full((1, 3), 1e9)), torch.full((1, 3), 10.0))
+    torch.testing.assert_close(norm.normalized(parts[0]), expected.float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(norm.normalized(torch.full((1, 3), 1e9)), torch.full((1, 3), 10.0))

@@ -59,6 +59,8 @@ def load_serial(
             f"(main_config, create_config), not {type(given).__name__}"
         )
     changed: Tree = to_plain(tree)
+    if from_file:
+        changed.setdefault("exp_name", name)
     for override in split_overrides(overrides, dirs).values:
         _apply(changed, override)
     if from_file:  # only files refer to other settings; a mapping may hold what is no text at all

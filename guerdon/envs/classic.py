@@ -168,9 +168,10 @@ class DeepSea(FixedLengthVectorEnv):
         self._column: NDArray[np.int64] = np.zeros(self.num_envs, np.int64)
 
     def _observe(self) -> FloatArray:
-        """Row and column, one-hot each; the row after the last one is the last one."""
+        """Row and column, one-hot each; below the last row no row is marked."""
         obs = np.zeros((self.num_envs, 2 * self.size), np.float32)
-        obs[:, min(self._elapsed, self.size - 1)] = 1.0
+        if self._elapsed < self.size:
+            obs[:, self._elapsed] = 1.0
         obs[np.arange(self.num_envs), self.size + self._column] = 1.0
         return obs
 

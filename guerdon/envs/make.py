@@ -62,7 +62,8 @@ def _make(cfg: EnvConfig, autoreset_mode: AutoresetMode, keep_final_frame: bool)
             )  # fmt: skip
         vector = {"autoreset_mode": AutoresetMode.NEXT_STEP if keep_final_frame else autoreset_mode}
         return gym.make_vec(
-            cfg.id, cfg.num_envs, vectorization_mode="sync", vector_kwargs=vector, wrappers=[flat_grid],
+            cfg.id, cfg.num_envs, vectorization_mode="sync", vector_kwargs=vector,
+            wrappers=[flat_grid],  # type: ignore[list-item]
             **arguments,
         )  # fmt: skip
     except (TypeError, gym.error.Error) as error:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from guerdon.config import NetworkConfig
 from guerdon.errors import ConfigError
-from guerdon.moments import Moments
 
 Obs: TypeAlias = dict[str, Tensor]
 """`state` -> float32 [N, S], camera -> uint8 [N, H, W, C]."""
@@ -137,31 +136,3 @@ def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Linear | nn.Con
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
-
-
-class RunningNorm(nn.Module):
-    """Scales vectors by running statistics; they change in `update` alone and are saved with the weights."""
-
-    mean: Tensor
-    var: Tensor
-    count: Tensor
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-
-    def update(self, values: Tensor) -> None:
-        """Take a batch [N, size] into account."""
-        batch = values.double().reshape(-1, len(self.mean))
-        fresh = Moments(len(batch), batch.mean(0), batch.var(0, correction=0) * len(batch))
-        both = Moments(self.count, self.mean, self.var * self.count).merged(fresh)
-        self.mean.copy_(both.mean)
-        self.var.copy_(both.spread / both.count)
-        self.count.copy_(both.count)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """[N, size] -> the same, centred and scaled, within +-10."""
-        scaled = (values - self.mean) / torch.sqrt(self.var + 1e-8)
-        return scaled.float().clamp(-10.0, 10.0)

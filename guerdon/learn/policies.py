@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from guerdon.config import NetworkConfig
 from guerdon.errors import ConfigError, DataError
-from guerdon.learn.networks import STATE, Obs, ObsEncoder, ObsSpec, RunningNorm, mlp
+from guerdon.learn.networks import STATE, Obs, ObsEncoder, ObsSpec, mlp
+from guerdon.moments import Statistics
 
 Heads: TypeAlias = tuple[Tensor, ...]
 """What decides a distribution: (mean [N, A], log_std [A]) or (logits [N, K],)."""
@@ -177,7 +178,7 @@ class ActorCritic(nn.Module):
         self.spec = spec
         self.distribution = distribution_of(action_space)
         self.encoder = ObsEncoder(spec, cfg)
-        self.norm = RunningNorm(spec.state_size) if normalize_obs and spec.state_size else None
+        self.norm = Statistics((spec.state_size,)) if normalize_obs and spec.state_size else None
         self.policy = mlp(self.encoder.num_features, self.distribution.size, cfg, out_gain=0.01)
         self.value = mlp(self.encoder.num_features, 1, cfg)
         self.log_std: nn.Parameter | None = None
@@ -189,7 +190,7 @@ class ActorCritic(nn.Module):
         """Observations with scaled states, as the other methods take them; images stay uint8."""
         if self.norm is None:
             return dict(obs)
-        return {**obs, STATE: self.norm(obs[STATE])}
+        return {**obs, STATE: self.norm.normalized(obs[STATE])}
 
     def observe(self, obs: Mapping[str, Tensor]) -> None:
         """Take observations [..., S] into the running statistics, where there are any."""

@@ -10,6 +10,8 @@ holds where the dynamics change. h is 0 after a step that terminated. Reward, hi
 
 - `shaped`, f: dense. The default; the policy's own entropy bonus stands in for log pi.
 - `log_ratio`, f - log pi(a | s) = log D - log(1 - D): of the paper; needs the log-probabilities of actions.
+- `positive`, -log(1 - D): never negative, so that living on always pays, as in GAIL; where episodes end early
+  and the expert keeps going. It needs the log-probabilities too.
 - `plain`, g: what to transfer to another environment.
 
 The policy has to say how likely the demonstrated actions are, so that it works in the on-policy pipeline.
@@ -27,7 +29,7 @@ from torch import Tensor
 from guerdon.config.limits import Fraction
 from guerdon.errors import ConfigError, DataError
 from guerdon.rewards.base import RewardNetwork, ZooModel, ZooSettings
-from guerdon.rewards.gail import accuracy, cross_entropy
+from guerdon.rewards.gail import accuracy, cross_entropy, reward_of
 from guerdon.rewards.networks import perceptron
 from guerdon.rewards.transitions import Transitions
 
@@ -41,7 +43,7 @@ class AIRLSettings(ZooSettings):
 
     inputs: Literal["state", "state_action"] = "state"
     """What g sees: the state in which the action was chosen, as in the paper, or the action too."""
-    reward_form: Literal["shaped", "log_ratio", "plain"] = "shaped"
+    reward_form: Literal["shaped", "log_ratio", "positive", "plain"] = "shaped"
     """See the top of this file."""
     gamma: Fraction = 0.99
     """Discount of the potential; that of the learner."""
@@ -80,7 +82,7 @@ class ShapedReward(RewardNetwork):
         return cross_entropy(self.logits_expert_is_high(*drawn))
 
     def logits_expert_is_high(self, log_probs: Tensor, *seen: Tensor) -> Tensor:
-        """The discriminator's verdict f - log pi(a | s), float32 [2 N]."""
+        """The discriminator's verdict f - log pi(a | s), float32 [N]."""
         f: Tensor = self(*seen)
         return f - log_probs
 
@@ -106,7 +108,7 @@ class AIRL(ZooModel):
         policy = self.experience.sample(num_updates * size, self.generator)
         log_probs = (demonstrated_log_probs(self, expert), chosen_log_probs(self, policy))
         pairs = [log_probs, *zip(self.seen(expert), self.seen(policy), strict=True)]
-        sides = [zip(left.split(size), right.split(size), strict=True) for left, right in pairs]
+        sides = [zip(torch.split(left, size), torch.split(right, size), strict=True) for left, right in pairs]
         return (tuple(torch.cat(both) for both in step) for step in zip(*sides, strict=True))
 
     def score(self, batch: Transitions) -> Tensor:
@@ -115,11 +117,12 @@ class AIRL(ZooModel):
         seen = self.seen(flat)
         if self.cfg.reward_form == "plain":
             return self.network.plain(seen[0]).view(batch.shape)
-        if self.cfg.reward_form == "log_ratio":
-            logits_expert_is_high = self.network(*seen) - chosen_log_probs(self, flat)
-            return logits_expert_is_high.view(batch.shape)
-        shaped: Tensor = self.network(*seen)
-        return shaped.view(batch.shape)
+        if self.cfg.reward_form == "shaped":
+            shaped: Tensor = self.network(*seen)
+            return shaped.view(batch.shape)
+        logits_expert_is_high = self.network.logits_expert_is_high(chosen_log_probs(self, flat), *seen)
+        form = "positive" if self.cfg.reward_form == "positive" else "logit"
+        return reward_of(logits_expert_is_high, form).view(batch.shape)
 
     def measure(self, *drawn: Tensor) -> dict[str, float]:
         """How often the discriminator is right; 0.5 where it cannot tell them apart."""

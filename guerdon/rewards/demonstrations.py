@@ -128,7 +128,7 @@ def _arrow_table(source: Any) -> Any:
 def _npz_rows(path: Path) -> Iterator[Row]:
     """Rows of the older file: all trajectories in a row, `indices` say where the actions are cut."""
     try:
-        with np.load(path, allow_pickle=False) as data:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
             missing = [name for name in ("obs", "acts", "indices", "terminal") if name not in data]
             if missing:
                 raise DataError(f"{display_path(path)} holds no trajectories of imitation: no {missing[0]!r}")

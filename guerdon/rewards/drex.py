@@ -65,7 +65,7 @@ class DREX(TREX):
     @property
     def ranked(self) -> bool:
         """Whether noisy trajectories are there."""
-        return hasattr(self, "_pairs")
+        return hasattr(self, "_ranks")
 
     def clone(self) -> Callable[[Any], NDArray[Any]]:
         """Clone the demonstrations: a policy of batches of observations, [N, *S] -> actions."""
@@ -99,6 +99,6 @@ class DREX(TREX):
     def _learn(self, num_updates: int) -> dict[str, float]:
         if not self.ranked:
             raise ConfigError(
-                "D-REX has no noisy trajectories: a serial pipeline plays them, or give them to load_ranked_data"
+                "D-REX has no noisy trajectories: a serial pipeline plays them, or use load_ranked_data"
             )
         return super()._learn(num_updates)

@@ -80,7 +80,7 @@ class Ensemble(ZooModel):
         return model
 
     @property
-    def policy_log_probs(self) -> LogProbs | None:  # type: ignore[override]
+    def policy_log_probs(self) -> LogProbs | None:
         """How likely the policy in training is to act so; the members share it."""
         return self.members[0].policy_log_probs
 

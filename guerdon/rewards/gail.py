@@ -94,7 +94,9 @@ class GAIL(ZooModel):
         expert = self.features(self.drawn_experts(count), parts)
         policy = self.features(self.experience.sample(count, self.generator), parts)
         between = torch.rand(count, 1, generator=self.generator).to(self.device)
-        return zip(*(part.split(self.cfg.batch_size) for part in (expert, policy, between)), strict=True)
+        return zip(
+            *(torch.split(part, self.cfg.batch_size) for part in (expert, policy, between)), strict=True
+        )
 
     def score(self, batch: Transitions) -> Tensor:
         """The discriminator's verdict in the chosen form, [*L]."""

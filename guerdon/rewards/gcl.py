@@ -22,6 +22,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from guerdon.config.limits import NonNegativeFloat
 from guerdon.rewards.airl import chosen_log_probs, demonstrated_log_probs
@@ -36,6 +37,10 @@ class GCLSettings(ZooSettings):
 
     inputs: Literal["state_action", "state"] = "state_action"
     """What the cost depends on."""
+    cost_sign: Literal["any", "positive", "negative"] = "any"
+    """The loss does not mind a constant, but where episodes end early it matters to the policy: with positive
+    costs, as in the paper, ending early pays, with negative ones living on. For tasks that the expert gets
+    done, and those in which it keeps going."""
     cost_penalty: NonNegativeFloat = 1e-2
     """Weight of the mean squared cost in the loss."""
 
@@ -47,15 +52,17 @@ PARTS = {"state_action": ("obs", "action"), "state": ("next_obs",)}
 class Cost(RewardNetwork):
     """A cost that is low for demonstrations."""
 
-    def __init__(self, num_features: int, hidden: tuple[int, ...], cost_penalty: float) -> None:
+    def __init__(self, num_features: int, hidden: tuple[int, ...], sign: str, cost_penalty: float) -> None:
         super().__init__()
         self.layers = perceptron([num_features, *hidden, 1])
-        self.cost_penalty = cost_penalty
+        self.sign, self.cost_penalty = sign, cost_penalty
 
     def forward(self, features: Tensor) -> Tensor:
         """[N, F] -> cost_expert_is_low, float32 [N]."""
         cost: Tensor = self.layers(features).squeeze(-1)
-        return cost
+        if self.sign == "any":
+            return cost
+        return functional.softplus(cost) if self.sign == "positive" else -functional.softplus(-cost)
 
     def learn(self, expert: Tensor, policy: Tensor, log_probs: Tensor) -> Tensor:
         """The negative log-likelihood of the demonstrations, and the penalty.
@@ -80,7 +87,8 @@ class GCL(ZooModel):
 
     def make_network(self) -> Cost:
         """The cost."""
-        return Cost(self.num_features(PARTS[self.cfg.inputs]), self.cfg.hidden, self.cfg.cost_penalty)
+        size = self.num_features(PARTS[self.cfg.inputs])
+        return Cost(size, self.cfg.hidden, self.cfg.cost_sign, self.cfg.cost_penalty)
 
     def draws(self, num_updates: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The expert's and the policy's features and the log-probabilities of both, for each step."""
@@ -93,7 +101,9 @@ class GCL(ZooModel):
             demonstrated_log_probs(self, expert),
             chosen_log_probs(self, policy),
         )
-        for of_expert, of_policy, *log_probs in zip(*(part.split(size) for part in sides), strict=True):
+        for of_expert, of_policy, *log_probs in zip(
+            *(torch.split(part, size) for part in sides), strict=True
+        ):
             yield of_expert, of_policy, torch.cat(log_probs)
 
     def score(self, batch: Transitions) -> Tensor:

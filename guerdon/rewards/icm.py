@@ -21,7 +21,7 @@ from torch.nn import functional
 from guerdon.config.limits import Fraction
 from guerdon.rewards.base import RewardNetwork
 from guerdon.rewards.curiosity import CuriosityModel, CuriositySettings
-from guerdon.rewards.networks import perceptron
+from guerdon.rewards.networks import in_blocks, perceptron
 from guerdon.rewards.transitions import Transitions
 
 
@@ -121,9 +121,11 @@ class ICM(CuriosityModel):
 
     def novelty(self, batch: Transitions) -> Tensor:
         """Half the squared error of the forward model, [*L]."""
-        obs, actions, next_obs = self._parts(batch.flat())
-        phi, next_phi = self.network(torch.cat([obs, next_obs])).chunk(2)
-        return self.network.surprise(phi, actions, next_phi).view(batch.shape)
+        return in_blocks(self._surprise, *self._parts(batch.flat())).view(batch.shape)
+
+    def _surprise(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> Tensor:
+        phi, next_phi = self.network(obs), self.network(next_obs)
+        return self.network.surprise(phi, actions, next_phi)
 
     def measure(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> dict[str, float]:
         """The two losses apart."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from guerdon.errors import DataError
-from guerdon.moments import Moments
+from guerdon.moments import Statistics as Statistics
+
+BLOCK = 512
+"""Rows that are scored at a time."""
 
 
 class RewardNetwork(nn.Module):
@@ -49,39 +52,12 @@ def action_features(actions: Tensor, action_size: int, discrete: bool) -> Tensor
     return functional.one_hot(actions, action_size).float()
 
 
-class Statistics(nn.Module):
-    """Running mean and deviation of vectors; they change in `update` alone and are saved with the weights."""
+def in_blocks(network: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """What `network` makes of independent rows [N, ...], as many at a time as caches hold.
 
-    mean: Tensor
-    spread: Tensor
-    count: Tensor
-
-    def __init__(self, shape: Sequence[int] = ()) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
-        self.register_buffer("spread", torch.zeros(tuple(shape), dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-
-    def update(self, values: Tensor) -> None:
-        """Take values [N, *shape] into account."""
-        values = values.detach().double().reshape(-1, *self.mean.shape)
-        if not len(values):
-            return
-        mean = values.mean(0)
-        fresh = Moments(float(len(values)), mean, (values - mean).square().sum(0))
-        both = fresh if not self.count else Moments(self.count, self.mean, self.spread).merged(fresh)
-        self.count.fill_(float(both.count))
-        self.mean.copy_(both.mean)
-        self.spread.copy_(both.spread)
-
-    @property
-    def deviation(self) -> Tensor:
-        """float32 [*shape]; 1 before the first update and where nothing varies."""
-        std = torch.sqrt(self.spread / self.count.clamp(min=1.0)).float()
-        return torch.where(std > 1e-8, std, torch.ones_like(std))
-
-    def normalized(self, values: Tensor, limit: float = 10.0) -> Tensor:
-        """Centred and scaled, within +-limit; as they are before the first update."""
-        if not self.count:
-            return values
-        return ((values - self.mean.float()) / self.deviation).clamp(-limit, limit)
+    Large batches at once take twice as long: their hidden layers are new memory each time.
+    """
+    if len(inputs[0]) <= BLOCK:
+        return network(*inputs)
+    pieces = zip(*(torch.split(each, BLOCK) for each in inputs), strict=True)
+    return torch.cat([network(*each) for each in pieces])

@@ -26,7 +26,7 @@ from torch import Tensor
 from guerdon.config.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from guerdon.rewards.curiosity import CuriosityModel, CuriositySettings, followed
 from guerdon.rewards.icm import InverseFeatures
-from guerdon.rewards.networks import Statistics
+from guerdon.rewards.networks import Statistics, in_blocks
 from guerdon.rewards.rnd import Distillation
 from guerdon.rewards.transitions import Transitions
 
@@ -52,6 +52,8 @@ class NGUSettings(CuriositySettings):
     """c: keeps the reward of the entirely new finite."""
     max_similarity: PositiveFloat = 8.0
     """A state that is more like its past than this gets nothing."""
+    error_horizon: PositiveInt = 10_000
+    """Mean and deviation of the errors are those of about so many latest steps: errors shrink over a run."""
     max_modulation: PositiveFloat = 5.0
     """L: how much at most the novelty in life adds to that in the episode."""
 
@@ -90,7 +92,7 @@ class NGU(CuriosityModel):
 
     def __init__(self, config: Any, device: torch.device | str = "cpu", tb_logger: Any = None) -> None:
         super().__init__(config, device, tb_logger)
-        self.error_statistics = Statistics().to(self.device)
+        self.error_statistics = Statistics(horizon=self.cfg.error_horizon).to(self.device)
         self.mean_distance = torch.zeros((), device=self.device)
         """d2_mean; 0 before the first neighbours."""
 
@@ -130,12 +132,12 @@ class NGU(CuriosityModel):
         self, features: Tensor, streams: Transitions, memory: EpisodicMemory
     ) -> tuple[Tensor, EpisodicMemory]:
         """Squared distances of scaled observations [T * N, S] to their neighbours in the episode."""
-        phi = self.network(features).view(*streams.shape, -1)
+        phi = in_blocks(self.network, features).view(*streams.shape, -1)
         return nearest_in_episode(phi, streams.done, memory, self.cfg.num_neighbours, self.cfg.memory_size)
 
     def _novelty(self, features: Tensor, nearest: Tensor) -> Tensor:
         """Episodic times lifelong, float32 [T * N]."""
-        errors = self.network.lifelong(features)
+        errors = in_blocks(self.network.lifelong, features)
         in_life = 1.0 + (errors - self.error_statistics.mean.float()) / self.error_statistics.deviation
         modulation: Tensor = in_life.clamp(min=1.0).clamp(max=self.cfg.max_modulation)
         novelty: Tensor = self._episodic(nearest.flatten(0, 1)) * modulation

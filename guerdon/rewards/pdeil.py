@@ -101,7 +101,7 @@ class PDEIL(ZooModel):
         return torch.cat(rewards).float().view(batch.shape) if rewards else torch.zeros(batch.shape)
 
     def _log_denominator(self, obs: Tensor, log_states: Tensor) -> Tensor:
-        """log(alpha * p_expert(s) + (1 - alpha) * p_policy(s)), [N]."""
+        """Logarithm of alpha * p_expert(s) + (1 - alpha) * p_policy(s), [N]."""
         kernels, alpha = self._expert(), self.cfg.alpha
         if "policy_obs" in kernels:
             log_policy = _log_density(_log_kernels(obs, kernels["policy_obs"], self._width))
@@ -112,7 +112,7 @@ class PDEIL(ZooModel):
         return torch.logaddexp(math.log(alpha) + log_states, math.log1p(-alpha) + log_policy)
 
     def _log_expert(self, obs: Tensor, actions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Log p_expert(s) and log p_expert(s, a), [N] each."""
+        """Logarithms of p_expert(s) and p_expert(s, a), [N] each."""
         kernels = self._expert()
         of_states = _log_kernels(obs, kernels["obs"], self._width)
         if actions is None:
@@ -129,7 +129,7 @@ class PDEIL(ZooModel):
         if self.cfg.bandwidth is not None:
             return self.cfg.bandwidth
         size = self.cfg.obs_size + (0 if self.cfg.discrete_actions else self.cfg.action_size)
-        return float(len(self._expert()["obs"])) ** (-1.0 / (size + 4))
+        return math.pow(len(self._expert()["obs"]), -1.0 / (size + 4))
 
     def _picked(self, rows: Transitions) -> Transitions:
         if len(rows) <= self.cfg.num_kernels:

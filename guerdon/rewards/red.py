@@ -7,7 +7,7 @@ were demonstrations the prediction is good, elsewhere it is not:
 
 sigma decides what counts as good. The paper chooses it by hand so that demonstrations get almost 1. Here a
 share of the demonstrated steps is not learned from, and sigma is such that a step whose error is the
-`expert_quantile` of theirs gets `reward_at_quantile`. Without that calibration rewards are constant in effect.
+`expert_quantile` of theirs gets `reward_at_quantile`. Without calibration rewards are constant in effect.
 
 It is fitted on demonstrations alone, best before the policy (`pretrain_reward`), and rewards are positive:
 where episodes can end early, living on pays.
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from guerdon.config.limits import Fraction, PositiveInt
-from guerdon.errors import DataError
+from guerdon.errors import ConfigError, DataError
 from guerdon.rewards.base import RewardNetwork, ZooModel, ZooSettings
 from guerdon.rewards.networks import perceptron
 from guerdon.rewards.transitions import Transitions
@@ -61,11 +61,13 @@ class Distillation(RewardNetwork):
 
     def forward(self, features: Tensor) -> Tensor:
         """[N, F] -> errors_expert_is_low, mean over the outputs, float32 [N]."""
-        return (self.predictor(features) - self.target(features)).square().mean(1)
+        differences: Tensor = self.predictor(features) - self.target(features)
+        return differences.square().mean(1)
 
     def learn(self, expert: Tensor) -> Tensor:
         """The mean error on demonstrated steps, [N, F]."""
-        return self(expert).mean()  # type: ignore[no-any-return]
+        errors: Tensor = self(expert)
+        return errors.mean()
 
 
 class RED(ZooModel):
@@ -79,6 +81,8 @@ class RED(ZooModel):
 
     def make_network(self) -> Distillation:
         """The two networks."""
+        if not 0.0 < self.cfg.reward_at_quantile < 1.0:
+            raise ConfigError("reward_model.reward_at_quantile must be more than 0 and less than 1")
         size = self.num_features(PARTS[self.cfg.inputs])
         return Distillation(size, self.cfg.hidden, self.cfg.num_outputs)
 

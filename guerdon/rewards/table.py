@@ -17,6 +17,7 @@ from guerdon.rewards.gail import GAIL
 from guerdon.rewards.gcl import GCL
 from guerdon.rewards.her import HER
 from guerdon.rewards.icm import ICM
+from guerdon.rewards.image_success import ImageSuccess
 from guerdon.rewards.ngu import NGU
 from guerdon.rewards.pdeil import PDEIL
 from guerdon.rewards.pwil import PWIL
@@ -32,6 +33,7 @@ REWARD_MODELS: dict[str, type[BaseRewardModel]] = {
     "gcl": GCL,
     "her": HER,
     "icm": ICM,
+    "image_success": ImageSuccess,
     "ngu": NGU,
     "pdeil": PDEIL,
     "pwil": PWIL,

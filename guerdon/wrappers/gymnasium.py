@@ -1,6 +1,7 @@
 """Gymnasium environments, single and vectorised, whose reward is a learned one.
 
-`info` keeps all parts: `env_reward`, `learned_reward` and `prob_success` (NaN where no frame was judged).
+`info` keeps all parts: `env_reward`, `learned_reward` and, of a model that judges frames, `prob_success` (NaN
+where none was judged). A reward model of the zoo may stand in the place of the manager, with a `MixConfig`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from numpy.typing import NDArray
 
 from guerdon.collect.observations import FrameSource, native_of, with_final
 from guerdon.config import RewardConfig
+from guerdon.config.schema_zoo import MixConfig
 from guerdon.errors import ConfigError
 from guerdon.images import to_numpy
+from guerdon.rewards import BaseRewardModel
 from guerdon.serve.worker import ImageRewardWorker
 from guerdon.types import BoolArray
-from guerdon.wrappers.judging import FrameJudge, StepJudge, rows_from
+from guerdon.wrappers.judging import FrameJudge, RewardStep, StepJudge, rows_from
+from guerdon.wrappers.transitions import TransitionJudge
 
 _FINALS = ("final_obs", "_final_obs", "final_info", "_final_info")
 
@@ -31,33 +35,49 @@ class LearnedRewardWrapper(gym.Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: its frames come from the observation, or from rendering on demand.
-        manager: a `RewardManager` or an `ImageRewardWorker`.
-        cfg: the `reward` section; None means the manager's own.
+        manager: a `RewardManager`, an `ImageRewardWorker`, or a reward model of the zoo.
+        cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
+        teach_every: of the zoo: steps after which the model is taught by them; 0 leaves it as it is.
     """
 
     def __init__(
         self,
         env: gym.Env[Any, Any],
-        manager: FrameJudge | ImageRewardWorker,
-        cfg: RewardConfig | None = None,
+        manager: FrameJudge | ImageRewardWorker | BaseRewardModel,
+        cfg: RewardConfig | MixConfig | None = None,
+        teach_every: int = 0,
     ) -> None:
         given: Any = env
         if isinstance(given, VectorEnv):
             raise ConfigError("this is a vector environment: use LearnedRewardVectorWrapper")
         super().__init__(env)
-        self._judge = StepJudge(manager, cfg, 1)
+        self._zoo = zoo_judge(manager, cfg, 1, env.action_space, teach_every)
+        if self._zoo is not None:
+            return
+        self._judge = StepJudge(*frame_judging(manager, cfg, teach_every), 1)
         self._frames = FrameSource(env, self._judge.cameras)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin a new episode."""
+        if self._zoo is not None:
+            obs, info = self.env.reset(seed=seed, options=options)
+            self._zoo.begin(_batch_of_one(obs))
+            return obs, info
         self._judge.begin()
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step, judge the frame if it counts, and return the training reward."""
         obs, env_reward, terminated, truncated, info = self.env.step(action)
+        if self._zoo is not None:
+            reached, ends = _batch_of_one(obs), (np.array([terminated]), np.array([truncated]))
+            given = self._zoo.step(
+                np.asarray(action)[None], reached, reached, [float(env_reward)], *ends, np.ones(1, np.bool_)
+            )
+            told = {name: float(values[0]) for name, values in given.infos().items()}
+            return obs, float(given.training_reward[0]), bool(terminated), bool(truncated), {**info, **told}
         done, stepped = np.array([bool(terminated or truncated)]), np.ones(1, np.bool_)
         ids = self._judge.wanted(done, stepped)
         frames = self._frames.frames(_batch_of_one(obs), done, ids) if len(ids) else {}
@@ -78,23 +98,28 @@ class LearnedRewardVectorWrapper(VectorWrapper):
 
     Args:
         envs: their frames come from the observation, or from rendering on demand.
-        manager: a `RewardManager` or an `ImageRewardWorker`.
-        cfg: the `reward` section; None means the manager's own.
+        manager: a `RewardManager`, an `ImageRewardWorker`, or a reward model of the zoo.
+        cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
+        teach_every: of the zoo: steps after which the model is taught by them; 0 leaves it as it is.
     """
 
     def __init__(
         self,
         envs: VectorEnv[Any, Any, Any],
-        manager: FrameJudge | ImageRewardWorker,
-        cfg: RewardConfig | None = None,
+        manager: FrameJudge | ImageRewardWorker | BaseRewardModel,
+        cfg: RewardConfig | MixConfig | None = None,
+        teach_every: int = 0,
     ) -> None:
         if not isinstance(envs, VectorEnv):
             raise ConfigError("this is no vector environment: use LearnedRewardWrapper")
         super().__init__(envs)
-        self._judge = StepJudge(manager, cfg, envs.num_envs)
-        self._frames = FrameSource(envs, self._judge.cameras)
         self._mode = AutoresetMode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._ended: BoolArray = np.zeros(envs.num_envs, np.bool_)  # NEXT_STEP: to be reset by the next step
+        self._zoo = zoo_judge(manager, cfg, envs.num_envs, envs.single_action_space, teach_every)
+        if self._zoo is not None:
+            return
+        self._judge = StepJudge(*frame_judging(manager, cfg, teach_every), envs.num_envs)
+        self._frames = FrameSource(envs, self._judge.cameras)
         if self._judge.cfg.standalone:
             check_single_resets(envs)
 
@@ -104,6 +129,10 @@ class LearnedRewardVectorWrapper(VectorWrapper):
         """Reset all environments, or those of `options["reset_mask"]`."""
         mask = None if options is None else options.get("reset_mask")
         self._ended[slice(None) if mask is None else np.asarray(mask, np.bool_)] = False
+        if self._zoo is not None:
+            obs, info = self.env.reset(seed=seed, options=options)
+            self._zoo.begin(obs, None if mask is None else np.asarray(mask, np.bool_))
+            return obs, info
         self._judge.begin(None if mask is None else np.asarray(mask, np.bool_))
         return self.env.reset(seed=seed, options=options)
 
@@ -113,6 +142,12 @@ class LearnedRewardVectorWrapper(VectorWrapper):
         term, trunc = (to_numpy(flags).astype(np.bool_) for flags in (terminated, truncated))
         done, stepped = term | trunc, ~self._ended
         same_step = self._mode == AutoresetMode.SAME_STEP
+        if self._zoo is not None:
+            reached = with_final(obs, info.get("final_obs"), done) if same_step and done.any() else obs
+            given = self._zoo.step(actions, reached, obs, env_rewards, term, trunc, stepped)
+            if self._mode == AutoresetMode.NEXT_STEP:
+                self._ended = done
+            return obs, given.training_reward, term, trunc, {**info, **self._told(given)}
         ids = self._judge.wanted(done, stepped)
         frames = {}
         if len(ids):
@@ -125,9 +160,11 @@ class LearnedRewardVectorWrapper(VectorWrapper):
             obs, info = self._begin_again(obs, info, done, ended & ~done)
         if self._mode == AutoresetMode.NEXT_STEP:
             self._ended = done
+        return obs, rewards.training_reward, term | ended, trunc, {**info, **self._told(rewards)}
+
+    def _told(self, rewards: RewardStep) -> dict[str, Any]:
         everyone = {f"_{name}": np.ones(self.num_envs, np.bool_) for name in rewards.infos()}
-        info = {**info, **rewards.infos(), **everyone}
-        return obs, rewards.training_reward, term | ended, trunc, info
+        return {**rewards.infos(), **everyone}
 
     def _begin_again(
         self, obs: Any, info: dict[str, Any], done: BoolArray, ended: BoolArray
@@ -144,6 +181,24 @@ class LearnedRewardVectorWrapper(VectorWrapper):
             "final_info": rows_from(info.get("final_info", {}), plain, ended),
             "_final_info": over.copy(),
         }
+
+
+def zoo_judge(
+    manager: Any, cfg: RewardConfig | MixConfig | None, num_envs: int, action_space: Any, teach_every: int
+) -> TransitionJudge | None:
+    """Who builds transitions, if what is given is a reward model of the zoo."""
+    if not isinstance(manager, BaseRewardModel):
+        return None
+    return TransitionJudge(manager, cfg, num_envs, action_space, teach_every)
+
+
+def frame_judging(
+    manager: Any, cfg: RewardConfig | MixConfig | None, teach_every: int
+) -> tuple[FrameJudge | ImageRewardWorker, RewardConfig | None]:
+    """What judges frames, and its settings; those of the zoo are refused."""
+    if isinstance(cfg, MixConfig) or teach_every:
+        raise ConfigError("MixConfig and teach_every are for the zoo; this reward model judges frames")
+    return manager, cfg
 
 
 def check_single_resets(envs: VectorEnv[Any, Any, Any]) -> None:

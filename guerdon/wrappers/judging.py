@@ -41,18 +41,15 @@ class RewardStep:
     """float32 [N]; what the environment gave."""
     learned_reward: FloatArray
     """float32 [N]; what the model's verdict is worth, before it is scaled or combined."""
-    prob_success: FloatArray
-    """float32 [N]; NaN where no frame was judged."""
     training_reward: FloatArray
     """float32 [N]; what the learner gets."""
+    prob_success: FloatArray | None = None
+    """float32 [N]; NaN where no frame was judged. None of a model that does not judge frames."""
 
     def infos(self) -> dict[str, FloatArray]:
-        """The three rewards that the wrappers report beside the one they return."""
-        return {
-            "env_reward": self.env_reward,
-            "learned_reward": self.learned_reward,
-            "prob_success": self.prob_success,
-        }
+        """What the wrappers report beside the reward that they return."""
+        known = {"env_reward": self.env_reward, "learned_reward": self.learned_reward}
+        return known if self.prob_success is None else {**known, "prob_success": self.prob_success}
 
 
 class StepJudge:

@@ -4,7 +4,10 @@
     venv = LearnedRewardVecEnv(GymVectorToSB3(envs), manager)
     PPO("MlpPolicy", venv).learn(100_000)
 
-The infos keep all parts: `env_reward`, `learned_reward` and `prob_success` (NaN where no frame was judged).
+The infos keep all parts: `env_reward`, `learned_reward` and, of a model that judges frames, `prob_success`
+(NaN where none was judged). A reward model of the zoo may stand in the place of the manager:
+
+    venv = LearnedRewardVecEnv(make_vec_env("CartPole-v1", 8), model, MixConfig(normalize=True))
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from numpy.typing import NDArray
 
 from guerdon.collect.observations import FrameSource, find_image, images_from, native_of, with_final
 from guerdon.config import RewardConfig
+from guerdon.config.schema_zoo import MixConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.images import to_numpy, to_uint8_hwc
+from guerdon.rewards import BaseRewardModel
 from guerdon.serve.worker import ImageRewardWorker
 from guerdon.types import BoolArray, IntArray, UInt8Array
-from guerdon.wrappers.gymnasium import check_single_resets, take_row
-from guerdon.wrappers.judging import FrameJudge, StepJudge, rows_from
+from guerdon.wrappers.gymnasium import check_single_resets, frame_judging, take_row, zoo_judge
+from guerdon.wrappers.judging import FrameJudge, RewardStep, StepJudge, rows_from
 
 try:
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
@@ -151,12 +156,17 @@ class LearnedRewardVecEnv(VecEnvWrapper):
 
     Args:
         venv: the environments.
-        manager: a `RewardManager` or an `ImageRewardWorker`.
-        cfg: the `reward` section; None means the manager's own.
+        manager: a `RewardManager`, an `ImageRewardWorker`, or a reward model of the zoo.
+        cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
+        teach_every: of the zoo: steps after which the model is taught by them; 0 leaves it as it is.
     """
 
     def __init__(
-        self, venv: VecEnv, manager: FrameJudge | ImageRewardWorker, cfg: RewardConfig | None = None
+        self,
+        venv: VecEnv,
+        manager: FrameJudge | ImageRewardWorker | BaseRewardModel,
+        cfg: RewardConfig | MixConfig | None = None,
+        teach_every: int = 0,
     ) -> None:
         if not isinstance(venv, VecEnv):
             raise ConfigError(
@@ -164,8 +174,12 @@ class LearnedRewardVecEnv(VecEnvWrapper):
                 "put vector environments of Gymnasium into GymVectorToSB3"
             )
         super().__init__(venv)
-        self._judge = StepJudge(manager, cfg, venv.num_envs)
         self._everyone: BoolArray = np.ones(venv.num_envs, np.bool_)
+        self._actions: Any = None
+        self._zoo = zoo_judge(manager, cfg, venv.num_envs, venv.action_space, teach_every)
+        if self._zoo is not None:
+            return
+        self._judge = StepJudge(*frame_judging(manager, cfg, teach_every), venv.num_envs)
         inner = venv.unwrapped
         self._source: FrameSource | None = None
         if isinstance(inner, GymVectorToSB3) and native_of(inner.envs) is not None:
@@ -182,21 +196,36 @@ class LearnedRewardVecEnv(VecEnvWrapper):
 
     def reset(self) -> Any:
         """Begin new episodes everywhere."""
+        if self._zoo is not None:
+            obs = self.venv.reset()
+            self._zoo.begin(obs)
+            return obs
         self._judge.begin()
         return self.venv.reset()
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """Pass the actions on, and remember them for the transitions."""
+        self._actions = actions
+        self.venv.step_async(actions)
 
     def step_wait(self) -> tuple[Any, NDArray[Any], NDArray[Any], list[dict[str, Any]]]:
         """Judge the frames that the actions led to and return training rewards, float32 [N]."""
         obs, env_rewards, dones, infos = self.venv.step_wait()
         done = to_numpy(dones).astype(np.bool_)
+        if self._zoo is not None:
+            cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
+            reached = with_final(obs, _finals(done, infos), done) if done.any() else obs
+            given = self._zoo.step(
+                self._actions, reached, obs, env_rewards, done & ~cut, done & cut, self._everyone
+            )
+            _tell(infos, given)
+            return obs, given.training_reward, done, infos
         ids = self._judge.wanted(done, self._everyone)
         frames = self._find_frames(obs, done, infos, ids) if len(ids) else {}
         prob = self._judge.probabilities(frames, ids, done)
         ended = self._judge.ends(prob)
         rewards = self._judge.rewards(prob, env_rewards, done | ended, self._everyone)
-        columns = {name: values.tolist() for name, values in rewards.infos().items()}
-        for env, info in enumerate(infos):
-            info.update({name: values[env] for name, values in columns.items()})
+        _tell(infos, rewards)
         for env in np.flatnonzero(ended).tolist():
             infos[env]["TimeLimit.truncated"] = False
         if (ended & ~done).any():
@@ -209,12 +238,7 @@ class LearnedRewardVecEnv(VecEnvWrapper):
         """Frames of `ids`, camera -> uint8 [n, H, W, C]; of ended episodes the final ones."""
         cameras = self._judge.cameras
         if all(find_image(obs, camera, cameras) is not None for camera in cameras):
-            finals = np.full(len(done), None, object)
-            for env in np.flatnonzero(done).tolist():
-                if "terminal_observation" not in infos[env]:
-                    raise DataError(f"environment {env} ended its episode without a terminal_observation")
-                finals[env] = infos[env]["terminal_observation"]
-            found = images_from(with_final(obs, finals, done), cameras)
+            found = images_from(with_final(obs, _finals(done, infos), done), cameras)
             return {name: images[ids] for name, images in found.items()}
         if self._source is not None:
             return self._source.frames(obs, done, ids)
@@ -251,6 +275,23 @@ class LearnedRewardVecEnv(VecEnvWrapper):
             _put_row(merged, env, first)
         self.venv.reset_infos = reset_infos
         return merged
+
+
+def _finals(done: BoolArray, infos: Sequence[Mapping[str, Any]]) -> NDArray[Any]:
+    """Final observations, an object array [N]; None where the episode goes on."""
+    finals = np.full(len(done), None, object)
+    for env in np.flatnonzero(done).tolist():
+        if "terminal_observation" not in infos[env]:
+            raise DataError(f"environment {env} ended its episode without a terminal_observation")
+        finals[env] = infos[env]["terminal_observation"]
+    return finals
+
+
+def _tell(infos: Sequence[dict[str, Any]], rewards: RewardStep) -> None:
+    """Put all parts of the reward into the infos."""
+    columns = {name: values.tolist() for name, values in rewards.infos().items()}
+    for env, info in enumerate(infos):
+        info.update({name: values[env] for name, values in columns.items()})
 
 
 def _put_row(obs: Any, env: int, row: Any) -> None:

@@ -250,9 +250,12 @@ def test_env_id_beats_the_type():
 
 def test_a_name_and_overrides():
     cfg = load_serial("fixed_cartpole_gail", ["learner.ppo.lr=0.5", "reward_model.hidden=[8,8]", "seed=4"])
+    assert cfg.exp_name == "fixed_cartpole_gail"  # unless the file says something else
     assert isinstance(cfg, SerialConfig) and cfg.env.train.id == "guerdon/FixedCartPole-v0"
     assert cfg.learner.ppo.lr == 0.5 and cfg.reward_model["hidden"] == [8, 8] and cfg.seed == 4
-    assert load_serial("fixed_cartpole_gail", ["~stop_value"]).stop_value is None
+    assert load_serial("fixed_cartpole_gail", ["stop_value=3", "~stop_value"]).stop_value is None
+    with pytest.raises(ConfigError, match="nothing to remove"):
+        load_serial("fixed_cartpole_gail", ["~learner.sac.tau"])
 
 
 def test_a_file_with_references(tmp_path):

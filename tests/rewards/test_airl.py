@@ -45,6 +45,10 @@ def test_reward_forms_by_hand():
     torch.testing.assert_close(with_known_networks().estimate(batch).env_rewards, f)
     found = with_known_networks(reward_form="log_ratio").estimate(batch).env_rewards
     torch.testing.assert_close(found, f - math.log(0.5))
+    found = (
+        with_known_networks(reward_form="positive").estimate(batch).env_rewards
+    )  # 1 - D = pi / (exp f + pi)
+    torch.testing.assert_close(found, torch.log1p(f.exp() / 0.5))
     found = with_known_networks(reward_form="plain").estimate(batch).env_rewards
     torch.testing.assert_close(found, torch.tensor([5.0, 2.0]))
 
@@ -63,7 +67,7 @@ def test_the_discriminator_is_the_papers():
 
 def test_a_transition_that_the_policy_likes_anyway_proves_less():
     """Same data of both sides: only pi differs, and f has to make up for it."""
-    airl = create_reward_model({"type": "airl", **SHAPES, "inputs": "state", "update_per_collect": 300})
+    airl = create_reward_model({"type": "airl", **SHAPES, "lr": 1e-2, "update_per_collect": 400})
     same = replace(rows(60, 1), obs=torch.ones(60, 2), next_obs=torch.ones(60, 2))
     airl.policy_log_probs = lambda obs, actions: torch.full((len(obs),), math.log(0.25))
     airl.load_expert_data([same])

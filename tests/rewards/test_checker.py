@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from guerdon.errors import ConfigError
+from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
 from guerdon.rewards import (
     REWARD_MODELS,
     RewardModelError,
@@ -32,6 +33,20 @@ def has_rankings(model):
     model.load_ranked_data({level: [made_up(shapes, 12, 1, seed)] for level, seed in levels.items()})
 
 
+def of_images(folder, discrete):
+    """The image classifier needs a checkpoint, and images to look at."""
+    shapes = {"obs_shape": [8, 8, 3], "action_size": 2, "discrete_actions": discrete}
+    model = ResNetRewardModel(arch="resnet10", width=8, image_size=(3, 16, 16))
+    save_checkpoint(folder / "fitted", model, Contract.of(model, threshold=0.5))
+    rows = made_up(shapes, 40, 4, 0)
+    images = {name: (getattr(rows, name) * 60.0 + 128.0).clamp(0.0, 255.0) for name in ("obs", "next_obs")}
+    return {
+        **shapes,
+        "settings": {"checkpoint_path": str(folder / "fitted")},
+        "experience": Transitions(**{**rows.parts(), **images}),
+    }
+
+
 SPECIAL: dict[str, dict] = {
     "airl": {"prepare": knows_the_policy},
     "gcl": {"prepare": knows_the_policy},
@@ -44,8 +59,9 @@ SPECIAL: dict[str, dict] = {
 
 @pytest.mark.parametrize("discrete", [True, False], ids=["discrete", "continuous"])
 @pytest.mark.parametrize("name", sorted(REWARD_MODELS))
-def test_every_model_of_the_table_passes(name, discrete):
-    found = check_reward_model(name, **{"discrete_actions": discrete, **SPECIAL.get(name, {})})
+def test_every_model_of_the_table_passes(name, discrete, tmp_path):
+    special = of_images(tmp_path, discrete) if name == "image_success" else SPECIAL.get(name, {})
+    found = check_reward_model(name, **{"discrete_actions": discrete, **special})
     assert {"learning", "list form", "purity", "saving", "empty", "large", "NaN"} <= found.keys()
     assert found["empty"].startswith(("error: ", "an empty list"))
 

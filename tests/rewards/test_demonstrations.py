@@ -133,9 +133,9 @@ def test_trajectories_of_imitation(tmp_path, shapes, layout):
     table = pa.table(columns)
     (tmp_path / "dataset_info.json").write_text("{}")
     open_writer = pa.ipc.new_stream if layout == "stream" else pa.ipc.new_file
-    with pa.OSFile(str(tmp_path / "data-00000-of-00001.arrow"), "wb") as sink:
-        with open_writer(sink, table.schema) as writer:
-            writer.write_table(table)
+    place = str(tmp_path / "data-00000-of-00001.arrow")
+    with pa.OSFile(place, "wb") as sink, open_writer(sink, table.schema) as writer:
+        writer.write_table(table)
     assert alike(read_demonstrations(tmp_path), without_log_probs(episodes(shapes)))
 
 

@@ -57,7 +57,7 @@ def test_gradient_penalty_by_hand():
         network.layers[0].weight.copy_(torch.tensor([[3.0, 4.0]]))  # the gradient has norm 5 everywhere
     expert, policy = torch.zeros(2, 2), torch.zeros(2, 2)
     loss = network.learn(expert, policy, torch.full((2, 1), 0.5))
-    assert float(loss) == pytest.approx(math.log(2.0) + 3.0 * (5.0 - 1.0) ** 2)
+    assert loss.item() == pytest.approx(math.log(2.0) + 3.0 * (5.0 - 1.0) ** 2)
 
 
 @pytest.mark.parametrize("inputs", PARTS)

@@ -1,6 +1,7 @@
 """Guided cost learning: its formula, and that a policy learns from it; the controls are in test_gail.py."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,22 +25,36 @@ def test_a_constant_cost_changes_nothing_but_the_penalty():
     costs, log_probs = torch.randn(6), torch.randn(6)
     before = negative_log_likelihood(costs, log_probs)
     torch.testing.assert_close(negative_log_likelihood(costs + 7.0, log_probs), before)
-    network = Cost(1, (), cost_penalty=0.5)
+    network = Cost(1, (), "any", cost_penalty=0.5)
     with torch.no_grad():
         network.layers[0].weight.fill_(1.0)
     loss = network.learn(torch.full((2, 1), 2.0), torch.full((2, 1), 2.0), torch.zeros(4))
-    assert float(loss) == pytest.approx(0.5 * 4.0)
+    assert loss.item() == pytest.approx(0.5 * 4.0)
 
 
 def test_what_was_demonstrated_becomes_cheap_and_its_reward_high():
-    gcl = create_reward_model({"type": "gcl", **SHAPES, "inputs": "state", "update_per_collect": 100})
+    gcl = create_reward_model({"type": "gcl", **SHAPES, "inputs": "state", "lr": 1e-2})
     gcl.policy_log_probs = lambda obs, actions: torch.full((len(obs),), math.log(0.5))
     expert, policy = rows(60, 1), known_rows(60, 2)
+    expert = replace(expert, next_obs=expert.next_obs.abs())
+    policy = replace(policy, next_obs=-policy.next_obs.abs())
     gcl.load_expert_data([expert])
     gcl.collect_data(policy)
-    told = gcl.train()
+    for _ in range(5):
+        told = gcl.train()
     assert told["cost_gap"] > 0.3 and 0.0 < told["effective_samples"] <= 1.0
     assert gcl.estimate(expert).env_rewards.mean() > gcl.estimate(policy).env_rewards.mean() + 0.3
+
+
+def test_costs_have_the_sign_that_was_asked_for():
+    features = torch.linspace(-5.0, 5.0, 11)[:, None]
+    network = {sign: Cost(1, (), sign, 0.0) for sign in ("any", "positive", "negative")}
+    for each in network.values():
+        torch.nn.init.ones_(each.layers[0].weight)
+    free, positive, negative = (each(features) for each in network.values())
+    torch.testing.assert_close(free, features[:, 0])
+    torch.testing.assert_close(positive, torch.log1p(free.exp()))
+    torch.testing.assert_close(negative, -torch.log1p((-free).exp()))  # increasing too: cheap stays cheap
 
 
 def test_log_probs_are_needed():

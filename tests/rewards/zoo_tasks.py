@@ -91,6 +91,29 @@ class NoiseReward(ZooModel):
         return torch.sin(1e4 * (seen @ weights)).float().view(batch.shape)
 
 
+def steps(
+    count: int,
+    *,
+    actions: Tensor | None = None,
+    size: int = 2,
+    seed: int = 0,
+    reward: float = 0.0,
+    obs: Tensor | None = None,
+) -> Transitions:
+    """A made-up episode [T]: `size` numbers in an observation, discrete actions unless given."""
+    generator = torch.Generator().manual_seed(seed)
+    last = torch.arange(count) == count - 1
+    seen = torch.randn(count + 1, size, generator=generator) if obs is None else obs
+    return Transitions(
+        obs=seen[:count],
+        actions=torch.randint(2, (count,), generator=generator) if actions is None else actions,
+        next_obs=seen[1 : count + 1],
+        env_rewards=torch.full((count,), float(reward)),
+        terminated=torch.zeros(count, dtype=torch.bool),
+        truncated=last,
+    )
+
+
 CONTROLS = {"zero": ZeroReward, "noise": NoiseReward}
 
 

@@ -1,0 +1,91 @@
+"""Cases of the zoo's benchmark: imitation by transport, distillation and density, and learning from rankings.
+
+Tests run the same ones (tests/rewards/test_imitation_outcomes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from gymnasium.vector import AutoresetMode
+
+import guerdon
+import guerdon.envs  # registers the tasks
+from guerdon.config import EnvConfig
+from guerdon.envs.classic_experts import scripted_policy
+from guerdon.envs.make import make_vector_env
+from guerdon.rewards.transitions import Transitions
+from guerdon.run.rollouts import noise_ranked, play_episodes
+
+CONFIGS = Path(guerdon.__file__).parent / "conf" / "zoo"
+TASKS = {
+    "fixed_cartpole": "guerdon/FixedCartPole-v0",
+    "point_reach": "guerdon/PointReach-v0",
+    "cartpole": "CartPole-v1",
+}
+RANKED_NOISE = (0.6, 0.7, 0.8, 0.9, 1.0)
+"""Shares of random actions in T-REX's demonstrations."""
+BEST_RANKED = {"fixed_cartpole": 120.0, "point_reach": 28.0, "cartpole": 120.0}
+"""The highest return among them; better ones are left out."""
+CLONED_NOISE = {"fixed_cartpole": 0.7, "point_reach": 0.6, "cartpole": 0.7}
+"""The share in D-REX's."""
+
+
+def demonstrations(task: str, kind: str = "expert", seed: int = 123) -> list[Transitions]:
+    """Episodes of the task.
+
+    Args:
+        task: one of `TASKS`.
+        kind: `expert`, 10 of the script; `disturbed`, 10 of the script with many random actions; `ranked`, up
+            to 100 with more and more of them, none better than `BEST_RANKED`. Env rewards are there, and
+            needed for `ranked` alone.
+        seed: of starts and noise.
+    """
+    script = scripted_policy(TASKS[task])
+    num_envs = 20 if kind == "ranked" else 10
+    cfg = EnvConfig(id=TASKS[task], num_envs=num_envs)
+    env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
+    try:
+        if kind == "expert":
+            return play_episodes(env, script, num_envs, seed=seed)
+        if kind == "disturbed":
+            return noise_ranked(env, script, (CLONED_NOISE[task],), num_envs, seed=seed)[CLONED_NOISE[task]]
+        groups = noise_ranked(env, script, RANKED_NOISE, num_envs, seed=seed)
+        found = [episode for group in groups.values() for episode in group]
+        return [each for each in found if float(each.env_rewards.sum()) <= BEST_RANKED[task]]
+    finally:
+        env.close()
+
+
+KINDS = {"pwil": "expert", "red": "expert", "pdeil": "expert", "trex": "ranked", "drex": "disturbed"}
+"""Which demonstrations a model gets."""
+FITTED_BEFORE = ("red", "trex", "drex")
+"""Models that are fitted before the policy, and not again."""
+
+
+def settings(name: str) -> dict[str, Any]:
+    """What is shipped under that name."""
+    shipped: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    return shipped
+
+
+def _case(task: str, model: str) -> dict[str, Any]:
+    shipped = settings(f"{task}_{model}")
+    make: Callable[[], list[Transitions]] = partial(demonstrations, task, KINDS[model])
+    return {
+        "settings": shipped,
+        "demonstrations": make,
+        "target": shipped["stop_value"],
+        "pretrain": model in FITTED_BEFORE,
+        "cooptrain": model not in FITTED_BEFORE,
+    }
+
+
+CASES: dict[str, dict[str, Any]] = {
+    f"{task}_{model}": _case(task, model) for task in TASKS for model in KINDS
+}
+"""Name of a shipped config -> how to run it, and the mean return that an evaluation has to reach."""
