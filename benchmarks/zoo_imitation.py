@@ -28,8 +28,9 @@ TASKS = {
     "cartpole": "CartPole-v1",
 }
 RANKED_NOISE = (0.6, 0.7, 0.8, 0.9, 1.0)
-"""Shares of random actions in T-REX's demonstrations."""
-BEST_RANKED = {"fixed_cartpole": 120.0, "point_reach": 28.0, "cartpole": 120.0}
+"""Shares of random actions in T-REX's demonstrations, and how many episodes of each:"""
+NUM_RANKED = {"fixed_cartpole": 20, "point_reach": 80, "cartpole": 20}
+BEST_RANKED = {"fixed_cartpole": 120.0, "point_reach": 22.0, "cartpole": 120.0}
 """The highest return among them; better ones are left out."""
 CLONED_NOISE = {"fixed_cartpole": 0.7, "point_reach": 0.6, "cartpole": 0.7}
 """The share in D-REX's."""
@@ -41,12 +42,12 @@ def demonstrations(task: str, kind: str = "expert", seed: int = 123) -> list[Tra
     Args:
         task: one of `TASKS`.
         kind: `expert`, 10 of the script; `disturbed`, 10 of the script with many random actions; `ranked`, up
-            to 100 with more and more of them, none better than `BEST_RANKED`. Env rewards are there, and
-            needed for `ranked` alone.
+            to 100 (PointReach: 400) with more and more of them, none better than `BEST_RANKED`. Env rewards
+            are there, and needed for `ranked` alone.
         seed: of starts and noise.
     """
     script = scripted_policy(TASKS[task])
-    num_envs = 20 if kind == "ranked" else 10
+    num_envs = NUM_RANKED[task] if kind == "ranked" else 10
     cfg = EnvConfig(id=TASKS[task], num_envs=num_envs)
     env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
     try:
