@@ -31,10 +31,9 @@ def test_ten_demonstrations_are_imitated(task, model):
     assert case["target"] >= 0.949 * float(returns_of(experts).mean())
 
 
-@pytest.mark.parametrize(
-    ("task", "model"), [("fixed_cartpole", "trex"), ("fixed_cartpole", "drex"), ("point_reach", "drex")]
-)
-def test_policies_end_above_the_best_of_poor_demonstrations(task, model):
+@pytest.mark.parametrize("model", ["trex", "drex"])
+def test_policies_end_above_the_best_of_poor_demonstrations(model):
+    task = "fixed_cartpole"
     case = CASES[f"{task}_{model}"]
     poor = case["demonstrations"]()
     best = float(returns_of(poor).max())
