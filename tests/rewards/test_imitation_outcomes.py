@@ -11,9 +11,10 @@ EXPERT_RETURN = {"fixed_cartpole": 200.0, "point_reach": 43.4}
 
 
 @pytest.mark.parametrize("control", ["zero", "noise"])
-@pytest.mark.parametrize("task", TASKS)
-def test_without_a_learned_reward_the_same_learner_stays_far_off(task, control):
-    settings = CASES[f"{task}_pwil"]["settings"]
+@pytest.mark.parametrize("name", ["fixed_cartpole_pwil", "fixed_cartpole_drex", "point_reach_pwil"])
+def test_without_a_learned_reward_the_same_learner_stays_far_off(name, control):
+    """D-REX has a task of its own: a pole that fell lies down."""
+    settings, task = CASES[name]["settings"], name.rpartition("_")[0]
     result = run(settings, control=control)
     assert result.env_steps >= settings["learner"]["total_steps"]
     assert result.best_return < 0.5 * EXPERT_RETURN[task]
@@ -31,8 +32,8 @@ def test_ten_demonstrations_are_imitated(task, model):
 
 
 @pytest.mark.parametrize("model", ["trex", "drex"])
-@pytest.mark.parametrize("task", TASKS)
-def test_policies_end_above_the_best_of_poor_demonstrations(task, model):
+def test_policies_end_above_the_best_of_poor_demonstrations(model):
+    task = "fixed_cartpole"
     case = CASES[f"{task}_{model}"]
     poor = case["demonstrations"]()
     best = float(returns_of(poor).max())
@@ -42,8 +43,10 @@ def test_policies_end_above_the_best_of_poor_demonstrations(task, model):
 
 
 def assert_learns(case, task, model, demonstrations):
-    control = CASES[f"{task}_pwil"]["settings"]
-    assert case["settings"]["learner"] == control["learner"]  # the controls had the same learner and budget
+    own_task = (task, model) == ("fixed_cartpole", "drex")
+    control = CASES[f"{task}_{'drex' if own_task else 'pwil'}"]["settings"]
+    for part in ("env", "learner", "mix"):  # the controls had the same
+        assert case["settings"][part] == control[part]
     result = run(
         case["settings"],
         demonstrations=demonstrations,

@@ -35,7 +35,7 @@ def test_discrete_rewards_are_the_ratio_of_hand_made_densities(alpha):
     model = made(expert, alpha=alpha)
     model.collect_data(along(0.0, 2.0, actions=torch.tensor([0, 0])))
     model.train()
-    place = 0.5
+    place = 0.25  # where the two state densities differ
     of_expert = [normal(place - at, 0.5) for at in (-1.0, 1.0, 1.0, -1.0)]
     states, policy = sum(of_expert) / 4, (normal(place, 0.5) + normal(place - 2.0, 0.5)) / 2
     for action, steps_of_it in ((0, (0, 2, 3)), (1, (1,))):
