@@ -250,7 +250,7 @@ def judging_time(place: Path, rounds: int = 30) -> dict[str, Any]:
     return {"batch": BATCH, "ms": float(np.median(times)), "threads": torch.get_num_threads()}
 
 
-def film(place: Path, out: Path, seed: int = EVAL_SEED) -> dict[str, Any]:
+def film(place: Path, out: Path, seed: int = EVAL_SEED + 1) -> dict[str, Any]:
     """An episode of the trained policy as a GIF, with what the reward model says of it under the picture."""
     from gymnasium.vector import AutoresetMode
 
