@@ -4,9 +4,10 @@
     python -m benchmarks.bench_zoo fixed_cartpole_gail --seeds 2 --controls
     benchmarks/peers/setup.sh DIR && python -m benchmarks.bench_zoo cartpole_gail cartpole_airl --peers DIR
 
-Where a model imitates, the environment's reward is NaN to the learner. Returns are of fresh episodes, measured by
-the environment. `--controls` runs the same with rewards of zero and of noise in the model's place. Times are
-those of training without evaluations, one thread. A finished seed is kept in `--out` and not run again.
+Where a model imitates, the environment's reward is NaN to the learner. Returns are of fresh episodes,
+measured by the environment. `--controls` runs the same with rewards of zero and of noise in the model's
+place. Times are those of training without evaluations, one thread. A finished seed is kept in `--out` and not
+run again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ import torch
 
 from benchmarks import zoo_adversarial, zoo_exploration, zoo_imitation
 from benchmarks.report import heading
+from guerdon.envs.hidden import HiddenReward
 from guerdon.rewards import create_reward_model
-from guerdon.rewards.controls import CONTROLS, HiddenReward
+from guerdon.rewards.controls import CONTROLS
 from guerdon.run.serial import resolved, serial_pipeline_reward_model, shapes_of
 from guerdon.run.serial_loops import make_env
 
@@ -60,7 +63,8 @@ def run(name: str, seed: int, control: str | None) -> dict[str, Any]:
     )
     measure = case.get("measure", "env_return")
     values = [float(getattr(each, measure)) for _, _, each in result.evaluations]
-    told = [(steps, seconds, value) for (steps, seconds, _), value in zip(result.evaluations, values, strict=True)]
+    points = [(steps, seconds) for steps, seconds, _ in result.evaluations]
+    told = [(*point, value) for point, value in zip(points, values, strict=True)]
     return {"env_steps": result.env_steps, "last": values[-1], "best": max(values), "told": told}
 
 
@@ -76,7 +80,8 @@ def peer(library: str, name: str, seed: int, place: Path, data: Path, limit: flo
     if not lines:
         raise SystemExit(f"{library} {kind}: {done.stderr.strip().splitlines()[-1:]}")
     told = [tuple(json.loads(line).values()) for line in lines]
-    return {"env_steps": told[-1][0], "last": told[-1][2], "best": max(item[2] for item in told), "told": told}
+    best = max(value for _, _, value in told)
+    return {"env_steps": told[-1][0], "last": told[-1][2], "best": best, "told": told}
 
 
 def write_demonstrations(folder: Path) -> None:
@@ -112,13 +117,14 @@ def line(name: str, who: str, outcomes: list[dict[str, Any]], target: float) -> 
     last = np.array([item["last"] for item in outcomes])
     met = sum(item["best"] >= target for item in outcomes)
     speed = np.median([item["told"][-1][0] / max(item["told"][-1][1], 1e-9) for item in outcomes])
-    cells = [name, who, f"{last.mean():.4g} ({last.min():.4g} to {last.max():.4g})", f"{met} of {len(outcomes)}"]
-    cells.append(f"{speed:,.0f}")
+    spread = f"{last.mean():.4g} ({last.min():.4g} to {last.max():.4g})"
+    cells = [name, who, spread, f"{met} of {len(outcomes)}", f"{speed:,.0f}"]
     for mark in MARKS if name.startswith("cartpole") else (target, None):
         found = [] if mark is None else [reached(item, mark) for item in outcomes]
         there = [item for item in found if item is not None]
         if len(there) * 2 > len(outcomes):
-            cells.append(f"{np.median([s for _, s in there]):.1f} s / {np.median([n for n, _ in there]):,.0f}")
+            steps, seconds = np.median(np.array(there), axis=0)
+            cells.append(f"{seconds:.1f} s / {steps:,.0f}")
         else:
             cells.append("-" if mark is None else "not reached")
     return "| " + " | ".join(cells) + " |"
@@ -126,7 +132,7 @@ def line(name: str, who: str, outcomes: list[dict[str, Any]], target: float) -> 
 
 def main() -> int:
     """Run what is missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="configs; all by default")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--controls", action="store_true")
@@ -150,8 +156,9 @@ def main() -> int:
         return kept[key]  # type: ignore[no-any-return]
 
     print(heading("zoo", {"seeds": given.seeds, "threads": 1}))
-    print("| config | run by | return: mean (lowest to highest seed) | seeds at target | steps/s | to 195 or target | to 475 |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    columns = ("config", "run by", "return: mean (lowest to highest seed)", "seeds at target", "steps/s")
+    print("| " + " | ".join((*columns, "to 195 or the target", "to 475")) + " |")
+    print("|---" * (len(columns) + 2) + "|", flush=True)
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         if given.peers:
@@ -159,15 +166,15 @@ def main() -> int:
         for name in names:
             target = float(CASES[name]["target"])
             for who in (None, *(CONTROLS if given.controls else ())):
-                made = [keep(f"{name}/{who}/{seed}", lambda s=seed, w=who: run(name, s, w)) for seed in range(given.seeds)]
+                made = [
+                    keep(f"{name}/{who}/{seed}", partial(run, name, seed, who)) for seed in range(given.seeds)
+                ]
                 print(line(name, who or "guerdon", made, target), flush=True)
                 missed += who is None and any(item["best"] < target for item in made)
             for library in PEERS.get(name, ()) if given.peers else ():
+                theirs = partial(peer, library, name, place=given.peers, data=Path(folder), limit=given.limit)
                 made = [
-                    keep(
-                        f"{name}/{library}/{seed}",
-                        lambda s=seed, lib=library: peer(lib, name, s, given.peers, Path(folder), given.limit),
-                    )
+                    keep(f"{name}/{library}/{seed}", partial(theirs, seed=seed))
                     for seed in range(given.peer_seeds)
                 ]
                 print(line(name, library, made, target), flush=True)

@@ -8,15 +8,29 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from copy import deepcopy
+from pathlib import Path
 
 import torch
 from easydict import EasyDict
 
 SECTIONS = {
-    "gail": {"input_size": 5, "hidden_size": 64, "batch_size": 64, "learning_rate": 1e-3, "update_per_collect": 100},
+    "gail": {
+        "input_size": 5,
+        "hidden_size": 64,
+        "batch_size": 64,
+        "learning_rate": 1e-3,
+        "update_per_collect": 100,
+    },
     "pwil": {"s_size": 4, "a_size": 2, "sample_size": 500},
-    "red": {"sample_size": 1000, "input_size": 5, "hidden_size": 64, "update_per_collect": 200, "batch_size": 32},
+    "red": {
+        "sample_size": 1000,
+        "input_size": 5,
+        "hidden_size": 64,
+        "update_per_collect": 200,
+        "batch_size": 32,
+    },
 }
 
 
@@ -26,7 +40,7 @@ class Done(Exception):
 
 def main() -> None:
     """Train, and print evaluations as they come; the time of evaluations is not counted."""
-    name, data, seed, limit, target = sys.argv[1], os.path.abspath(sys.argv[2]), *map(float, sys.argv[3:6])
+    name, data, seed, limit, target = sys.argv[1], Path(sys.argv[2]).resolve(), *map(float, sys.argv[3:6])
     torch.set_num_threads(1)
     os.chdir(tempfile.mkdtemp())
     from ding.entry import serial_pipeline_reward_model_offpolicy
@@ -40,7 +54,7 @@ def main() -> None:
         nonlocal begin, measuring
         start = time.perf_counter()
         begin = begin or start  # the clock starts with the first evaluation, when everything is set up
-        stop, info = original(self, save_ckpt_fn, train_iter, envstep, *args, **kwargs)
+        _, info = original(self, save_ckpt_fn, train_iter, envstep, *args, **kwargs)
         measuring += time.perf_counter() - start
         seconds = time.perf_counter() - begin - measuring
         value = float(sum(info["eval_episode_return"]) / len(info["eval_episode_return"]))
@@ -52,15 +66,12 @@ def main() -> None:
     InteractionSerialEvaluator.eval = timed
     config = deepcopy(main_config)
     config.env.stop_value = 1e9
-    config.reward_model = EasyDict(
-        {"type": name, "expert_data_path": os.path.join(data, "expert_data.pkl"), "data_path": data, **SECTIONS[name]}
-    )
+    places = {"expert_data_path": str(data / "expert_data.pkl"), "data_path": str(data)}
+    config.reward_model = EasyDict({"type": name, **places, **SECTIONS[name]})
     create = deepcopy(create_config)
     create.reward_model = EasyDict({"type": name})
-    try:
+    with suppress(Done):
         serial_pipeline_reward_model_offpolicy((config, create), seed=int(seed), max_env_step=10**7)
-    except Done:
-        pass
 
 
 if __name__ == "__main__":

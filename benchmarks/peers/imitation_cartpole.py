@@ -6,6 +6,7 @@ python imitation_cartpole.py {gail,airl} DEMONSTRATIONS.npz SEED LIMIT_SECONDS T
 import json
 import sys
 import time
+from contextlib import suppress
 
 import gymnasium as gym
 import numpy as np
@@ -41,9 +42,17 @@ def main() -> None:
         )
     rng = np.random.default_rng(int(seed))
     venv = make_vec_env("CartPole-v1", rng=rng, n_envs=8)
-    # Of imitation's own tutorials for this task, with rollouts of 1,024 steps instead of 16,384: it learns sooner.
+    # Of imitation's own tutorials for this task, but rollouts of 1,024 steps, not 16,384: it learns sooner.
     learner = PPO(
-        "MlpPolicy", venv, n_steps=128, batch_size=64, ent_coef=0.0, learning_rate=0.0004, gamma=0.95, n_epochs=5, seed=int(seed)
+        "MlpPolicy",
+        venv,
+        n_steps=128,
+        batch_size=64,
+        ent_coef=0.0,
+        learning_rate=0.0004,
+        gamma=0.95,
+        n_epochs=5,
+        seed=int(seed),
     )
     net = (BasicRewardNet if algorithm == "gail" else BasicShapedRewardNet)(
         observation_space=venv.observation_space,
@@ -69,16 +78,13 @@ def main() -> None:
         value, _ = evaluate_policy(learner, measure, n_eval_episodes=20, deterministic=True, warn=False)
         measuring += time.perf_counter() - start
         seconds = time.perf_counter() - begin - measuring
-        print(json.dumps({"env_steps": learner.num_timesteps, "seconds": seconds, "env_return": float(value)}), flush=True)
+        told = {"env_steps": learner.num_timesteps, "seconds": seconds, "env_return": float(value)}
+        print(json.dumps(told), flush=True)
         if value >= target or seconds > limit:
             raise Done
 
-    try:
+    with suppress(Done):
         trainer.train(10_000_000, callback=report)
-    except Done:
-        pass
-
-
 
 
 if __name__ == "__main__":

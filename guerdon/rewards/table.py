@@ -11,6 +11,7 @@ import torch
 from guerdon.errors import ConfigError
 from guerdon.rewards.airl import AIRL
 from guerdon.rewards.base import BaseRewardModel
+from guerdon.rewards.controls import CONTROLS
 from guerdon.rewards.drex import DREX
 from guerdon.rewards.ensemble import Ensemble
 from guerdon.rewards.gail import GAIL
@@ -40,6 +41,7 @@ REWARD_MODELS: dict[str, type[BaseRewardModel]] = {
     "red": RED,
     "rnd": RND,
     "trex": TREX,
+    **CONTROLS,
 }
 """Names that `reward_model.type` may have; plugins join through `register_reward_model`."""
 

@@ -15,7 +15,9 @@ from torch import Tensor
 import guerdon.envs  # registers the tasks
 from guerdon.envs.classic_experts import scripted_policy
 from guerdon.envs.goals import FlatGoals, has_goals
-from guerdon.rewards import BaseRewardModel, Transitions, ZooModel, create_reward_model
+from guerdon.envs.hidden import HiddenReward
+from guerdon.rewards import BaseRewardModel, Transitions, create_reward_model
+from guerdon.rewards.controls import CONTROLS
 from guerdon.run.serial import (
     SerialResult,
     serial_pipeline_reward_model_offpolicy,
@@ -67,30 +69,6 @@ def mean_return(episodes: list[Transitions]) -> float:
     return float(torch.stack([each.env_rewards.sum() for each in episodes]).mean())
 
 
-class HiddenReward(gym.vector.VectorWrapper):
-    """The env reward is NaN: whoever reads it is found out."""
-
-    def step(self, actions: Any) -> Any:
-        obs, env_rewards, terminated, truncated, info = self.env.step(actions)
-        return obs, np.full_like(env_rewards, np.nan), terminated, truncated, info
-
-
-class ZeroReward(ZooModel):
-    """Control: says nothing."""
-
-    def score(self, batch: Transitions) -> Tensor:
-        return torch.zeros(batch.shape)
-
-
-class NoiseReward(ZooModel):
-    """Control: says something unrelated to the task, but always the same of the same transition."""
-
-    def score(self, batch: Transitions) -> Tensor:
-        seen = torch.cat([batch.flat().obs.flatten(1), batch.flat().next_obs.flatten(1)], 1).double()
-        weights = torch.randn(seen.shape[1], generator=torch.Generator().manual_seed(self.cfg.seed)).double()
-        return torch.sin(1e4 * (seen @ weights)).float().view(batch.shape)
-
-
 def steps(
     count: int,
     *,
@@ -112,9 +90,6 @@ def steps(
         terminated=torch.zeros(count, dtype=torch.bool),
         truncated=last,
     )
-
-
-CONTROLS = {"zero": ZeroReward, "noise": NoiseReward}
 
 
 def run(
