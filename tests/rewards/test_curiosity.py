@@ -171,10 +171,9 @@ def without_curiosity():
 def test_the_sea_is_too_deep_without_curiosity(without_curiosity):
     for control, result in without_curiosity.items():
         assert result.best_return < 0.1, control
-        assert not result.solved
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_curiosity_finds_the_treasure(kind):
     result = run(zoo_config(f"deep_sea_{kind}"), hidden=False)
-    assert result.solved and result.last_return > 0.98, result.evaluations
+    assert result.last_return > 0.98, [found.env_return for _, _, found in result.evaluations]
