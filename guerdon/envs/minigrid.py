@@ -45,6 +45,6 @@ class FlatGrid(gym.ObservationWrapper[Any, Any, Any]):
         return flat
 
 
-def flat_grid(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+def flat_grid(env: gym.Env[Any, Any]) -> Any:
     """The environment with vectors as observations if it is one of MiniGrid's, otherwise as it is."""
     return FlatGrid(env) if sees_grid(env.observation_space) else env

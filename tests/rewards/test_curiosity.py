@@ -54,6 +54,7 @@ def test_rnd_is_the_mean_squared_error_on_scaled_next_obs_over_the_deviation_of_
     for error in errors[1:]:
         sums.append(error + 0.5 * sums[-1])
     expected = errors / torch.stack(sums).std(unbiased=False)
+    torch.testing.assert_close(model.novelty(batch), errors)
     torch.testing.assert_close(model.score(batch), expected, rtol=1e-5, atol=1e-6)
 
 
