@@ -23,6 +23,7 @@ ALL = (
     "bench_train",
     "bench_monitor",
     "bench_images",
+    "bench_curiosity",
 )
 ALL_CORES = {"bench_maniskill", "bench_train", "bench_monitor", "bench_images"}
 """These are about whole runs; the others compare on one thread."""
