@@ -63,7 +63,7 @@ def _make(cfg: EnvConfig, autoreset_mode: AutoresetMode, keep_final_frame: bool)
         vector = {"autoreset_mode": AutoresetMode.NEXT_STEP if keep_final_frame else autoreset_mode}
         return gym.make_vec(
             cfg.id, cfg.num_envs, vectorization_mode="sync", vector_kwargs=vector,
-            wrappers=[flat_grid],  # type: ignore[list-item]
+            wrappers=[flat_grid],
             **arguments,
         )  # fmt: skip
     except (TypeError, gym.error.Error) as error:
