@@ -373,9 +373,19 @@ def table(numbers: dict[int, dict[str, float]]) -> str:
     head = ["", *(f"seed {seed}" for seed in numbers)]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for text, key, factor in ROWS:
-        values = [f"{factor * each[key]:,.4g}" for each in numbers.values()]
+        values = [_number(factor * each[key]) for each in numbers.values()]
         lines.append(f"| {text} | {' | '.join(values)} |")
     return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return (
+        f"{value:,.0f}"
+        if abs(value) >= 100.0
+        else f"{value:.3g}"
+        if value < 0.9 or value > 1.0
+        else f"{value:.4f}"
+    )
 
 
 def results(numbers: dict[int, dict[str, float]]) -> list[Result]:

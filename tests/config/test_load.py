@@ -311,15 +311,17 @@ def test_references_that_lead_nowhere(write: Writer, value: str, message: str) -
 
 def test_a_missing_config_lists_what_there_is(write: Writer) -> None:
     place = "guerdon/conf" if Path.cwd() == REPOSITORY else PACKAGE_CONF
-    names = "available: collect, demo, train, train_reward, train_rgb"
+    names = "available: collect, demo, maniskill_rlpd_learned_reward, train, train_reward, train_rgb"
     assert error_of("colect") == f"no config 'colect' in {place}: did you mean 'collect'? {names}"
     message = error_of("minne", config_path=write("seed: 1\n"))
-    assert "did you mean 'mine'? available: collect, demo, mine, train, train_reward, train_rgb" in message
+    names = "collect, demo, maniskill_rlpd_learned_reward, mine, train, train_reward, train_rgb"
+    assert f"did you mean 'mine'? available: {names}" in message
 
 
 def test_an_unknown_option_of_a_group_lists_the_options() -> None:
     expected = (
-        "env has no option 'tabeltop': did you mean 'tabletop'? available: maniskill_pickcube, tabletop"
+        "env has no option 'tabeltop': did you mean 'tabletop'? available: maniskill_pickcube, "
+        "maniskill_pickcube_sparse, tabletop"
     )
     assert error_of("demo", ["env=tabeltop"]) == expected
     assert error_of(None, ["env=tabeltop"]) == expected
