@@ -218,5 +218,3 @@ def test_the_third_page(work):
     other = "env.train.init_params.control_mode=pd_joint_delta_pos"
     refused = run(work, resume, *more, other, code=2).stderr
     assert "pd_ee_delta_pos" in refused and "pd_joint_delta_pos" in refused and "Traceback" not in refused
-    refused = run(work, train, *terminal, other, f"learner.warm_start.data={place}", code=1).stderr
-    assert "recorded with control_mode pd_ee_delta_pos" in refused and "pd_joint_delta_pos" in refused
