@@ -59,7 +59,12 @@ def run(name: str, seed: int, control: str | None) -> dict[str, Any]:
     else:
         model = CONTROLS[control]({**shapes_of(env), "seed": seed})
     result = serial_pipeline_reward_model(
-        cfg, seed=seed, env_setting=env, model=model, pretrain_reward=case["pretrain"] and control is None
+        cfg,
+        seed=seed,
+        env_setting=env,
+        model=model,
+        pretrain_reward=case["pretrain"] and control is None,
+        cooptrain_reward=case.get("cooptrain", True),
     )
     measure = case.get("measure", "env_return")
     values = [float(getattr(each, measure)) for _, _, each in result.evaluations]

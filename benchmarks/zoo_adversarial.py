@@ -7,17 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import yaml
 from gymnasium.vector import AutoresetMode
 
 import guerdon
-from guerdon.collect.observations import with_final
 from guerdon.config import EnvConfig
 from guerdon.envs.classic_experts import scripted_policy
 from guerdon.envs.make import make_vector_env
 from guerdon.rewards import Transitions
+from guerdon.run.rollouts import play_episodes
 
 TARGETS = {"fixed_cartpole": 190.0, "point_reach": 41.2, "cartpole": 475.0}
 """Task -> mean return: 95% of the expert's 200, of its 43.4 and of its 500."""
@@ -49,27 +47,10 @@ def demonstrations(env_id: str, episodes: int = 10, seed: int = 123) -> list[Tra
         autoreset_mode=AutoresetMode.SAME_STEP,
         keep_final_frame=False,
     )
-    obs, _ = env.reset(seed=seed)
-    ended = np.zeros(episodes, np.bool_)
-    steps: list[dict[str, torch.Tensor]] = []
-    while not ended.all():
-        actions = act(obs)
-        after, env_rewards, terminated, truncated, info = env.step(actions)
-        done = terminated | truncated
-        ended |= done
-        reached = with_final(after, info.get("final_obs"), done)
-        parts = (obs, actions, reached, env_rewards.astype(np.float32), terminated, truncated)
-        steps.append(
-            {name: torch.from_numpy(np.array(part)) for name, part in zip(PARTS, parts, strict=True)}
-        )
-        obs = after
-    env.close()
-    streams = Transitions(**{name: torch.stack([step[name] for step in steps]) for name in PARTS})
-    alone = (streams.map(lambda part, env=env: part[:, env]) for env in range(episodes))  # type: ignore[misc]
-    return [each.episodes()[0] for each in alone]
-
-
-PARTS = ("obs", "actions", "next_obs", "env_rewards", "terminated", "truncated")
+    try:
+        return play_episodes(env, act, episodes, seed=seed)
+    finally:
+        env.close()
 
 
 def case(name: str) -> dict[str, Any]:

@@ -94,14 +94,9 @@ class FixedLengthVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 class FixedCartPole(FixedLengthVectorEnv):
-    """CartPole's mechanics (Barto et al., 1983); 1 for each step on which the pole stands within bounds.
+    """CartPole's mechanics (Barto et al., 1983); 1 for each step on which the pole stands within bounds."""
 
-    With `lies_down` a pole that fell is seen lying: at rest, and as far to its side as the space allows.
-    Otherwise it stays as it was when it left the bounds, which looks much like standing.
-    """
-
-    def __init__(self, num_envs: int = 1, horizon: int = 200, lies_down: bool = False, **kwargs: Any) -> None:
-        self.lies_down = lies_down
+    def __init__(self, num_envs: int = 1, horizon: int = 200, **kwargs: Any) -> None:
         bound = np.array([4.8, 10.0, 0.84, 10.0], np.float32)
         super().__init__(num_envs, Box(-bound, bound), Discrete(2), horizon, **kwargs)
 
@@ -109,11 +104,7 @@ class FixedCartPole(FixedLengthVectorEnv):
         self._state = self._rng.uniform(-0.05, 0.05, (self.num_envs, 4))
 
     def _observe(self) -> FloatArray:
-        if not self.lies_down:
-            return self._state.astype(np.float32)
-        x, _, angle, _ = self._state.T
-        lying = np.stack([x, 0.0 * x, np.copysign(0.84, angle), 0.0 * x], 1)
-        return np.where(self._standing()[:, None], self._state, lying).astype(np.float32)
+        return self._state.astype(np.float32)
 
     def _advance(self, actions: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Any]]:
         before = self._standing()

@@ -96,16 +96,3 @@ def test_bad_rankings_are_refused():
         model.load_ranked_data({0.5: [steps(3, size=1)]})
     with pytest.raises(ConfigError, match="no demonstrations"):
         model.clone()
-
-
-def test_a_pole_that_fell_lies_down_if_asked_and_changes_nothing_else():
-    plain, lying = task(FIXED_CARTPOLE, 4), task(FIXED_CARTPOLE, 4, lies_down=True)
-    pushes = [play_episodes(env, lambda obs: np.zeros(4, np.int64), 4, seed=1) for env in (plain, lying)]
-    for usual, each in zip(*pushes, strict=True):
-        assert torch.equal(usual.env_rewards, each.env_rewards) and float(each.env_rewards.sum()) < 20.0
-        up = each.env_rewards == 1.0
-        assert torch.equal(usual.next_obs[up], each.next_obs[up])
-        torch.testing.assert_close(
-            each.next_obs[~up][:, 1:].abs(), torch.tensor([0.0, 0.84, 0.0]).expand(len(up) - int(up.sum()), 3)
-        )
-        assert float(usual.next_obs[~up][:, 2].abs().max()) < 0.3

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
 import yaml
 from torch import Tensor
@@ -18,6 +17,7 @@ from guerdon.envs.goals import FlatGoals, has_goals
 from guerdon.envs.hidden import HiddenReward
 from guerdon.rewards import BaseRewardModel, Transitions, create_reward_model
 from guerdon.rewards.controls import CONTROLS
+from guerdon.run.rollouts import play_episodes
 from guerdon.run.serial import (
     SerialResult,
     serial_pipeline_reward_model_offpolicy,
@@ -44,21 +44,8 @@ def task(env_id: str, num_envs: int = 1, **kwargs: Any) -> Any:
 
 
 def play(env_id: str, act: Any, episodes: int, seed: int = 123) -> list[Transitions]:
-    """Whole episodes of a policy, as many as asked for, of a task with a fixed horizon."""
-    env = task(env_id, episodes)
-    obs, _ = env.reset(seed=seed)
-    steps = []
-    for _ in range(env.unwrapped.horizon):
-        actions = np.asarray(act(obs))
-        after, env_rewards, terminated, truncated, info = env.step(actions)
-        steps.append((obs, actions, info.get("final_obs", after), env_rewards, terminated, truncated))
-        obs = after
-    names = ("obs", "actions", "next_obs", "env_rewards", "terminated", "truncated")
-    parts = {
-        name: torch.from_numpy(np.stack(part))
-        for name, part in zip(names, zip(*steps, strict=True), strict=True)
-    }
-    return Transitions(**parts).episodes()
+    """Whole episodes of a policy, as many as asked for."""
+    return play_episodes(task(env_id, episodes), act, episodes, seed=seed)
 
 
 def experts(env_id: str, episodes: int = 10) -> list[Transitions]:
