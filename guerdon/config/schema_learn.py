@@ -163,7 +163,7 @@ class BCConfig:
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam."""
     anneal_lr: bool = False
-    """Let it fall to zero in a straight line; for PPO."""
+    """Let it fall to zero in a straight line."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from guerdon.config import GuerdonConfig, to_plain
+from guerdon.config import BCConfig, GuerdonConfig, to_plain
 from guerdon.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
 from guerdon.fit.logs import MetricLog
 from guerdon.images import stack_episode
-from guerdon.learn.cloning import clone, demonstrations, imitate
+from guerdon.learn.cloning import clone, demonstrations, imitate, num_updates
 from guerdon.learn.dqn import DQN
-from guerdon.learn.networks import ObsSpec
+from guerdon.learn.networks import Obs, ObsSpec
 from guerdon.learn.ppo import PPO
 from guerdon.learn.sac import SAC
 from guerdon.parallel import Engine, make_engine
@@ -247,8 +248,7 @@ class EmbodiedRunner:
             outcome = clone(learner.actor, shown, section, self.config.seed)
             learner.keep_reference()
         else:
-            step = functools.partial(learner.imitate, lr=section.lr)
-            outcome = imitate(step, shown, section, self.config.seed)
+            outcome = imitate(_imitation(learner, section, len(shown[1])), shown, section, self.config.seed)
             learner.keep_reference()
         log.info(
             "warm start: %d demonstrated actions, loss %.3f to %.3f",
@@ -398,6 +398,17 @@ class EmbodiedRunner:
             film.env_success,
             fps=10,
         )
+
+
+def _imitation(learner: SAC, cfg: BCConfig, count: int) -> Callable[[Obs, torch.Tensor], float]:
+    """A step of cloning `count` actions, at a rate that falls to zero in a straight line if asked for."""
+    total, done = num_updates(count, cfg), itertools.count()
+
+    def step(obs: Obs, actions: torch.Tensor) -> float:
+        left = 1.0 - next(done) / total if cfg.anneal_lr else 1.0
+        return learner.imitate(obs, actions, lr=cfg.lr * left)
+
+    return step
 
 
 def _with_note(error: GuerdonError, note: str) -> GuerdonError:

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from guerdon.config import load_config
+from guerdon.config import BCConfig, load_config
 from guerdon.errors import ConfigError
-from guerdon.run.embodied import EmbodiedRunner
+from guerdon.learn.cloning import imitate
+from guerdon.run.embodied import EmbodiedRunner, _imitation
 from guerdon.run.train import train
 from tests.run.short_runs import SAC, demonstrate, lines, make_runner, without_times
 
@@ -100,3 +101,19 @@ def test_it_gets_further_than_cloning_on_a_sparse_reward(tmp_path):
     assert 0.3 < cloned < 0.7
     assert summary["success_rate"] >= max(0.75, cloned + 0.15)
     assert evaluations[-1]["eval/success_at_end"] >= max(0.75, cloned + 0.15)
+
+
+@pytest.mark.parametrize("anneal", [False, True])
+def test_the_rate_of_cloning_may_fall_to_zero(anneal):
+    class Learner:
+        def __init__(self):
+            self.rates = []
+
+        def imitate(self, obs, actions, lr):
+            self.rates.append(lr)
+            return 0.0
+
+    learner, cfg = Learner(), BCConfig(epochs=5, batch_size=4, lr=1.0, anneal_lr=anneal)
+    data = {"state": torch.zeros(8, 3)}, torch.zeros(8, 2)
+    imitate(_imitation(learner, cfg, 8), data, cfg, seed=0)
+    assert learner.rates == pytest.approx([1.0 - 0.1 * step if anneal else 1.0 for step in range(10)])
