@@ -1,9 +1,13 @@
-"""Rewards: the zoo of learned models behind one interface, and rewards by rule for text."""
+"""Rewards: the zoo of learned models behind one interface, and rewards by rule for text.
 
-from guerdon.rewards.base import BaseRewardModel, RewardNetwork, ZooModel, ZooSettings
-from guerdon.rewards.checker import RewardModelError, check_reward_model
-from guerdon.rewards.demonstrations import read_demonstrations, write_demonstrations
-from guerdon.rewards.table import REWARD_MODELS, create_reward_model, register_reward_model
+The zoo is imported on first use: rules for text, and the process that checks them, do without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from guerdon.rewards.text import (
     TEXT_REWARDS,
     CombinedTextReward,
@@ -14,7 +18,13 @@ from guerdon.rewards.text import (
     TextReward,
     create_text_reward,
 )
-from guerdon.rewards.transitions import Transitions
+
+if TYPE_CHECKING:
+    from guerdon.rewards.base import BaseRewardModel, RewardNetwork, ZooModel, ZooSettings
+    from guerdon.rewards.checker import RewardModelError, check_reward_model
+    from guerdon.rewards.demonstrations import read_demonstrations, write_demonstrations
+    from guerdon.rewards.table import REWARD_MODELS, create_reward_model, register_reward_model
+    from guerdon.rewards.transitions import Transitions
 
 __all__ = [
     "REWARD_MODELS",
@@ -38,3 +48,18 @@ __all__ = [
     "register_reward_model",
     "write_demonstrations",
 ]
+_ZOO = {
+    "base": ("BaseRewardModel", "RewardNetwork", "ZooModel", "ZooSettings"),
+    "checker": ("RewardModelError", "check_reward_model"),
+    "demonstrations": ("read_demonstrations", "write_demonstrations"),
+    "table": ("REWARD_MODELS", "create_reward_model", "register_reward_model"),
+    "transitions": ("Transitions",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A part of the zoo, and with it torch."""
+    for module, names in _ZOO.items():
+        if name in names:
+            return getattr(import_module(f"guerdon.rewards.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

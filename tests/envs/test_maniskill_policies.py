@@ -89,7 +89,8 @@ def test_demonstrations_are_collected_like_everything_else(tmp_path):
     result = collect(env, cfg, seed=1)
     assert result.complete and result.num_success >= 2
     episode = EpisodeStore(tmp_path).read_episode(0)
-    assert episode.source == "PickCube-v1" and episode.success and episode.labels[-1] == 1.0
+    assert episode.source == "PickCube-v1 (control_mode pd_ee_delta_pos)"
+    assert episode.success and episode.labels[-1] == 1.0
     assert episode.frames["base_camera"].shape == (1, 32, 32, 3)  # on demand: the end of the episode alone
     assert episode.states is not None and episode.states.shape == (1, 42)
 
