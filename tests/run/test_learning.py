@@ -163,15 +163,25 @@ def test_the_honest_expert_raises_nothing_in_ten_seeds(worker, tmp_path):
         assert seen["monitor/success_gap"] < 0.2 and seen["monitor/drift"] < 1.5, seen
 
 
+@pytest.fixture(scope="module")
+def fooled(worker):
+    """A threshold at which nine in ten of the cheat's episodes fire: how far a fit is fooled is chance."""
+    (cheat,) = play(worker.manager, 99, cheat=True, num_batches=1)
+    return float(np.quantile(cheat.prob_success.max(axis=0), 0.1))
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_decoy_cheat_raises_the_alarm(worker, tmp_path, seed):
-    manager = worker.manager
-    monitor = make(tmp_path, contract=manager.contract, threshold=manager.threshold)
-    found = watch(monitor, play(manager, seed, cheat=True))
-    assert {alarm.name for number, alarm in found if number == CFG.patience - 1} >= {
-        "success_gap",
-        "wrong_fires",
-    }
+def test_the_decoy_cheat_raises_the_alarm(worker, fooled, tmp_path, seed):
+    manager, batches = worker.manager, list(play(worker.manager, seed, cheat=True))
+
+    def raised(threshold):
+        monitor = make(tmp_path, contract=manager.contract, threshold=threshold)
+        return watch(monitor, batches)
+
+    in_time = [alarm.name for number, alarm in raised(manager.threshold) if number == CFG.patience - 1]
+    assert "wrong_fires" in in_time
+    found = raised(fooled)
+    assert "success_gap" in [alarm.name for number, alarm in found if number == CFG.patience - 1]
     gap = next(alarm for _, alarm in found if alarm.name == "success_gap")
     assert gap.value > 0.6
     assert np.asarray(Image.open(gap.frames[0])).shape == (64, 64, 3)
