@@ -16,10 +16,13 @@ BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.M | re.S)
 ELSEWHERE = ("make ", "git ", "cd ", "pip ", ".venv/bin/pre-commit ")
 """Commands that other tests and CI itself run, or that only make sense in a clone."""
 CHECK = "guerdon check"
+RECIPE = "maniskill_rlpd_learned_reward"
+"""Blocks with it are run by `tests/run/test_maniskill_recipe.py`, shortened."""
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    return [(match[1], match[2]) for match in BLOCK.finditer(page.read_text())]
+    found = [(match[1], match[2]) for match in BLOCK.finditer(page.read_text())]
+    return [(kind, text) for kind, text in found if RECIPE not in text]
 
 
 def commands(text: str) -> list[str]:

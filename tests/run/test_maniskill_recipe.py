@@ -1,6 +1,10 @@
 """The recipe for PickCube without a GPU, shortened: the real simulator, few episodes, a tiny model."""
 
 import json
+import os
+import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,25 +14,44 @@ from guerdon.run.judge import ScoredData
 from guerdon.store import EpisodeStore
 from tests.run.short_runs import lines
 
-RECIPE = ["--config-name", "maniskill_rlpd_learned_reward", "--json", "runner.logger.backends=[]"]
-FEW = ["env.train.num_envs=4", "env.eval.num_envs=1"]
-MODEL = ["reward.model.width=8", "fit.epochs=6", "fit.data.val_fraction=0.3"]
-SHORT = ["learner.total_steps=400", "learner.eval_episodes=1", "learner.save_interval=1000"]
-LEARN = ["learner.sac.learning_starts=200", "learner.sac.num_critic_only_updates=5"]
+PAGE = Path(__file__).parent.parent.parent / "docs" / "maniskill.md"
+RECIPE = "maniskill_rlpd_learned_reward"
+QUIET = ["runner.logger.backends=[]"]
+SHORTER = {
+    "collect": QUIET,
+    "train-reward": [*QUIET, "reward.model.width=8", "fit.epochs=6", "fit.data.val_fraction=0.3"],
+    "train": [
+        *QUIET,
+        "reward.model.width=8",
+        "learner.eval_episodes=1",
+        "learner.total_steps=400",
+        "learner.sac.learning_starts=200",
+        "learner.sac.num_critic_only_updates=5",
+    ],
+}
+"""Verb -> what is added to the page's commands."""
+
+
+def recipe():
+    """The commands of the page, in order."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    script = "".join(text for text in blocks if RECIPE in text).replace("\\\n", " ")
+    return [shlex.split(line)[1:] for line in script.splitlines() if line.startswith("guerdon ")]
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """The folders that the commands leave, after all of them."""
-    root = tmp_path_factory.mktemp("recipe")
-    seen, fitted, trained = (str(root / name) for name in ("seen", "fitted", "trained"))
-    counts = ["collect.target_success=6", "collect.target_failure=6", "collect.policy_noise=0.8"]
-    assert main(["collect", *RECIPE, *FEW, *counts, f"collect.save_dir={seen}"]) == 0
-    log = "runner.logger.log_path="
-    assert main(["train-reward", *RECIPE, *MODEL, f"fit.data.path={seen}", log + fitted]) == 0
-    model = [*MODEL, f"reward.model.checkpoint_path={fitted}/checkpoints/best_model"]
-    data = [f"learner.warm_start.data={seen}", f"learner.sac.prior_data={seen}"]
-    assert main(["train", *RECIPE, *FEW, *SHORT, *LEARN, *model, *data, log + trained]) == 0
+    root, here = tmp_path_factory.mktemp("recipe"), Path.cwd()
+    commands = recipe()
+    verbs = [command[0] for command in commands]
+    assert verbs == ["collect", "collect", "data", "train-reward", "train", "evaluate"]
+    os.chdir(root)
+    try:
+        for verb, *rest in commands:
+            assert main([verb, *rest, *SHORTER.get(verb, [])]) == 0, (verb, rest)
+    finally:
+        os.chdir(here)
     return root
 
 
