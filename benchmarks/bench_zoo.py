@@ -139,7 +139,8 @@ def main() -> int:
     """Run what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="configs; all by default")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--first-seed", type=int, default=10, help="settings were found with lower ones")
     parser.add_argument("--controls", action="store_true")
     parser.add_argument("--peers", type=Path, help="folder that peers/setup.sh made")
     parser.add_argument("--peer-seeds", type=int, default=2)
@@ -160,7 +161,7 @@ def main() -> int:
             given.out.write_text(json.dumps(kept))
         return kept[key]  # type: ignore[no-any-return]
 
-    print(heading("zoo", {"seeds": given.seeds, "threads": 1}))
+    print(heading("zoo", {"seeds": given.seeds, "first_seed": given.first_seed, "threads": 1}))
     columns = ("config", "run by", "return: mean (lowest to highest seed)", "seeds at target", "steps/s")
     print("| " + " | ".join((*columns, "to 195 or the target", "to 475")) + " |")
     print("|---" * (len(columns) + 2) + "|", flush=True)
@@ -172,7 +173,8 @@ def main() -> int:
             target = float(CASES[name]["target"])
             for who in (None, *(CONTROLS if given.controls else ())):
                 made = [
-                    keep(f"{name}/{who}/{seed}", partial(run, name, seed, who)) for seed in range(given.seeds)
+                    keep(f"{name}/{who}/{seed}", partial(run, name, seed, who))
+                    for seed in range(given.first_seed, given.first_seed + given.seeds)
                 ]
                 print(line(name, who or "guerdon", made, target), flush=True)
                 missed += who is None and any(item["best"] < target for item in made)
