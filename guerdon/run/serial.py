@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
 from gymnasium.spaces import Box, Discrete
 
 from guerdon.config.load_zoo import load_serial
@@ -105,7 +110,7 @@ def _run(
     cfg: SerialConfig, env: Any, model: BaseRewardModel | None, max_train_iter: int | None
 ) -> SerialResult:
     env = make_env(cfg) if env is None else env
-    try:
+    with _drawn_from(cfg.seed), closing(env):
         learner = make_learner(cfg.learner, env.single_observation_space, env.single_action_space, cfg.seed)
         notes = Notes()
         if model is None:
@@ -118,8 +123,21 @@ def _run(
             loop = OffPolicySerial(cfg, learner, model, env)
         loop.cooptrain = cfg.cooptrain_reward
         return SerialRun(cfg, loop, notes, max_train_iter).train()
-    finally:
-        env.close()
+
+
+@contextmanager
+def _drawn_from(seed: int) -> Iterator[None]:
+    """Seed the generators that a plugin draws from by default, and leave the caller's as they were."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what plugins use
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def shapes_of(env: Any) -> dict[str, Any]:

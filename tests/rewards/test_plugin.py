@@ -28,8 +28,18 @@ def table(monkeypatch):
 @pytest.mark.parametrize("cls", [PageRewardModel, InPlaceRewardModel])
 def test_it_trains_through_the_pipeline(table, tmp_path, monkeypatch, algorithm, cls):
     register_reward_model("page", cls)
-    seen = []
-    score = SerialLoop.learned_rewards
+    seen, errors = [], []
+    score, train = SerialLoop.learned_rewards, cls.train
+
+    def error(model):
+        obs, rewards = (torch.stack([item[name] for item in model.train_data]) for name in ("obs", "reward"))
+        with torch.no_grad():
+            return float(model.reward_model.learn(obs, rewards))
+
+    def trained(self):
+        before = error(self)
+        train(self)
+        errors.append((before, error(self)))
 
     def noted(self, batch):
         before = {name: part.clone() for name, part in batch.parts().items()}
@@ -41,6 +51,7 @@ def test_it_trains_through_the_pipeline(table, tmp_path, monkeypatch, algorithm,
         return learned
 
     monkeypatch.setattr(SerialLoop, "learned_rewards", noted)
+    monkeypatch.setattr(cls, "train", trained)
     tree = small(algorithm, reward_model={"type": "page", **SETTINGS}, output_dir=str(tmp_path))
     result = PIPELINES[algorithm](tree)
     model = result.reward_model
@@ -50,11 +61,25 @@ def test_it_trains_through_the_pipeline(table, tmp_path, monkeypatch, algorithm,
     assert set(seen) == ({(32, 4)} if algorithm == "ppo" else {(32,)})
     logged = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     losses = [line["reward_model/reward_loss"] for line in logged]
-    assert len(losses) == rounds and losses[-1] < 0.5 * losses[0]
+    before, after = (sum(values) for values in zip(*errors, strict=True))
+    assert len(losses) == rounds and after < 0.9 * before
     other = create_reward_model({"type": "page", **SETTINGS}, "cpu", None)
     other.load(result.folder / "checkpoints" / "last" / "reward_model.pt")
     obs = torch.randn(3, 4)
     assert torch.equal(other.reward_model(obs), model.reward_model(obs)) and other.train_iter == 5 * rounds
+
+
+def test_a_seed_is_the_plugins_too(table):
+    """Its first weights come from torch's own generator, which the caller gets back as it was."""
+    register_reward_model("page", PageRewardModel)
+    runs = []
+    for before in (1, 2):
+        torch.manual_seed(before)
+        left = torch.random.get_rng_state()
+        tree = small(reward_model={"type": "page", **SETTINGS})
+        runs.append(serial_pipeline_reward_model_onpolicy(tree, max_env_step=256).reward_model.reward_model)
+        assert torch.equal(torch.random.get_rng_state(), left)
+    assert all(torch.equal(*pair) for pair in zip(*(net.parameters() for net in runs), strict=True))
 
 
 def test_the_interface_alone_is_enough(table):
