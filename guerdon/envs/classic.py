@@ -11,6 +11,7 @@ learn from a reward of zero. Here every episode has the same length, whatever ha
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import gymnasium as gym
@@ -26,7 +27,7 @@ from guerdon.types import BoolArray, FloatArray
 Obs = Any
 
 
-class FixedLengthVectorEnv(VectorEnv[Any, Any, Any]):
+class FixedLengthVectorEnv(VectorEnv[Any, Any, Any], ABC):
     """N episodes of one length that begin and end together, with auto-reset in the same step."""
 
     metadata = {  # noqa: RUF012 - as Gymnasium declares it
@@ -83,14 +84,17 @@ class FixedLengthVectorEnv(VectorEnv[Any, Any, Any]):
         terminated, truncated = (done, never) if self.terminates else (never, done)
         return obs, env_rewards.astype(np.float32), terminated, truncated, info
 
+    @abstractmethod
     def _begin(self) -> None:
-        raise NotImplementedError
+        """New states of all."""
 
+    @abstractmethod
     def _observe(self) -> Obs:
-        raise NotImplementedError
+        """What all of them show."""
 
+    @abstractmethod
     def _advance(self, actions: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Any]]:
-        raise NotImplementedError
+        """One step: the environment's rewards [N] and infos."""
 
 
 class FixedCartPole(FixedLengthVectorEnv):
@@ -197,8 +201,9 @@ class GoalVectorEnv(FixedLengthVectorEnv):
             np.float32
         )
 
+    @abstractmethod
     def _reached(self, achieved: NDArray[Any], desired: NDArray[Any]) -> BoolArray:
-        raise NotImplementedError
+        """Whether goals [..., G] are the same, as far as it matters: [...]."""
 
 
 class BitFlip(GoalVectorEnv):

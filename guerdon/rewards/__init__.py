@@ -20,9 +20,11 @@ from guerdon.rewards.text import (
 )
 
 if TYPE_CHECKING:
-    from guerdon.rewards.base import BaseRewardModel, RewardNetwork, ZooModel, ZooSettings
+    from guerdon.rewards.base import ZooModel, ZooSettings
     from guerdon.rewards.checker import RewardModelError, check_reward_model
     from guerdon.rewards.demonstrations import read_demonstrations, write_demonstrations
+    from guerdon.rewards.interface import BaseRewardModel
+    from guerdon.rewards.networks import RewardNetwork
     from guerdon.rewards.table import REWARD_MODELS, create_reward_model, register_reward_model
     from guerdon.rewards.transitions import Transitions
 
@@ -49,9 +51,11 @@ __all__ = [
     "write_demonstrations",
 ]
 _ZOO = {
-    "base": ("BaseRewardModel", "RewardNetwork", "ZooModel", "ZooSettings"),
+    "base": ("ZooModel", "ZooSettings"),
     "checker": ("RewardModelError", "check_reward_model"),
     "demonstrations": ("read_demonstrations", "write_demonstrations"),
+    "interface": ("BaseRewardModel",),
+    "networks": ("RewardNetwork",),
     "table": ("REWARD_MODELS", "create_reward_model", "register_reward_model"),
     "transitions": ("Transitions",),
 }

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from guerdon.config.limits import Fraction
 from guerdon.errors import ConfigError, DataError
-from guerdon.rewards.base import RewardNetwork, ZooModel, ZooSettings
+from guerdon.rewards.base import ZooModel, ZooSettings
 from guerdon.rewards.gail import accuracy, cross_entropy, reward_of
-from guerdon.rewards.networks import perceptron
+from guerdon.rewards.networks import RewardNetwork, perceptron
 from guerdon.rewards.transitions import Transitions
 
 Seen: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]

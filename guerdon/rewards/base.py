@@ -1,6 +1,5 @@
-"""The interface of all reward models, and the part that those of the zoo share.
+"""The part that the reward models of the zoo share.
 
-`BaseRewardModel` is what a pipeline asks for; a plugin implements its four methods and nothing else.
 `ZooModel` owns what the models of the zoo have in common (experience, demonstrations, optimiser, statistics,
 logging, schedule, saving), so that a model is one short file: its formula, its network, its settings.
 """
@@ -8,27 +7,22 @@ logging, schedule, saving), so that a model is one short file: its formula, its 
 from __future__ import annotations
 
 import json
-import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from guerdon.config import build, to_plain
 from guerdon.config.limits import NonNegativeInt, PositiveFloat, PositiveInt
 from guerdon.errors import ConfigError, DataError
+from guerdon.moments import Statistics
 from guerdon.rewards.experience import Experience
-from guerdon.rewards.networks import RewardNetwork, Statistics, action_features
+from guerdon.rewards.interface import BaseRewardModel
+from guerdon.rewards.networks import RewardNetwork, action_features
 from guerdon.rewards.transitions import Transitions, from_items, replaced_rewards, with_rewards
-from guerdon.store import safe_pickle
-from guerdon.store.atomic import write_atomic
-from guerdon.types import display_path
-
-log = logging.getLogger("guerdon")
 
 Memory: TypeAlias = Any
 """What a model that scores streams has to remember of running episodes; only the model looks into it."""
@@ -36,73 +30,6 @@ Memory: TypeAlias = Any
 
 LogProbs: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(observations [N, *S], actions [N] or [N, A]) -> their log-probabilities, float32 [N]."""
-
-
-class BaseRewardModel(ABC):
-    """A reward model in a training loop: it is given experience, learns from it, and estimates rewards.
-
-    Subclasses are made as `Class(config, device, tb_logger)`.
-    """
-
-    needs_experts: bool = False
-    """Whether it learns from demonstrations."""
-    changes: ClassVar[tuple[str, ...]] = ("reward",)
-    """Keys of a transition that `estimate` gives anew; where there are more, it looks at whole episodes."""
-
-    @abstractmethod
-    def estimate(self, data: Any) -> Any:
-        """`data` with the model's rewards: a new object of the same form, the input stays as it is."""
-
-    @abstractmethod
-    def train(self) -> Any:
-        """Learn from what was collected."""
-
-    @abstractmethod
-    def collect_data(self, data: Any) -> None:
-        """Take experience of the policy."""
-
-    @abstractmethod
-    def clear_data(self, iter: int) -> None:
-        """Forget collected experience if that is due in the training iteration `iter`."""
-
-    def load_expert_data(self, data: Any) -> None:
-        """Take demonstrations."""
-        raise ConfigError(f"{type(self).__name__} does not learn from demonstrations")
-
-    def pretrain(self) -> Any:
-        """Learn before the first update of the policy; the same as `train` unless a model does better."""
-        return self.train()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything among the attributes that has a state of its own, and the counters."""
-        state: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if hasattr(value, "state_dict") and not isinstance(value, type):
-                state[name] = value.state_dict()
-            elif isinstance(value, int | float | Tensor):
-                state[name] = value
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
-        own = self.state_dict()
-        if own.keys() != state.keys():
-            different = sorted(own.keys() ^ state.keys())
-            raise DataError(f"what was saved is not of this {type(self).__name__}: it differs in {different}")
-        for name, value in state.items():
-            if hasattr(getattr(self, name), "load_state_dict"):
-                getattr(self, name).load_state_dict(value)
-            else:
-                setattr(self, name, value)
-
-    def save(self, path: Path | str) -> None:
-        """Write the state to one file, at once or not at all."""
-        path = Path(path)
-        write_atomic(path, lambda file: torch.save({"state": self.state_dict()}, file))
-
-    def load(self, path: Path | str) -> None:
-        """Read what `save` wrote; no code in the file is run."""
-        self.load_state_dict(_read(Path(path))["state"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,9 +141,9 @@ class ZooModel(BaseRewardModel):
         """What a round of gradient steps takes; for models that draw for all of them at once."""
         return (self.draw() for _ in range(num_updates))
 
+    @abstractmethod
     def score(self, batch: Transitions) -> Tensor:
         """Rewards of transitions, float32 [*L]; changes nothing."""
-        raise NotImplementedError
 
     def begin(self, num_streams: int) -> Memory:
         """What to remember where N episodes begin; of models that score streams."""
@@ -430,6 +357,13 @@ class ZooModel(BaseRewardModel):
         self.experience.to(self.device)
 
 
+INPUTS: dict[str, tuple[str, ...]] = {
+    "state_action": ("obs", "action"),
+    "state": ("next_obs",),
+    "state_next_state": ("obs", "next_obs"),
+}
+"""What networks are given of a step, by the name of the setting `inputs`."""
+
 SHAPES = ("obs_shape", "action_size", "discrete_actions")
 """Settings that follow from the environment."""
 
@@ -445,15 +379,3 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copied(item) for key, item in value.items()}
     return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise DataError(f"there is no reward model at {display_path(path)}")
-    state = safe_pickle.load_torch(path)
-    if not isinstance(state, dict) or "state" not in state:
-        raise DataError(f"{display_path(path)} holds no reward model of Guerdon")
-    return state
-
-
-__all__ = ["BaseRewardModel", "Memory", "RewardNetwork", "ZooModel", "ZooSettings", "nn"]

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from guerdon.errors import ConfigError, GuerdonError
-from guerdon.rewards.base import BaseRewardModel, ZooModel
+from guerdon.rewards.base import ZooModel
+from guerdon.rewards.interface import BaseRewardModel
 from guerdon.rewards.made_up import copied, made_up, same, tensors_in
 from guerdon.rewards.table import create_reward_model, reward_model_class, section_of
 from guerdon.rewards.transitions import Transitions, to_items

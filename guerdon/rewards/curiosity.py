@@ -7,6 +7,7 @@ never by anything of the batch at hand. The rewards join those of the environmen
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor
 
 from guerdon.config.limits import Fraction, PositiveFloat, PositiveInt
+from guerdon.moments import Statistics
 from guerdon.rewards.base import ZooModel, ZooSettings
-from guerdon.rewards.networks import Statistics
 from guerdon.rewards.transitions import Transitions
 
 BLOCK = 128
@@ -50,9 +51,9 @@ class CuriosityModel(ZooModel):
         self.reward_statistics = Statistics().to(self.device)
         self.running_returns = torch.zeros(0, device=self.device)
 
+    @abstractmethod
     def novelty(self, batch: Transitions) -> Tensor:
         """How new each transition is, float32 [*L], before any scaling; changes nothing."""
-        raise NotImplementedError
 
     def score(self, batch: Transitions) -> Tensor:
         """Novelty over its running deviation, [*L]."""

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from guerdon.config.limits import NonNegativeFloat
-from guerdon.rewards.base import RewardNetwork, ZooModel, ZooSettings
-from guerdon.rewards.networks import perceptron
+from guerdon.rewards.base import INPUTS, ZooModel, ZooSettings
+from guerdon.rewards.networks import RewardNetwork, perceptron
 from guerdon.rewards.transitions import Transitions
 
 
@@ -40,10 +40,6 @@ class GAILSettings(ZooSettings):
     """How the discriminator's verdict becomes a reward; see the top of this file."""
     gradient_penalty: NonNegativeFloat = 0.0
     """Weight of the penalty on gradients whose norm is not 1; 0: none."""
-
-
-PARTS = {"state_action": ("obs", "action"), "state": ("next_obs",), "state_next_state": ("obs", "next_obs")}
-"""What each choice of inputs is made of."""
 
 
 class Discriminator(RewardNetwork):
@@ -85,12 +81,12 @@ class GAIL(ZooModel):
 
     def make_network(self) -> Discriminator:
         """The discriminator."""
-        size = self.num_features(PARTS[self.cfg.inputs])
+        size = self.num_features(INPUTS[self.cfg.inputs])
         return Discriminator(size, self.cfg.hidden, self.cfg.gradient_penalty)
 
     def draws(self, num_updates: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The expert's and the policy's features, and places between them; drawn at once for all steps."""
-        count, parts = num_updates * self.cfg.batch_size, PARTS[self.cfg.inputs]
+        count, parts = num_updates * self.cfg.batch_size, INPUTS[self.cfg.inputs]
         expert = self.features(self.drawn_experts(count), parts)
         policy = self.features(self.experience.sample(count, self.generator), parts)
         between = torch.rand(count, 1, generator=self.generator).to(self.device)
@@ -101,7 +97,7 @@ class GAIL(ZooModel):
     def score(self, batch: Transitions) -> Tensor:
         """The discriminator's verdict in the chosen form, [*L]."""
         flat = batch.flat()
-        logits_expert_is_high = self.network(self.features(flat, PARTS[self.cfg.inputs]))
+        logits_expert_is_high = self.network(self.features(flat, INPUTS[self.cfg.inputs]))
         return reward_of(logits_expert_is_high, self.cfg.reward_form).view(batch.shape)
 
     def measure(self, expert: Tensor, policy: Tensor, between: Tensor) -> dict[str, float]:

@@ -26,8 +26,8 @@ from torch.nn import functional
 
 from guerdon.config.limits import NonNegativeFloat
 from guerdon.rewards.airl import chosen_log_probs, demonstrated_log_probs
-from guerdon.rewards.base import RewardNetwork, ZooModel, ZooSettings
-from guerdon.rewards.networks import perceptron
+from guerdon.rewards.base import INPUTS, ZooModel, ZooSettings
+from guerdon.rewards.networks import RewardNetwork, perceptron
 from guerdon.rewards.transitions import Transitions
 
 
@@ -43,10 +43,6 @@ class GCLSettings(ZooSettings):
     done, and those in which it keeps going."""
     cost_penalty: NonNegativeFloat = 1e-2
     """Weight of the mean squared cost in the loss."""
-
-
-PARTS = {"state_action": ("obs", "action"), "state": ("next_obs",)}
-"""What each choice of inputs is made of."""
 
 
 class Cost(RewardNetwork):
@@ -87,12 +83,12 @@ class GCL(ZooModel):
 
     def make_network(self) -> Cost:
         """The cost."""
-        size = self.num_features(PARTS[self.cfg.inputs])
+        size = self.num_features(INPUTS[self.cfg.inputs])
         return Cost(size, self.cfg.hidden, self.cfg.cost_sign, self.cfg.cost_penalty)
 
     def draws(self, num_updates: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The expert's and the policy's features and the log-probabilities of both, for each step."""
-        size, parts = self.cfg.batch_size, PARTS[self.cfg.inputs]
+        size, parts = self.cfg.batch_size, INPUTS[self.cfg.inputs]
         expert = self.drawn_experts(num_updates * size)
         policy = self.experience.sample(num_updates * size, self.generator)
         sides = (
@@ -108,7 +104,7 @@ class GCL(ZooModel):
 
     def score(self, batch: Transitions) -> Tensor:
         """The negative cost, [*L]."""
-        costs_expert_is_low: Tensor = self.network(self.features(batch.flat(), PARTS[self.cfg.inputs]))
+        costs_expert_is_low: Tensor = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         return -costs_expert_is_low.view(batch.shape)
 
     def measure(self, expert: Tensor, policy: Tensor, log_probs: Tensor) -> dict[str, float]:

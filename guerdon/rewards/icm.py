@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from guerdon.config.limits import Fraction
-from guerdon.rewards.base import RewardNetwork
 from guerdon.rewards.curiosity import CuriosityModel, CuriositySettings
-from guerdon.rewards.networks import in_blocks, perceptron
+from guerdon.rewards.networks import RewardNetwork, in_blocks, perceptron
 from guerdon.rewards.transitions import Transitions
 
 

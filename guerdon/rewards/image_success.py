@@ -17,7 +17,8 @@ from guerdon.config.limits import Fraction
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.base import RewardModel
 from guerdon.models.checkpoint import load_checkpoint
-from guerdon.rewards.base import RewardNetwork, ZooModel, ZooSettings
+from guerdon.rewards.base import ZooModel, ZooSettings
+from guerdon.rewards.networks import RewardNetwork
 from guerdon.rewards.transitions import Transitions
 
 MINI_BATCH = 256

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from guerdon.errors import DataError
-from guerdon.moments import Statistics as Statistics
 
 BLOCK = 512
 """Rows that are scored at a time."""
@@ -23,6 +22,24 @@ class RewardNetwork(nn.Module):
     def learn(self, *data: Any) -> Tensor:
         """The loss, a tensor without axes; whoever calls it takes the gradient step."""
         raise NotImplementedError
+
+
+class Distillation(RewardNetwork):
+    """A fixed random network, and one that learns to say the same."""
+
+    def __init__(self, sizes: Sequence[int], activation: type[nn.Module]) -> None:
+        super().__init__()
+        self.target = perceptron(sizes, activation).requires_grad_(False)
+        self.predictor = perceptron(sizes, activation)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[N, F] -> squared errors, mean over the outputs, float32 [N]: low where it has learned."""
+        errors: Tensor = (self.predictor(features) - self.target(features)).square().mean(1)
+        return errors
+
+    def learn(self, features: Tensor) -> Tensor:
+        """The mean error."""
+        return functional.mse_loss(self.predictor(features), self.target(features))
 
 
 def perceptron(sizes: Sequence[int], activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:

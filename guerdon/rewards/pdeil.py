@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from guerdon.config.limits import Fraction, PositiveFloat, PositiveInt
+from guerdon.moments import Statistics
 from guerdon.rewards.base import ZooModel, ZooSettings
-from guerdon.rewards.networks import Statistics
 from guerdon.rewards.transitions import Transitions
 
 CHUNK = 4_000_000

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from guerdon.config.limits import PositiveFloat, PositiveInt
+from guerdon.moments import Statistics
 from guerdon.rewards.base import ZooModel, ZooSettings
-from guerdon.rewards.networks import Statistics
 from guerdon.rewards.transitions import Transitions
 
 PARTS = ("obs", "action")

@@ -16,16 +16,17 @@ where episodes can end early, living on pays.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from guerdon.config.limits import Fraction, PositiveInt
 from guerdon.errors import ConfigError, DataError
-from guerdon.rewards.base import RewardNetwork, ZooModel, ZooSettings
-from guerdon.rewards.networks import perceptron
+from guerdon.rewards.base import INPUTS, ZooModel, ZooSettings
+from guerdon.rewards.networks import Distillation
 from guerdon.rewards.transitions import Transitions
 
 
@@ -45,29 +46,14 @@ class REDSettings(ZooSettings):
     """... that gets this reward."""
 
 
-PARTS = {"state_action": ("obs", "action"), "state": ("next_obs",)}
-
-
-class Distillation(RewardNetwork):
-    """A random network, and one that learns to say the same."""
+class CalibratedDistillation(Distillation):
+    """A distillation, and how large its errors may be."""
 
     sigma: Tensor
 
-    def __init__(self, num_features: int, hidden: tuple[int, ...], num_outputs: int) -> None:
-        super().__init__()
-        self.target = perceptron([num_features, *hidden, num_outputs]).requires_grad_(False)
-        self.predictor = perceptron([num_features, *hidden, num_outputs])
+    def __init__(self, sizes: Sequence[int], activation: type[nn.Module]) -> None:
+        super().__init__(sizes, activation)
         self.register_buffer("sigma", torch.ones(()))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[N, F] -> errors_expert_is_low, mean over the outputs, float32 [N]."""
-        differences: Tensor = self.predictor(features) - self.target(features)
-        return differences.square().mean(1)
-
-    def learn(self, expert: Tensor) -> Tensor:
-        """The mean error on demonstrated steps, [N, F]."""
-        errors: Tensor = self(expert)
-        return errors.mean()
 
 
 class RED(ZooModel):
@@ -77,14 +63,14 @@ class RED(ZooModel):
     needs_experts = True
     needs_experience = False
     cfg: REDSettings
-    network: Distillation
+    network: CalibratedDistillation
 
-    def make_network(self) -> Distillation:
+    def make_network(self) -> CalibratedDistillation:
         """The two networks."""
         if not 0.0 < self.cfg.reward_at_quantile < 1.0:
             raise ConfigError("reward_model.reward_at_quantile must be more than 0 and less than 1")
-        size = self.num_features(PARTS[self.cfg.inputs])
-        return Distillation(size, self.cfg.hidden, self.cfg.num_outputs)
+        size = self.num_features(INPUTS[self.cfg.inputs])
+        return CalibratedDistillation((size, *self.cfg.hidden, self.cfg.num_outputs), nn.Tanh)
 
     def load_expert_data(self, data: Any) -> None:
         """Take demonstrations, and put some of their steps aside."""
@@ -94,7 +80,7 @@ class RED(ZooModel):
         if aside >= count:
             raise DataError(f"{count} demonstrated steps leave nothing to learn from: RED needs more")
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.cfg.seed)).to(self.device)
-        features = self.features(self.expert_rows, PARTS[self.cfg.inputs])
+        features = self.features(self.expert_rows, INPUTS[self.cfg.inputs])
         self._held, self._learned = features[order[:aside]], features[order[aside:]]
 
     def draw(self) -> tuple[Tensor]:
@@ -115,7 +101,7 @@ class RED(ZooModel):
 
     def score(self, batch: Transitions) -> Tensor:
         """exp(-sigma * error), [*L]."""
-        errors_expert_is_low = self.network(self.features(batch.flat(), PARTS[self.cfg.inputs]))
+        errors_expert_is_low = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         return torch.exp(-self.network.sigma * errors_expert_is_low).view(batch.shape)
 
     def to_device(self, device: torch.device | str) -> None:

@@ -15,33 +15,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from guerdon.rewards.base import RewardNetwork
 from guerdon.rewards.curiosity import CuriosityModel, CuriositySettings
-from guerdon.rewards.networks import perceptron
+from guerdon.rewards.networks import Distillation
 from guerdon.rewards.transitions import Transitions
 
 
 @dataclass(frozen=True, kw_only=True)
 class RNDSettings(CuriositySettings):
     """`reward_model` of type `rnd`."""
-
-
-class Distillation(RewardNetwork):
-    """A fixed random network, and one that imitates it."""
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        super().__init__()
-        self.target = perceptron(sizes, nn.ReLU).requires_grad_(False)
-        self.predictor = perceptron(sizes, nn.ReLU)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[N, F] -> squared errors, float32 [N]."""
-        errors: Tensor = (self.predictor(features) - self.target(features)).square().mean(1)
-        return errors
-
-    def learn(self, features: Tensor) -> Tensor:
-        """Mean of the squared errors."""
-        return nn.functional.mse_loss(self.predictor(features), self.target(features))
 
 
 class RND(CuriosityModel):
@@ -53,7 +34,7 @@ class RND(CuriosityModel):
 
     def make_network(self) -> Distillation:
         """Both networks."""
-        return Distillation((self.cfg.obs_size, *self.cfg.hidden, self.cfg.feature_size))
+        return Distillation((self.cfg.obs_size, *self.cfg.hidden, self.cfg.feature_size), nn.ReLU)
 
     def draw(self) -> tuple[Tensor]:
         """Observations that the policy reached."""

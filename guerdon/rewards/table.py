@@ -10,7 +10,6 @@ import torch
 
 from guerdon.errors import ConfigError
 from guerdon.rewards.airl import AIRL
-from guerdon.rewards.base import BaseRewardModel
 from guerdon.rewards.controls import CONTROLS
 from guerdon.rewards.drex import DREX
 from guerdon.rewards.ensemble import Ensemble
@@ -19,6 +18,7 @@ from guerdon.rewards.gcl import GCL
 from guerdon.rewards.her import HER
 from guerdon.rewards.icm import ICM
 from guerdon.rewards.image_success import ImageSuccess
+from guerdon.rewards.interface import BaseRewardModel
 from guerdon.rewards.ngu import NGU
 from guerdon.rewards.pdeil import PDEIL
 from guerdon.rewards.pwil import PWIL

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from guerdon.envs.goals import GOAL_KEYS
 from guerdon.errors import DataError
 
-GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
-"""Of a goal-conditioned observation, as in gymnasium-robotics."""
 ITEM_KEYS = ("obs", "action", "reward", "next_obs", "done")
 """What an item of the list form has at least."""
 

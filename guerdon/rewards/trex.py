@@ -33,9 +33,9 @@ from torch.nn import functional
 
 from guerdon.config.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from guerdon.errors import ConfigError, DataError
-from guerdon.rewards.base import RewardNetwork, ZooModel, ZooSettings
+from guerdon.rewards.base import INPUTS, ZooModel, ZooSettings
 from guerdon.rewards.demonstrations import returns_of
-from guerdon.rewards.networks import perceptron
+from guerdon.rewards.networks import RewardNetwork, perceptron
 from guerdon.rewards.transitions import Transitions
 
 
@@ -62,9 +62,6 @@ class TREXSettings(ZooSettings):
     """Trajectories in a gradient step; all pairs of them are compared."""
     pretrain_updates: PositiveInt = 200
     """Gradient steps before the first update of the policy, where that is asked for."""
-
-
-PARTS = {"state_action": ("obs", "action"), "state": ("next_obs",)}
 
 
 class RankingNetwork(RewardNetwork):
@@ -139,7 +136,7 @@ class TREX(ZooModel):
 
     def make_network(self) -> RankingNetwork:
         """The rewards."""
-        size = self.num_features(PARTS[self.cfg.inputs])
+        size = self.num_features(INPUTS[self.cfg.inputs])
         return RankingNetwork(size, self.cfg.hidden, self.cfg.num_members, self.cfg.reward_penalty)
 
     def obs_features(self, obs: Tensor) -> Tensor:
@@ -167,7 +164,7 @@ class TREX(ZooModel):
                 + ("there is one alone" if len(ranks) < 2 else f"all {len(ranks)} tie at {float(ranks[0]):g}")
             )
         self._lengths = torch.tensor([len(each) for each in trajectories], device=self.device)
-        rows = [self.features(each, PARTS[self.cfg.inputs]) for each in trajectories]
+        rows = [self.features(each, INPUTS[self.cfg.inputs]) for each in trajectories]
         self._features = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     def draw(self) -> tuple[Tensor, Tensor, Tensor, bool]:
@@ -203,7 +200,7 @@ class TREX(ZooModel):
 
     def score(self, batch: Transitions) -> Tensor:
         """The members' mean, each scaled, less what they disagree by, [*L]."""
-        rewards = self.network(self.features(batch.flat(), PARTS[self.cfg.inputs]))
+        rewards = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         rewards = (rewards - self.network.offset) / self.network.scale
         lower: Tensor = rewards.mean(0) - self.cfg.pessimism * rewards.std(0, correction=0)
         return lower.view(batch.shape)

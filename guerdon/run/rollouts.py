@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from guerdon.collect.observations import with_final
 from guerdon.errors import ConfigError
-from guerdon.rewards.base import BaseRewardModel
 from guerdon.rewards.drex import DREX
+from guerdon.rewards.interface import BaseRewardModel
 from guerdon.rewards.transitions import Transitions
 from guerdon.run.chunks import random_actions
 

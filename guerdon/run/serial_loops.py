@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,8 +23,9 @@ from guerdon.learn.dqn import DQN
 from guerdon.learn.networks import STATE
 from guerdon.learn.ppo import PPO
 from guerdon.learn.rollout import Rollout, RolloutCollector
-from guerdon.rewards.base import BaseRewardModel, Memory, ZooModel
+from guerdon.rewards.base import Memory, ZooModel
 from guerdon.rewards.experience import Experience, RunningEpisodes
+from guerdon.rewards.interface import BaseRewardModel
 from guerdon.rewards.transitions import Transitions, to_items
 from guerdon.run.chunks import random_actions
 from guerdon.run.policy_files import AnyLearner
@@ -32,7 +34,7 @@ from guerdon.types import FloatArray
 from guerdon.watch.reaches import check_learned_rewards
 
 
-class SerialLoop:
+class SerialLoop(ABC):
     """What both loops share: environments, learner, reward model, and the way to the training reward."""
 
     def __init__(self, cfg: SerialConfig, learner: AnyLearner, model: BaseRewardModel, env: Any) -> None:
@@ -45,9 +47,9 @@ class SerialLoop:
         if isinstance(model, ZooModel):
             model.meet(env)
 
+    @abstractmethod
     def reset(self, seed: int) -> None:
         """Begin new episodes; everything that this loop draws follows from `seed` from here on."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """What going on after `reset` needs, learner and reward model aside."""
@@ -61,13 +63,13 @@ class SerialLoop:
             self.scale = RewardScale(*state["scale"])
         self.path_checked = True
 
+    @abstractmethod
     def collect(self, progress: float) -> Transitions:
         """Experience of the policy, [T, N]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def learn(self, experience: Transitions, progress: float) -> dict[str, float]:
         """Update the policy on rewards of the model."""
-        raise NotImplementedError
 
     def advance(self, progress: float) -> dict[str, float]:
         """One iteration: collect, teach the reward model, update the policy; returns what to log."""

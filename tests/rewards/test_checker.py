@@ -9,6 +9,7 @@ import torch
 
 from guerdon.errors import ConfigError
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
+from guerdon.moments import Statistics
 from guerdon.rewards import (
     REWARD_MODELS,
     RewardModelError,
@@ -19,7 +20,7 @@ from guerdon.rewards import (
 )
 from guerdon.rewards.gail import GAIL
 from guerdon.rewards.made_up import made_up
-from guerdon.rewards.networks import RewardNetwork, Statistics
+from guerdon.rewards.networks import RewardNetwork
 from tests.rewards.page_plugin import SETTINGS, InPlaceRewardModel, PageRewardModel
 
 
