@@ -8,7 +8,8 @@ import torch
 
 from guerdon.errors import ConfigError, DataError
 from guerdon.rewards import Transitions, create_reward_model
-from guerdon.rewards.gail import PARTS, Discriminator, accuracy, cross_entropy, reward_of
+from guerdon.rewards.base import INPUTS
+from guerdon.rewards.gail import Discriminator, accuracy, cross_entropy, reward_of
 from tests.rewards import zoo_tasks
 
 CASES = {"fixed_cartpole_gail": 190.0, "point_reach_gail": 41.2}
@@ -60,13 +61,13 @@ def test_gradient_penalty_by_hand():
     assert loss.item() == pytest.approx(math.log(2.0) + 3.0 * (5.0 - 1.0) ** 2)
 
 
-@pytest.mark.parametrize("inputs", PARTS)
+@pytest.mark.parametrize("inputs", INPUTS)
 def test_it_sees_its_inputs_and_nothing_else(inputs):
     gail, batch = model(inputs=inputs), rows()
     before = gail.estimate(batch).env_rewards
     changes = {"obs": batch.obs + 1.0, "actions": 1 - batch.actions, "next_obs": batch.next_obs + 1.0}
     for name, part in changes.items():
-        seen = name.removesuffix("s") in PARTS[inputs] or name in PARTS[inputs]
+        seen = name.removesuffix("s") in INPUTS[inputs] or name in INPUTS[inputs]
         after = gail.estimate(replace(batch, **{name: part})).env_rewards
         assert bool((after != before).all()) == seen
 
