@@ -7,7 +7,8 @@ so that the sums of rewards explain the ranking (Bradley and Terry, 1952):
 
 The sums are over parts of `snippet_length` steps, drawn at random and equally long in both trajectories, or
 over whole trajectories (`snippet_length: 0`). Trajectories may have any lengths. Pairs of the same rank teach
-nothing and are left out. A long fit learns trajectories by heart: few gradient steps extrapolate better.
+nothing and are left out. Parts are learned by heart in a long fit: few gradient steps extrapolate better.
+Whole trajectories bear and need a longer one; where all are of one length they are the better choice.
 
 Several networks learn the same. Where trajectories were they agree; elsewhere each makes up something else,
 and a policy goes where that is high. So what they disagree by is taken off, and nothing beyond the edge of

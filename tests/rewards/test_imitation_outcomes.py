@@ -31,7 +31,8 @@ def test_ten_demonstrations_are_imitated(task, model):
 
 
 @pytest.mark.parametrize(
-    ("task", "model", "ahead"), [("fixed_cartpole", "trex", 1.15), ("point_reach", "drex", 1.05)]
+    ("task", "model", "ahead"),
+    [("fixed_cartpole", "trex", 1.15), ("point_reach", "trex", 1.05), ("point_reach", "drex", 1.05)],
 )
 def test_policies_end_above_the_best_of_poor_demonstrations(task, model, ahead):
     case = CASES[f"{task}_{model}"]
