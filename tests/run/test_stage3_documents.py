@@ -1,4 +1,7 @@
-"""The documents' commands for stages 1 and 3, on the embedded environment (`env=tabletop`) and shortened."""
+"""Commands of the documents on the embedded environment (`env=tabletop`), shortened.
+
+`test_maniskill_documents.py` runs the others where they belong.
+"""
 
 import json
 import os
@@ -52,44 +55,16 @@ def summary(work):
     return json.loads(file.read_text())
 
 
-@pytest.mark.parametrize("name", ["maniskill_ppo_cnn", "maniskill_sac_cnn"])
-def test_first_and_second_document(work, checkpoint, name):
-    script = ["bash", "examples/embodiment/run_embodiment.sh", name, *SHORT]
-    run([*script, "reward.collect_data=True", "reward.use_reward_model=False"], work)
-    assert summary(work)["reward"] == "env"
-    saved = [*(work / "reward_data" / "positive").iterdir(), *(work / "reward_data" / "negative").iterdir()]
-    assert len(saved) >= 16 and saved[0].suffix == ".npy"
-    (work / "runs").rename(work / "stage1")
-    learned = [
-        "reward.use_reward_model=True",
-        "reward.collect_data=False",
-        f"reward.reward_model.checkpoint_path={checkpoint}",
-        "reward.reward_model.reward_type=binary",
-    ]
-    run([*script, *learned], work)
-    assert summary(work)["reward"] == "learned (replace)"
-
-
 def test_first_document_with_python(work, checkpoint):
     command = [sys.executable, "examples/embodiment/train_embodied_agent.py", "--config-path"]
     command += ["examples/embodiment/config/", "--config-name", "maniskill_ppo_cnn", *SHORT]
-    out = run([*command, "reward.use_reward_model=True", f"reward.model.checkpoint_path={checkpoint}"], work)
-    assert "learned (replace)" in out
-
-
-def test_third_document(work, checkpoint):
-    script = ["bash", "examples/embodiment/run_embodiment.sh"]
-    run([*script, "maniskill_collect_reward_data", *SHORT, "collect.save_dir=data"], work)
-    assert list((work / "data").glob("*/episode_*.pkl"))
-    (work / "runs").rename(work / "stage1")
-    name = "maniskill_ppo_mlp_resnet_reward"
-    run([*script, name, *SHORT, f"reward.resnet.checkpoint_path={checkpoint}"], work)
+    learned = [
+        "reward.use_reward_model=True",
+        f"reward.reward_model.checkpoint_path={checkpoint}",
+        "reward.reward_model.reward_type=binary",
+    ]
+    assert "learned (replace)" in run([*command, *learned], work)
     assert summary(work)["reward"] == "learned (replace)"
-    (place,) = work.glob("runs/*/*/checkpoints")
-    more = [f"runner.resume_dir={place}", "learner.total_steps=1200", "runner.experiment_name=resumed"]
-    run([*script, name, *SHORT, f"reward.resnet.checkpoint_path={checkpoint}", *more], work)
-    (resumed,) = work.glob("runs/resumed/*/summary.json")
-    assert json.loads(resumed.read_text())["env_steps"] >= 1200
 
 
 def test_env_reward_alone(work):
