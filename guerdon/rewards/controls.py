@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from guerdon.rewards.base import ZooModel
+from guerdon.rewards.base import Memory, ZooModel
 from guerdon.rewards.transitions import Transitions
 
 
@@ -24,16 +24,32 @@ class ZeroReward(ZooModel):
 
 
 class NoiseReward(ZooModel):
-    """Says something that has nothing to do with the task, but always the same of the same transition."""
+    """Says something that has nothing to do with the task.
+
+    The number of the step takes part in it. If a state had always the same reward, lying still where that
+    happens to be low would be a reason not to go there, and a pole that fell lies still.
+    """
 
     needs_experience = False
+    scores = "streams"
+
+    def begin(self, num_streams: int) -> Memory:
+        """Steps so far, int64 [N]."""
+        return torch.zeros(num_streams, dtype=torch.int64, device=self.device)
 
     def score(self, batch: Transitions) -> Tensor:
-        """A rapid wave over the observations, within -1 and 1, [*L]."""
-        flat = batch.flat()
-        seen = torch.cat([flat.obs.flatten(1), flat.next_obs.flatten(1)], 1).double()
+        """Rewards of streams [T] or [T, N] that begin here."""
+        streams = batch.streams()
+        return self.score_stream(streams, self.begin(streams.shape[1]))[0].view(batch.shape)
+
+    def score_stream(self, batch: Transitions, memory: Memory) -> tuple[Tensor, Memory]:
+        """A rapid wave over steps and observations, within -1 and 1, [T, N]."""
+        flat, count = batch.flat(), batch.shape[0]
+        steps = memory + torch.arange(count, device=self.device)[:, None]
+        seen = torch.cat([steps.reshape(-1, 1), flat.obs.flatten(1), flat.next_obs.flatten(1)], 1).double()
         weights = torch.randn(seen.shape[1], generator=torch.Generator().manual_seed(self.cfg.seed))
-        return torch.sin(1e4 * (seen @ weights.double().to(seen.device))).float().view(batch.shape)
+        wave = torch.sin(1e4 * (seen @ weights.double().to(seen.device)))
+        return wave.float().view(batch.shape), memory + count
 
 
 CONTROLS: dict[str, type[ZooModel]] = {"zero": ZeroReward, "noise": NoiseReward}
