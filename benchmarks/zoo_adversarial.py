@@ -25,6 +25,8 @@ NAMES = (
     "fixed_cartpole_gcl",
     "fixed_cartpole_ensemble",
     "point_reach_gail",
+    "point_reach_airl",
+    "point_reach_gcl",
     "cartpole_gail",
     "cartpole_airl",
     "cartpole_gcl",
