@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from guerdon.config.schema_robot import CameraConfig
-from guerdon.envs.robot.cameras import Camera, OpenCvSource, RealSenseSource
+from guerdon.envs.robot.cameras import Camera
 from guerdon.envs.robot.clock import Clock
+from guerdon.envs.robot.sources import OpenCvSource, RealSenseSource
 from guerdon.errors import RobotError, StaleFrameError
 
 
