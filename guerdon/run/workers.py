@@ -29,6 +29,7 @@ from guerdon.learn.rollout import Rollout, RolloutArrays, RolloutCollector, Roll
 from guerdon.parallel.engine import Handle
 from guerdon.run.acting import DistantPolicy, PolicySpec, RolloutPolicyWorker, RolloutWorker
 from guerdon.run.chunks import Chunk, ChunkPlayer, Stepped
+from guerdon.run.interventions import taken_actions
 from guerdon.run.judged import JudgedFrames
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array, control_mode_of
 
@@ -217,6 +218,7 @@ class EnvWorker:
             success=np.zeros(len(done), np.bool_) if told is None else told >= 0.5,
             rows=np.zeros(0, np.int64),
             frames={},
+            **taken_actions(info, actions, done),
         )
 
     def begin_acting(self, seed: int) -> Any:
