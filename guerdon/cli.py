@@ -14,11 +14,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import guerdon
 from guerdon.errors import ConfigError, DataError, GuerdonError
 from guerdon.types import DataSummary, Fault, display_path
+
+if TYPE_CHECKING:
+    from guerdon.datasets.audit import AuditReport
 
 log = logging.getLogger("guerdon")
 
@@ -144,6 +147,10 @@ def _parser() -> argparse.ArgumentParser:
     process.add_argument("path", type=Path, metavar="PKL")
     process.add_argument("--to", default="native", metavar="FORMAT", help="the format to write (native)")
     process.add_argument("--keep-stationary", action="store_true", help="keep frames in which nothing moved")
+    process.add_argument(
+        "--hold-steps", type=int, metavar="N", help="steps at the target that make a success"
+    )
+    process.add_argument("--out", type=Path, metavar="DIR", help="instead of collected_data/ beside the file")
     process.set_defaults(handler=_process)
 
     check = verbs.add_parser("check", parents=[common], help="is everything installed and working?")
@@ -279,13 +286,27 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 
 def _process(arguments: argparse.Namespace) -> int:
-    from guerdon.store.formats.realworld_pkl import clean_episodes
-    from guerdon.store.summary import write_all
+    from guerdon.datasets.cleaning import process
 
-    target = arguments.path.resolve().parent / "collected_data"
-    items = clean_episodes(arguments.path, keep_stationary=arguments.keep_stationary)
-    written, faults = write_all(items, target, arguments.to)
-    return _report_written(arguments, written, faults, target, arguments.to)
+    place = arguments.path.resolve()
+    home = place if place.is_dir() else place.parent
+    report = process(
+        arguments.path,
+        arguments.out or home / "collected_data",
+        arguments.to,
+        keep_stationary=arguments.keep_stationary,
+        hold_steps=arguments.hold_steps,
+    )
+    gone = ", ".join(f"{count} {reason}" for reason, count in report.left_out.items() if count)
+    lines = [
+        f"{report.num_episodes} episodes -> {display_path(report.path)} ({arguments.to})",
+        f"frames    {report.num_frames} kept, {report.num_positive_frames} of them success; "
+        f"left out: {gone or 'none'}",
+        "split     " + ", ".join(f"{count} {name}" for name, count in report.splits.items()),
+    ]
+    lines += [f"{len(report.faults)} not used:"] * bool(report.faults) + _fault_lines(report.faults)
+    _print(arguments, {**report.to_dict(), "format": arguments.to}, [*lines, *_audit_lines(report.audit)])
+    return 0
 
 
 def _report_written(
@@ -307,14 +328,18 @@ def _audit(arguments: argparse.Namespace) -> int:
     from guerdon.datasets.audit import audit
 
     report = audit(arguments.path, arguments.format)
+    _print(arguments, report.to_dict(), _audit_lines(report))
+    return 0 if report.ok else 1
+
+
+def _audit_lines(report: AuditReport) -> list[str]:
     lines = [
         f"{len(report.findings)} findings in {report.num_episodes} episodes of {display_path(report.path)}"
     ]
     for finding in report.findings:
         lines.append(f"{finding.level:<8}{finding.check:<12}{finding.message}")
         lines += [f"{'':<20}{example}" for example in finding.examples]
-    _print(arguments, report.to_dict(), lines)
-    return 0 if report.ok else 1
+    return lines
 
 
 def _train_reward(arguments: argparse.Namespace) -> int:
