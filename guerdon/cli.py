@@ -21,6 +21,7 @@ from guerdon.errors import ConfigError, DataError, GuerdonError
 from guerdon.types import DataSummary, Fault, display_path
 
 if TYPE_CHECKING:
+    from guerdon.collect.run import CollectResult
     from guerdon.datasets.audit import AuditReport
 
 log = logging.getLogger("guerdon")
@@ -204,6 +205,12 @@ def _collect(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
     section = replace(config.collect, resume=config.collect.resume or arguments.resume)
+    if config.env.eval.env_type == "robot":  # the real-world document has its robot there
+        from guerdon.collect.robot import collect_robot
+
+        episodes = config.runner.num_data_episodes
+        result = collect_robot(config.env.eval, section, num_episodes=episodes, seed=config.seed)
+        return _report_collected(arguments, result)
     archive = None
     if config.reward.collect_data:  # the documents' first generation: two directories of .npy files
         place = config.reward.data_collection
@@ -221,6 +228,10 @@ def _collect(arguments: argparse.Namespace) -> int:
 
         policy = saved_policy(section, config.env.train, config.seed)
     result = collect(config.env.train, section, seed=config.seed, archive=archive, policy=policy)
+    return _report_collected(arguments, result)
+
+
+def _report_collected(arguments: argparse.Namespace, result: CollectResult) -> int:
     counts = f"success {result.num_success}/{_limit(result.target_success)}"
     counts += f" fail {result.num_failure}/{_limit(result.target_failure)}"
     rate = result.env_steps / max(result.seconds, 1e-9)

@@ -1,4 +1,4 @@
-"""Which frames of a robot's episode show success: by how long the target was held, and by the operator's keys.
+"""Which frames of a robot's episode show success: by how long the target was held, and by an operator's keys.
 
 A pose is a poor witness for a single frame: an arm on its way past the target is at the target for a moment.
 So a stretch of frames at the target counts only if it was held, or if the operator called it a success. What

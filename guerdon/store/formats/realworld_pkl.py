@@ -105,10 +105,31 @@ def _read_recorded(steps: Sequence[Any], ended: bool, path: Path) -> Recorded:
 
 
 def _load(path: Path) -> list[Any]:
+    """The transitions of a file, with those that a recording which was cut short left beside it."""
+    parts = _parts(path)
+    content = _load_list(path) if path.exists() or not parts else []
+    for number, part in parts:
+        if number >= len(content):  # else it is in the file already: only its removal was cut short
+            content = _closed(content) + _load_list(part)
+    return content
+
+
+def _load_list(path: Path) -> list[Any]:
     content = load(path)
     if not isinstance(content, list):
         raise DataError(f"{display_path(path)}: holds a {type(content).__name__}, not a list of transitions")
     return content
+
+
+def _parts_folder(path: Path) -> Path:
+    return path.with_name(f"{path.name}.parts")
+
+
+def _parts(path: Path) -> list[tuple[int, Path]]:
+    """(number of its first transition, file) of each episode that is not in the file yet, in order."""
+    folder = _parts_folder(path)
+    files = folder.glob("*.pkl") if folder.is_dir() else ()
+    return sorted((int(file.stem), file) for file in files if file.stem.isdigit())
 
 
 def _split(transitions: Sequence[Any]) -> Iterator[tuple[Sequence[Any], bool]]:
@@ -265,6 +286,40 @@ class RealworldPklWriter(SpooledWriter):
         self._free()
 
 
+class RecordingWriter:
+    """Writes a `data.pkl` while a robot is recorded: every episode is on disk when `add` returns.
+
+    Episodes are files of their own first, in `data.pkl.parts/`, and `close` makes one file of them. Readers
+    of `data.pkl` see those that a recording which was killed left there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = _file(Path(path))
+        make_directory(self.path.parent)
+        there = self.path.exists() or bool(_parts(self.path))
+        self._num_transitions = len(_load(self.path)) if there else 0
+
+    def add(self, recorded: Recorded) -> None:
+        """Keep one episode."""
+        transitions = to_transitions(recorded.episode, recorded)
+        folder = make_directory(_parts_folder(self.path))
+        place = folder / f"{self._num_transitions:08d}.pkl"
+        write_atomic(place, lambda file: pickle.dump(transitions, file, protocol=5))
+        self._num_transitions += len(transitions)
+
+    def close(self) -> None:
+        """Make one file of all episodes; safe to call twice."""
+        parts = _parts(self.path)
+        if not parts:
+            return
+        with locked_directory(self.path.parent):
+            content = _load(self.path)
+            write_atomic(self.path, lambda file: pickle.dump(content, file, protocol=5))
+        for _, part in parts:
+            part.unlink()
+        _parts_folder(self.path).rmdir()
+
+
 def _closed(transitions: list[Any]) -> list[Any]:
     """The transitions that are there, with an end after the last, so that the next episode stays apart."""
     if not transitions or _ends(transitions[-1]) or not isinstance(transitions[-1], Mapping):
@@ -286,7 +341,7 @@ class RealworldPkl(Format):
     def detect(self, path: Path) -> bool:
         """Whether there is a `data.pkl`, or the file is a pickled list."""
         if path.is_dir():
-            return (path / FILE_NAME).is_file()
+            return (path / FILE_NAME).is_file() or bool(_parts(path / FILE_NAME))
         return path.name == FILE_NAME or (path.suffix == ".pkl" and is_pickled_list(path))
 
     def read(self, path: Path) -> Iterator[Episode | Fault]:
