@@ -154,6 +154,19 @@ def _parser() -> argparse.ArgumentParser:
     process.add_argument("--out", type=Path, metavar="DIR", help="instead of collected_data/ beside the file")
     process.set_defaults(handler=_process)
 
+    robot = verbs.add_parser(
+        "robot-sim", parents=[common], help="a simulated robot that speaks SERL's protocol"
+    )
+    robot.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (127.0.0.1)")
+    robot.add_argument("--port", type=int, default=5000, metavar="P", help="port; 0 takes a free one (5000)")
+    robot.add_argument("--seed", type=int, default=0, metavar="S", help="of noise and faults")
+    robot.add_argument("--time-scale", type=float, default=1.0, metavar="X", help="X times real time (1)")
+    robot.add_argument("--image-size", type=int, default=64, metavar="N", help="of square pictures (64)")
+    robot.add_argument(
+        "--faults", default="", metavar="NAME=X,...", help="such as drop_rate=0.05,latency_rate=0.02"
+    )
+    robot.set_defaults(handler=_robot_sim)
+
     check = verbs.add_parser("check", parents=[common], help="is everything installed and working?")
     check.set_defaults(handler=_check)
     return parser
@@ -247,6 +260,28 @@ def _report_collected(arguments: argparse.Namespace, result: CollectResult) -> i
 
 def _limit(target: int | None) -> str:
     return "unlimited" if target is None else str(target)
+
+
+def _robot_sim(arguments: argparse.Namespace) -> int:
+    from guerdon.config.build import build
+    from guerdon.config.schema_robot import RobotSimConfig
+    from guerdon.envs.robot.sim.server import SimServer
+
+    faults = dict(item.partition("=")[::2] for item in arguments.faults.split(",") if item)
+    settings = {
+        "host": arguments.host, "port": arguments.port, "seed": arguments.seed,
+        "time_scale": arguments.time_scale, "image_size": [arguments.image_size] * 2, "faults": faults,
+    }  # fmt: skip
+    server = SimServer(build(RobotSimConfig, settings))
+    result = {"url": server.url, "time_scale": arguments.time_scale, "faults": faults}
+    where = f"simulated robot at {server.url} (time x{arguments.time_scale:g}); end it with Ctrl-C"
+    _print(arguments, result, [where])
+    sys.stdout.flush()  # whoever started us in the background waits for the address
+    try:
+        server.serve_forever()
+    finally:
+        server.server_close()
+    return 0
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

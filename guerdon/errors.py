@@ -40,3 +40,19 @@ class WorkerLostError(GuerdonError):
 
 class ClusterError(GuerdonError):
     """The machines that are there cannot do what the settings ask for."""
+
+
+class RobotError(GuerdonError):
+    """The robot, its controller or a camera does not do what it should; the message says which and how."""
+
+
+class RobotUnreachableError(RobotError):
+    """Nothing answers at the robot's address, or something that is no robot server."""
+
+
+class StaleFrameError(RobotError):
+    """A camera has no fresh picture."""
+
+
+class EmergencyStopError(RobotError):
+    """The arm was stopped, by the operator or because going on was not safe."""

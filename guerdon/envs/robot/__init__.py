@@ -1,0 +1,16 @@
+"""Robot arms as environments, and a simulated robot that speaks the same protocol."""
+
+from __future__ import annotations
+
+from guerdon.envs.robot.env import RobotEnv
+from guerdon.envs.robot.scripted import ScriptedOperator
+from guerdon.envs.robot.teleop import Intervention, KeyboardOperator, Operator, SpaceMouseOperator
+
+__all__ = [
+    "Intervention",
+    "KeyboardOperator",
+    "Operator",
+    "RobotEnv",
+    "ScriptedOperator",
+    "SpaceMouseOperator",
+]

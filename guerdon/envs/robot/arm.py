@@ -1,0 +1,206 @@
+"""An arm that is only ever commanded within its limits, and that is helped up after errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from guerdon.config.schema_robot import RobotEnvConfig
+from guerdon.envs.robot.clock import Clock
+from guerdon.envs.robot.driver import Driver, RobotState
+from guerdon.envs.robot.poses import Vector, between, rotation_between
+from guerdon.envs.robot.safety import ForceLimits, SafetyBox
+from guerdon.errors import EmergencyStopError, RobotError
+
+log = logging.getLogger("guerdon")
+
+T = TypeVar("T")
+
+STALL_DISTANCE, STALL_ANGLE = 0.005, 0.04
+"""An arm that is told to move so far and moves less than a tenth of it, though nothing holds it, stands."""
+STALL_FORCE, STALL_TORQUE = 5.0, 1.0
+ARRIVED_DISTANCE, ARRIVED_ANGLE = 0.005, 0.05
+_SETTLE_STEPS = 10
+"""Steps to come to rest at the end of a way."""
+
+
+class GuardedArm:
+    """All commands to the driver pass through here.
+
+    Args:
+        driver: who moves the arm.
+        config: its limits.
+        clock: the robot's time.
+    """
+
+    def __init__(self, driver: Driver, config: RobotEnvConfig, clock: Clock) -> None:
+        self.driver, self.config = driver, config
+        self.box = SafetyBox(config)
+        self.limits = ForceLimits(config)
+        self.recoveries = 0
+        """How often errors were cleared, since the beginning."""
+        self.stopped = False
+        self._clock = clock
+        self._state: RobotState | None = None
+        self._measured = -np.inf
+        self._target: Vector | None = None
+        self._start: Vector | None = None
+        self._stalls = 0
+
+    def connect(self) -> RobotState:
+        """Measure once, without help after errors, and check that the arm may be moved at all."""
+        self._state, self._measured = self.driver.state(), self._clock.now()
+        self.check_place()
+        return self._state
+
+    def check_place(self) -> None:
+        """RobotError if the arm is too far outside the box for a command to be safe."""
+        pose = self.state.pose
+        distance = self.box.distance(pose)
+        if distance > self.config.max_outside:
+            raise RobotError(
+                f"the arm is {100 * distance:.1f} cm outside the safety box ({self.box.wrong(pose)}): bring "
+                "it there by hand, or put ee_pose_limit_min and ee_pose_limit_max right"
+            )
+
+    @property
+    def state(self) -> RobotState:
+        """What was measured last."""
+        if self._state is None:
+            raise RobotError("the arm has not been measured yet")
+        return self._state
+
+    def measure(self) -> RobotState:
+        """Measure now."""
+        self._state = self._insist(self.driver.state)
+        self._measured = self._clock.now()
+        return self._state
+
+    def command(self, pose: Vector) -> bool:
+        """Pull towards the pose [7] or, if a force is too high, stay; whether it was the pose.
+
+        The target is clipped into the box first.
+        """
+        if self.stopped:
+            raise EmergencyStopError("the arm was stopped: reset the environment before it moves again")
+        if self._clock.now() - self._measured > 1.0 / self.config.control_hz:
+            self.measure()
+        self.check_place()
+        allowed = not self.limits.exceeded(self.state)
+        target = self.box.clip(pose if allowed else self.state.pose)
+        self._insist(lambda: self.driver.move(target))
+        self._target, self._start = target, self.state.pose
+        return allowed
+
+    def settle(self) -> RobotState:
+        """Measure what the last command led to; clear errors if the arm does not obey."""
+        state = self.measure()
+        if self._stands(state):
+            self._stalls += 1
+            if self._stalls > self.config.max_recoveries:
+                raise RobotError(
+                    f"the arm does not move, though errors were cleared {self._stalls - 1} times in a row"
+                )
+            self._recover("the arm does not follow its commands")
+        else:
+            self._stalls = 0
+        return state
+
+    def go_to(self, pose: Vector, tick: Callable[[], None]) -> None:
+        """Travel to a pose [7] in the box, no faster than allowed; `tick` waits for the next step."""
+        goal = self.box.clip(pose)
+        per_step = self.config.reset_speed / self.config.control_hz
+        start = self.measure().pose
+        way = float(np.linalg.norm(goal[:3] - start[:3]))
+        steps = max(int(np.ceil(way / per_step)), 1)
+        self.command(between(start, goal, 1.0 / steps))
+        done = 1
+        for _ in range(steps + _SETTLE_STEPS * (1 + self.config.max_recoveries)):
+            tick()
+            before = self.recoveries
+            here = self.settle().pose
+            if done >= steps and _near(here, goal):
+                return
+            if self.recoveries == before:
+                done = min(done + 1, steps)
+            self.command(between(start, goal, done / steps))
+        raise RobotError(
+            f"the arm did not get to {np.round(goal, 4).tolist()}; it is at {np.round(here, 4).tolist()}"
+        )
+
+    def begin(self) -> None:
+        """Ready to move: errors cleared, and the controller started if it was stopped."""
+        if self.stopped:
+            self._insist(self.driver.start)
+            self.stopped = False
+        self._insist(self.driver.clear_errors)
+        self._target, self._stalls, self.limits.overloads = None, 0, 0
+
+    def rest(self) -> None:
+        """Stay where the arm is; said, not raised, if that fails."""
+        if self._target is None:
+            return  # it was never told to go anywhere
+        try:
+            self.driver.move(self.box.clip(self.driver.state().pose))
+        except RobotError as error:
+            log.error("the arm could not be told to stay: %s", error)
+
+    def halt(self) -> None:
+        """Stop at once, whatever has happened: stay in place, then stop the controller."""
+        self.stopped = True
+        self.rest()
+        try:
+            self.driver.stop()
+        except RobotError as error:
+            log.error("the controller could not be stopped, use the red button: %s", error)
+
+    def _stands(self, state: RobotState) -> bool:
+        """Whether the arm stayed where it was though it was told to move and nothing holds it."""
+        if self._target is None or self._start is None:
+            return False
+        if np.linalg.norm(state.force) > STALL_FORCE or np.linalg.norm(state.torque) > STALL_TORQUE:
+            return False
+        for wanted, moved, least in (
+            (self._target[:3] - self._start[:3], state.pose[:3] - self._start[:3], STALL_DISTANCE),
+            (
+                rotation_between(self._start[3:], self._target[3:]),
+                rotation_between(self._start[3:], state.pose[3:]),
+                STALL_ANGLE,
+            ),
+        ):
+            distance = float(np.linalg.norm(wanted))
+            if distance >= least:
+                return float(np.linalg.norm(moved)) < 0.1 * distance
+        return False
+
+    def _insist(self, act: Callable[[], T]) -> T:
+        """Do it, clearing errors and trying again if it fails; the last error if that does not help."""
+        for attempt in range(self.config.max_recoveries + 1):
+            try:
+                return act()
+            except EmergencyStopError:
+                raise
+            except RobotError as error:
+                if attempt == self.config.max_recoveries:
+                    raise
+                log.warning("robot: %s", error)
+                self._clock.sleep(self.config.recovery_seconds)
+                self._recover(None)
+        raise AssertionError("unreachable")
+
+    def _recover(self, reason: str | None) -> None:
+        self.recoveries += 1
+        if reason is not None:
+            log.warning("robot: %s; errors are cleared", reason)
+        try:
+            self.driver.clear_errors()
+        except RobotError as error:  # the next try of the caller says whether that matters
+            log.warning("robot: errors could not be cleared: %s", error)
+
+
+def _near(here: Vector, goal: Vector) -> bool:
+    turn = float(np.linalg.norm(rotation_between(here[3:], goal[3:])))
+    return float(np.linalg.norm(here[:3] - goal[:3])) < ARRIVED_DISTANCE and turn < ARRIVED_ANGLE

@@ -1,0 +1,1 @@
+"""A simulated arm with a peg that speaks the protocol of a real robot server."""

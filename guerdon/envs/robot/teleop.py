@@ -1,0 +1,189 @@
+"""People at the robot: what they steer overrides the policy, and keys say how an episode went.
+
+`c` ends the episode as a success, `a` as a failure, the space bar stops the arm at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from guerdon.config.schema_robot import AXES, RobotEnvConfig
+from guerdon.envs.robot.driver import RobotState
+from guerdon.errors import RobotError
+from guerdon.types import FloatArray
+
+log = logging.getLogger("guerdon")
+
+SUCCESS_KEY, FAILURE_KEY, STOP_KEY = "c", "a", " "
+_MOVES = {
+    "i": ("x", 1.0), "k": ("x", -1.0), "j": ("y", 1.0), "l": ("y", -1.0), "u": ("z", 1.0), "o": ("z", -1.0),
+    "I": ("rx", 1.0), "K": ("rx", -1.0), "J": ("ry", 1.0), "L": ("ry", -1.0), "U": ("rz", 1.0),
+    "O": ("rz", -1.0),
+    "]": ("gripper", 1.0), "[": ("gripper", -1.0),
+}  # fmt: skip
+KEYBOARD_HELP = (
+    "i/k x, j/l y, u/o z; with shift: turn about them; [ ] gripper; c success, a failure, space: stop"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervention:
+    """A person steers."""
+
+    action: FloatArray
+    """[A] in the environment's units, from -1 to 1."""
+
+
+class Operator(Protocol):
+    """Somebody, or something, that watches the robot and may take over."""
+
+    def begin_episode(self) -> None:
+        """A new episode begins."""
+
+    def read(self, state: RobotState) -> Intervention | None:
+        """What is steered now; None leaves it to the policy."""
+
+    def keys(self) -> list[str]:
+        """The keys pressed since the last time this was asked."""
+
+    def close(self) -> None:
+        """Go."""
+
+
+def fill_action(config: RobotEnvConfig, moves: dict[str, float]) -> FloatArray:
+    """An action [A] from the axes that are steered; those that actions do not have are left out."""
+    names = [*config.axes, "gripper"] if config.use_gripper else [*config.axes]
+    return np.array([np.clip(moves.get(name, 0.0), -1.0, 1.0) for name in names], np.float32)
+
+
+class KeyboardOperator:
+    """Steers with the keys of the terminal (`KEYBOARD_HELP`).
+
+    A terminal tells of pressed keys but not of released ones: a key counts for a moment, as long as keys
+    repeat while they are held.
+
+    Args:
+        config: settings of the environment.
+        descriptor: the terminal to read; None: standard input.
+        hold_seconds: how long a key counts, by the wall clock.
+    """
+
+    def __init__(
+        self, config: RobotEnvConfig, descriptor: int | None = None, hold_seconds: float = 0.2
+    ) -> None:
+        self._config, self._hold = config, hold_seconds
+        self._descriptor = sys.stdin.fileno() if descriptor is None else descriptor
+        if not os.isatty(self._descriptor):
+            raise RobotError("the keyboard operator needs a terminal: standard input is not one")
+        self._before: list[Any] | None = termios.tcgetattr(self._descriptor)
+        tty.setcbreak(self._descriptor)
+        self._until: dict[str, float] = {}
+        self._keys: list[str] = []
+        log.info("keys: %s", KEYBOARD_HELP)
+
+    def begin_episode(self) -> None:
+        """Forget what was pressed before, but not a stop."""
+        self._poll()
+        self._until.clear()
+        self._keys = [key for key in self._keys if key == STOP_KEY]
+
+    def read(self, state: RobotState) -> Intervention | None:
+        """The sum of the keys that are held."""
+        self._poll()
+        now = time.monotonic()
+        moves: dict[str, float] = {}
+        for key, until in self._until.items():
+            if until >= now:
+                axis, direction = _MOVES[key]
+                moves[axis] = moves.get(axis, 0.0) + direction
+        return Intervention(action=fill_action(self._config, moves)) if moves else None
+
+    def keys(self) -> list[str]:
+        """Keys that steer nothing."""
+        self._poll()
+        pressed, self._keys = self._keys, []
+        return pressed
+
+    def _poll(self) -> None:
+        while select.select([self._descriptor], [], [], 0.0)[0]:
+            text = os.read(self._descriptor, 256).decode(errors="ignore")
+            if not text:
+                return
+            for key in text:
+                if key in _MOVES:
+                    self._until[key] = time.monotonic() + self._hold
+                else:
+                    self._keys.append(key)
+
+    def close(self) -> None:
+        """Give the terminal back as it was."""
+        if self._before is not None:
+            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
+            self._before = None
+
+
+class SpaceMouseOperator:
+    """Steers with a 3Dconnexion SpaceMouse; keys come from the keyboard if there is a terminal.
+
+    Args:
+        config: settings of the environment.
+        keyboard: who reads keys; None: nobody.
+        dead_zone: deflections below this share are no steering.
+    """
+
+    def __init__(
+        self, config: RobotEnvConfig, keyboard: Operator | None = None, dead_zone: float = 0.05
+    ) -> None:
+        try:
+            import pyspacemouse
+        except ImportError as error:
+            raise RobotError("a SpaceMouse needs pyspacemouse: pip install guerdon[spacemouse]") from error
+        self._config, self._keyboard, self._dead = config, keyboard, dead_zone
+        try:
+            self._device = pyspacemouse.open()
+        except Exception as error:  # the package raises what its USB library does
+            raise RobotError(f"no SpaceMouse can be opened: {error}") from error
+        if not self._device:
+            raise RobotError("no SpaceMouse is connected")
+        self._read = getattr(self._device, "read", None) or pyspacemouse.read
+        self._close = getattr(self._device, "close", None) or pyspacemouse.close
+
+    def begin_episode(self) -> None:
+        """A new episode begins."""
+        if self._keyboard is not None:
+            self._keyboard.begin_episode()
+
+    def read(self, state: RobotState) -> Intervention | None:
+        """The deflection; its y points away from the person, along the robot's x."""
+        seen = self._read()
+        moves = {
+            "x": seen.y, "y": -seen.x, "z": seen.z, "rx": seen.roll, "ry": seen.pitch, "rz": -seen.yaw,
+        }  # fmt: skip
+        moves = {axis: float(value) for axis, value in moves.items() if abs(value) > self._dead}
+        buttons = list(seen.buttons)
+        if buttons and any(buttons):
+            moves["gripper"] = -1.0 if buttons[0] else 1.0
+        steered = {axis for axis in moves if axis in AXES or self._config.use_gripper}
+        if not steered:
+            return self._keyboard.read(state) if self._keyboard is not None else None
+        return Intervention(action=fill_action(self._config, moves))
+
+    def keys(self) -> list[str]:
+        """Those of the keyboard."""
+        return [] if self._keyboard is None else self._keyboard.keys()
+
+    def close(self) -> None:
+        """Let go of the device."""
+        self._close()
+        if self._keyboard is not None:
+            self._keyboard.close()
