@@ -167,6 +167,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     robot.set_defaults(handler=_robot_sim)
 
+    drive = verbs.add_parser(
+        "teleop", parents=[common], help="drive a robot by hand, the model's verdict live on a page"
+    )
+    _add_config(drive, default="teleop")
+    drive.add_argument("--checkpoint", type=Path, required=True, metavar="C", help="the reward model")
+    drive.add_argument("--port", type=int, default=8765, metavar="P", help="of the page (8765)")
+    drive.add_argument(
+        "--save-dir", type=Path, default=Path("wrong_calls"), metavar="DIR", help="store for wrong calls"
+    )
+    drive.add_argument("--steps", type=int, metavar="N", help="end after so many steps")
+    drive.set_defaults(handler=_teleop)
+
     check = verbs.add_parser("check", parents=[common], help="is everything installed and working?")
     check.set_defaults(handler=_check)
     return parser
@@ -281,6 +293,26 @@ def _robot_sim(arguments: argparse.Namespace) -> int:
         server.serve_forever()
     finally:
         server.server_close()
+    return 0
+
+
+def _teleop(arguments: argparse.Namespace) -> int:
+    from guerdon.config import load_config
+    from guerdon.run.teleop import teleop
+
+    config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    reward = config.reward
+    reward = replace(reward, model=replace(reward.model, checkpoint_path=str(arguments.checkpoint)))
+    result = teleop(
+        config.env.eval,
+        reward,
+        port=arguments.port,
+        save_dir=arguments.save_dir,
+        max_steps=arguments.steps,
+        seed=config.seed,
+    )
+    line = f"{result['steps']} steps, {result['wrong_calls']} wrong calls -> {result['save_dir']}"
+    _print(arguments, result, [f"{line} ({result['reason']})"])
     return 0
 
 
