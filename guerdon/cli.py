@@ -257,8 +257,8 @@ def _collect(arguments: argparse.Namespace) -> int:
 
 
 def _report_collected(arguments: argparse.Namespace, result: CollectResult) -> int:
-    counts = f"success {result.num_success}/{_limit(result.target_success)}"
-    counts += f" fail {result.num_failure}/{_limit(result.target_failure)}"
+    counts = f"success {result.num_success}{_limit(result.target_success)}"
+    counts += f" fail {result.num_failure}{_limit(result.target_failure)}"
     rate = result.env_steps / max(result.seconds, 1e-9)
     line = f"{counts} in {result.seconds:.1f} s ({rate:,.0f} steps/s) -> {result.save_dir} ({result.format})"
     _print(arguments, asdict(result), [line])
@@ -271,7 +271,7 @@ def _report_collected(arguments: argparse.Namespace, result: CollectResult) -> i
 
 
 def _limit(target: int | None) -> str:
-    return "unlimited" if target is None else str(target)
+    return "" if target is None else f"/{target}"
 
 
 def _robot_sim(arguments: argparse.Namespace) -> int:

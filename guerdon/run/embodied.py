@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from guerdon.run.policy_files import AnyLearner, load_policy, make_learner, save
 from guerdon.run.refits import Refits
 from guerdon.run.replay_learning import LearningParts
 from guerdon.run.reward_group import RewardGroup
+from guerdon.run.robots import fit_for_robots
 from guerdon.run.workers import EnvWorker
 from guerdon.serve.worker import ImageRewardWorker
 from guerdon.store.atomic import make_directory, write_atomic
@@ -65,7 +66,7 @@ class EmbodiedRunner:
         self.config, self.folder = config, folder
         if config.runner.task_type == "text":
             raise ConfigError("runner.task_type is text, and text tasks have no environment to train in")
-        config = self.config = _for_robots(config)
+        config = self.config = fit_for_robots(config)
         if config.reward.cache_verdicts and config.reward.relabel_at == "sampling":
             raise ConfigError(
                 "reward.cache_verdicts leaves frames out, and reward.relabel_at=sampling judges all of them "
@@ -86,6 +87,8 @@ class EmbodiedRunner:
             self.monitor = self._make_monitor()
             self.refits = self._make_refits()
         except BaseException:
+            if hasattr(self, "envs"):
+                self.envs.close(HURRY_SECONDS)  # a robot is let go of
             self.engine.close()
             raise
 
@@ -397,24 +400,6 @@ class EmbodiedRunner:
             film.env_success,
             fps=10,
         )
-
-
-def _for_robots(config: GuerdonConfig) -> GuerdonConfig:
-    """What has to fit together where the environment is a robot: there is one arm, and it is learned on."""
-    train, cfg = config.env.train, config.learner
-    if train.env_type != "robot":
-        if config.reward.standalone:
-            raise ConfigError("reward.standalone ends episodes on a robot; use the wrappers for it elsewhere")
-        return config
-    if cfg.eval_interval < cfg.total_steps:
-        raise ConfigError(
-            f"learner.eval_interval is {cfg.eval_interval}: the one arm is in use until the end of the run "
-            f"(learner.total_steps={cfg.total_steps}), and can be evaluated only then"
-        )
-    if config.reward.standalone and not config.reward.use_reward_model:
-        raise ConfigError("reward.standalone needs a reward model: set reward.use_reward_model=true")
-    told = {**train.override_cfg, "standalone": config.reward.standalone}
-    return replace(config, env=replace(config.env, train=replace(train, override_cfg=told)))
 
 
 def _imitation(learner: SAC, cfg: BCConfig, count: int) -> Callable[[Obs, torch.Tensor], float]:

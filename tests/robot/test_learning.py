@@ -1,0 +1,145 @@
+"""RLPD on a robot with the reward model's word: its success ends episodes, people are learned from, runs go on."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from guerdon.cli import main
+from guerdon.collect.robot import collect_robot
+from guerdon.config import CollectConfig, load_config
+from guerdon.config.schema_robot import RobotSimConfig
+from guerdon.envs.robot.sim.server import SimServer
+from guerdon.errors import ConfigError, DataError
+from guerdon.run.embodied import EmbodiedRunner
+from guerdon.store import EpisodeStore
+from tests.robot.conftest import HOLD, SCALE, SIZE, section
+
+EXAMPLES = "examples/embodiment/config"
+NAME = "realworld_peginsertion_rlpd_cnn_async"
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A recording, and a small model that was fitted to it with the document's commands."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("robot")
+    with SimServer(RobotSimConfig(port=0, time_scale=SCALE, image_size=(SIZE, SIZE))) as server:
+        cfg = CollectConfig(save_dir=str(folder), format="realworld-pkl")
+        collect_robot(section(server, params={"failure_rate": 0.3}), cfg, num_episodes=8, seed=3)
+    assert main(["data", "process", str(folder / "data.pkl")]) == 0
+    arguments = ["--config-path", "examples/reward/config", "--config-name", "reward_training"]
+    settings = [
+        f"fit.data.path={folder / 'collected_data'}", "data.num_samples_per_episode=0",
+        "data.fail_success_ratio=3.0", "actor.global_batch_size=32", "actor.micro_batch_size=16",
+        "runner.max_epochs=8", f"runner.logger.log_path={folder / 'reward'}", "reward.model.arch=resnet10",
+        "reward.model.width=4", f"reward.model.image_size=[3,{SIZE},{SIZE}]", "fit.optim.lr=3e-3",
+        "runner.logger.backends=[]",
+    ]  # fmt: skip
+    assert main(["train-reward", *arguments, *settings]) == 0
+    assert json.loads((folder / "reward" / "summary.json").read_text())["val"]["auc"] > 0.95
+    return folder
+
+
+def overrides(server, fitted, folder, *more):
+    """The document's training config, made small."""
+    robot = [
+        setting
+        for part in ("train", "eval")
+        for setting in (
+            f"env.{part}.override_cfg.url={server.url}",
+            f"env.{part}.override_cfg.time_scale={SCALE}",
+            f"env.{part}.override_cfg.image_size=[{SIZE},{SIZE}]",
+            f"env.{part}.override_cfg.axes=[x,y,z]",
+            f"env.{part}.override_cfg.max_episode_steps=30",
+        )
+    ]
+    return [
+        *robot,
+        f"env.eval.override_cfg.success_hold_steps={HOLD}",
+        f"learner.sac.prior_data={fitted / 'data.pkl'}",
+        f"reward.checkpoint_path={fitted / 'reward' / 'checkpoints' / 'best_model'}",
+        f"runner.logger.log_path={folder}",
+        "runner.logger.backends=[]",
+        "learner.total_steps=500",
+        "learner.eval_interval=500",
+        "learner.eval_episodes=1",
+        "learner.save_interval=500",
+        "learner.network.hidden=[32]",
+        "learner.network.image_features=16",
+        "learner.sac.batch_size=16",
+        "learner.sac.learning_starts=100",
+        "learner.sac.updates_per_step=0.2",
+        "learner.sac.num_critics=2",
+        *more,
+    ]
+
+
+def config(*arguments):
+    return load_config(NAME, overrides(*arguments), EXAMPLES)
+
+
+def rows(buffer):
+    """What a replay buffer of one environment holds, [rows, ...]."""
+    count = len(buffer)
+    return {name: ring[:count, 0] for name, ring in {**buffer._steps, **buffer._obs}.items()}
+
+
+def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fitted, tmp_path):
+    helped = ["env.train.operator=scripted", "env.train.operator_params.intervene_rate=0.8"]
+    (tmp_path / "run").mkdir()
+    runner = EmbodiedRunner(config(robot, fitted, tmp_path / "run", *helped), tmp_path / "run")
+    arm = runner.env_worker.env.unwrapped.arm
+    robot.world.set_box(*arm.config.box)
+    summary = runner.run()
+    loop = runner.loop
+    held, threshold = rows(loop.replay.parts[0]), runner.rewards.facts.threshold
+    fires = held["prob_success"] > threshold
+    assert fires.sum() >= 5  # the operator does most of it
+    np.testing.assert_array_equal(held["terminated"], fires)
+    people = rows(loop.interventions)
+    assert 0.6 < len(loop.interventions) / len(fires) < 0.95
+    assert (people["prob_success"] > threshold).any()
+    assert set(map(bytes, people["actions"])) <= set(map(bytes, held["actions"]))
+    shown = rows(loop.prior)
+    ends = shown["terminated"]
+    np.testing.assert_array_equal(ends, shown["prob_success"] > threshold)
+    assert ends.sum() == EpisodeStore(fitted / "collected_data").success.sum()  # one end in each success
+    assert {"state", "front_camera", "wrist_camera"} <= shown.keys()
+    assert summary["env_steps"] >= 500
+    assert robot.world.record.outside == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["env/intervened"] == pytest.approx(0.8, abs=0.15)
+
+    place = f"runner.resume_dir={summary['checkpoint']}"  # after a stop
+    (tmp_path / "on").mkdir()
+    again = EmbodiedRunner(config(robot, fitted, tmp_path / "on", *helped, place), tmp_path / "on")
+    try:
+        again._begin()
+        assert again.loop.env_steps == summary["env_steps"]
+        assert len(again.loop.interventions) == len(loop.interventions)
+        assert again.learner.num_updates == runner.learner.num_updates > 50
+    finally:
+        again.envs.close()
+        again.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "message"),
+    [
+        (["env.train.override_cfg.axes=[x,y,z,rz]"], DataError, "move the robot differently"),
+        (["learner.eval_interval=100"], ConfigError, "the one arm is in use"),
+        (["reward.use_reward_model=false"], ConfigError, "standalone needs a reward model"),
+        (["env.train.num_envs=2"], ConfigError, "a robot is one environment"),
+    ],
+)
+def test_what_cannot_work_is_refused(robot, fitted, tmp_path, more, error, message):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(error, match=message):
+        EmbodiedRunner(config(robot, fitted, tmp_path / "run", *more), tmp_path / "run")
+
+
+def test_standalone_is_for_robots(tmp_path, fitted):
+    with pytest.raises(ConfigError, match="on a robot"):
+        EmbodiedRunner(load_config("train", ["reward.standalone=true"]), tmp_path)
