@@ -291,6 +291,8 @@ def _robot_sim(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()  # whoever started us in the background waits for the address
     try:
         server.serve_forever()
+    except KeyboardInterrupt:
+        log.info("the simulated robot has ended")
     finally:
         server.server_close()
     return 0

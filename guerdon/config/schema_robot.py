@@ -87,9 +87,11 @@ class RobotEnvConfig:
     """serl_http: host, or host:port, of the robot server (port 5000). franky: address of the arm."""
     url: str | None = None
     """serl_http: the server's URL, instead of `robot_ip`."""
-    timeout: PositiveFloat = 2.0
+    realtime_kernel: bool = True
+    """franky: insist on a real-time kernel on this machine."""
+    timeout: PositiveFloat = 1.0
     """Seconds to wait for one answer, by the wall clock."""
-    retries: NonNegativeInt = 5
+    retries: NonNegativeInt = 4
     """How often a request without an answer is sent again."""
     cameras: tuple[CameraConfig, ...] = (
         CameraConfig(name="front_camera"),
@@ -152,6 +154,8 @@ class RobotEnvConfig:
 
     def __post_init__(self) -> None:
         """Find out what contradicts itself before anything moves."""
+        if self.robot_ip == "ROBOT_IP":  # as the document has it
+            raise ConfigError("robot_ip is still 'ROBOT_IP': replace it with your robot's address")
         if self.driver == "franky" and not self.robot_ip:
             raise ConfigError("robot_ip is missing: the franky driver needs the address of the arm")
         if self.driver == "serl_http" and not (self.robot_ip or self.url):

@@ -22,7 +22,8 @@ T = TypeVar("T")
 STALL_DISTANCE, STALL_ANGLE = 0.005, 0.04
 """An arm that is told to move so far and moves less than a tenth of it, though nothing holds it, stands."""
 STALL_FORCE, STALL_TORQUE = 5.0, 1.0
-ARRIVED_DISTANCE, ARRIVED_ANGLE = 0.005, 0.05
+ARRIVED_DISTANCE, ARRIVED_ANGLE, ARRIVED_SPEED = 0.01, 0.05, 0.02
+"""A compliant arm stops a little short of where it is pulled; it has arrived when it is near and slow."""
 _SETTLE_STEPS = 10
 """Steps to come to rest at the end of a way."""
 
@@ -121,8 +122,9 @@ class GuardedArm:
         for _ in range(steps + _SETTLE_STEPS * (1 + self.config.max_recoveries)):
             tick()
             before = self.recoveries
-            here = self.settle().pose
-            if done >= steps and _near(here, goal):
+            state = self.settle()
+            here = state.pose
+            if done >= steps and _near(here, goal) and np.linalg.norm(state.vel[:3]) < ARRIVED_SPEED:
                 return
             if self.recoveries == before:
                 done = min(done + 1, steps)

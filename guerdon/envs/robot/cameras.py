@@ -219,7 +219,11 @@ class Camera:
     def open(self) -> None:
         """Start reading; RobotError unless a first picture comes."""
         self.close()
-        self._source.open()
+        try:
+            self._source.open()
+        except BaseException:
+            self._source.close()
+            raise
         self._closing, self._raw, self._problem = False, None, None
         self._thread = Thread(target=self._read, daemon=True, name=f"camera {self.name}")
         self._thread.start()

@@ -71,7 +71,7 @@ def make_driver(config: RobotEnvConfig) -> Driver:
     if config.driver == "franky":
         from guerdon.envs.robot.franky import FrankyDriver
 
-        return FrankyDriver(str(config.robot_ip))
+        return FrankyDriver(str(config.robot_ip), realtime=config.realtime_kernel)
     return SerlHttpDriver(config.server_url, timeout=config.timeout, retries=config.retries)
 
 

@@ -1,3 +1,181 @@
-"""An arm that is driven directly, over the `franky-control` package (extra `franky`)."""
+"""An arm that is driven directly, over the `franky-control` package (extra `franky`).
+
+The arm follows poses through franky's Cartesian impedance tracker, which runs at 1 kHz in a thread of that
+package. It begins with the first pose and not before: connecting moves nothing.
+"""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from guerdon.envs.robot.driver import RobotState
+from guerdon.envs.robot.poses import Vector
+from guerdon.errors import RobotError, RobotUnreachableError
+
+log = logging.getLogger("guerdon")
+
+T = TypeVar("T")
+
+REST_JOINTS = (0.0, 0.0, 0.0, -1.9, 0.0, 2.0, 0.0)
+"""The same as of SERL's server."""
+GRIPPER_SPEED, GRIPPER_FORCE = 0.1, 20.0
+_GAINS = ("translational_stiffness", "rotational_stiffness")
+
+
+class FrankyDriver:
+    """An arm and its hand at one address.
+
+    Args:
+        robot_ip: address of the arm's control interface (FCI).
+        realtime: insist on a real-time kernel; without one, motions may break off.
+        dynamics: share of the arm's speed limits for joint resets.
+    """
+
+    def __init__(self, robot_ip: str, *, realtime: bool = True, dynamics: float = 0.1) -> None:
+        try:
+            import franky
+        except ImportError as error:
+            raise RobotError(
+                "the franky driver needs franky-control: pip install guerdon[franky], in the build for "
+                "the version of your arm's system"
+            ) from error
+        self._franky: Any = franky
+        self._ip = robot_ip
+        self._gains: dict[str, float] = {"translational_stiffness": 2000.0, "rotational_stiffness": 150.0}
+        self._tracker: Any = None
+        self._gripper: Any = None
+        config = franky.RealtimeConfig.Enforce if realtime else franky.RealtimeConfig.Ignore
+        try:
+            self._robot: Any = franky.Robot(robot_ip, realtime_config=config)
+        except franky.NetworkException as error:
+            raise RobotUnreachableError(f"no arm answers at {robot_ip}: {error}") from error
+        except (franky.Exception, RuntimeError) as error:
+            raise RobotError(f"the arm at {robot_ip} cannot be used: {error}") from error
+        self._robot.relative_dynamics_factor = dynamics
+
+    def state(self) -> RobotState:
+        """Measure."""
+
+        def read() -> RobotState:
+            state = self._robot.state
+            jacobian = self._robot.model.zero_jacobian(self._franky.Frame.EndEffector, state)
+            wrench = np.asarray(state.K_F_ext_hat_K, np.float64).reshape(-1)
+            velocity = np.asarray(state.dq, np.float64).reshape(-1)
+            place = state.O_T_EE
+            return RobotState.from_answer(
+                {
+                    "pose": np.concatenate([_flat(place.translation), _flat(place.quaternion)]),
+                    "vel": jacobian @ velocity,
+                    "force": wrench[:3],
+                    "torque": wrench[3:],
+                    "q": state.q,
+                    "dq": velocity,
+                    "jacobian": jacobian,
+                    "gripper_pos": self._opening(),
+                }
+            )
+
+        return self._try("be measured", read)
+
+    def move(self, pose: Vector) -> None:
+        """Give the tracker a new target; starts it if it does not run."""
+        if self._tracker is None:
+            self.start()
+        elif not self._tracker.is_running:
+            raise RobotError("the arm's controller has stopped; its errors have to be cleared")
+        target = self._franky.Affine(pose[:3], pose[3:])
+        self._try("be moved", lambda: self._tracker.set_target(target))
+
+    def open_gripper(self) -> None:
+        """Open the hand; returns at once."""
+        self._try("open its hand", lambda: self._hand().open_async(GRIPPER_SPEED))
+
+    def close_gripper(self) -> None:
+        """Close the hand on whatever is there; returns at once."""
+        self._try(
+            "close its hand",
+            lambda: self._hand().grasp_async(0.0, GRIPPER_SPEED, GRIPPER_FORCE, epsilon_outer=1.0),
+        )
+
+    def move_gripper(self, position: float) -> None:
+        """Open the hand to a share of its width; returns at once."""
+        hand = self._hand()
+        width = min(max(position, 0.0), 1.0) * hand.max_width
+        self._try("move its hand", lambda: hand.move_async(width, GRIPPER_SPEED))
+
+    def reset(self) -> None:
+        """Joints to their resting place."""
+        self.stop()
+        self.clear_errors()
+        self._try("reset its joints", lambda: self._robot.move(self._franky.JointMotion(list(REST_JOINTS))))
+        self.start()
+
+    def clear_errors(self) -> None:
+        """Recover, and start the tracker again if it was running."""
+        if self._tracker is not None and not self._tracker.is_running:
+            self.stop()
+            self._try("recover", self._robot.recover_from_errors)
+            self.start()
+        elif self._robot.has_errors:
+            self._try("recover", self._robot.recover_from_errors)
+
+    def start(self) -> None:
+        """Track from where the arm is."""
+        if self._tracker is None:
+            self._tracker = self._try(
+                "start its controller",
+                lambda: self._franky.CartesianImpedanceTracker(self._robot, **self._gains),
+            )
+
+    def stop(self) -> None:
+        """End tracking; the arm then holds by itself."""
+        if self._tracker is None:
+            return
+        tracker, self._tracker = self._tracker, None
+        try:
+            tracker.stop()
+        except (self._franky.Exception, RuntimeError) as error:  # why it had ended before
+            log.warning("the arm's controller had ended: %s", error)
+
+    def update_param(self, parameters: Mapping[str, Any]) -> None:
+        """Stiffness; other settings of SERL's controller do not exist here."""
+        known = {name: float(value) for name, value in parameters.items() if name in _GAINS}
+        if left := sorted(set(parameters) - set(known)):
+            log.warning("the franky driver has no controller settings %s; they are left out", ", ".join(left))
+        self._gains.update(known)
+        if self._tracker is not None and known:
+            self._try("change its stiffness", lambda: self._tracker.set_gains(**known))
+
+    def close(self) -> None:
+        """End tracking and let go of the arm."""
+        self.stop()
+
+    def _hand(self) -> Any:
+        if self._gripper is None:
+            try:
+                self._gripper = self._franky.Gripper(self._ip)
+            except (self._franky.Exception, RuntimeError) as error:
+                raise RobotError(f"the arm at {self._ip} has no hand that answers: {error}") from error
+        return self._gripper
+
+    def _opening(self) -> float:
+        """Share of the hand's width; 0 as long as nobody has used the hand."""
+        if self._gripper is None:
+            return 0.0
+        return float(self._gripper.width) / max(float(self._gripper.max_width), 1e-6)
+
+    def _try(self, what: str, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except self._franky.NetworkException as error:
+            raise RobotUnreachableError(f"the arm at {self._ip} does not answer: {error}") from error
+        except (self._franky.Exception, RuntimeError) as error:
+            raise RobotError(f"the arm at {self._ip} could not {what}: {error}") from error
+
+
+def _flat(values: Any) -> Vector:
+    return np.asarray(values, np.float64).reshape(-1)

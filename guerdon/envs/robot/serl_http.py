@@ -21,8 +21,8 @@ from guerdon.errors import ConfigError, RobotError, RobotUnreachableError
 
 log = logging.getLogger("guerdon")
 
-RESET_TIMEOUT = 60.0
-"""Seconds for routes that answer only when the arm has moved or the controller has started."""
+RESET_TIMEOUT, STOP_TIMEOUT = 60.0, 5.0
+"""Seconds for routes that answer only when the arm has moved or the controller has started or stopped."""
 GRIPPER_STEPS = 255
 """What `/move_gripper` calls fully open."""
 
@@ -65,6 +65,8 @@ class HttpConnection:
                 log.debug("%s %s: %s", method, route, problem)
                 if isinstance(problem, ConnectionRefusedError | socket.gaierror):
                     break  # nobody is there: asking again at once does not help
+                if isinstance(problem, TimeoutError) and timeout is not None:
+                    break  # it was asked to move, and may be at it
         tries = f" after {attempt + 1} tries" if attempt else ""
         reason = str(error) or type(error).__name__
         raise RobotUnreachableError(
@@ -90,7 +92,7 @@ class HttpConnection:
 class SerlHttpDriver:
     """An arm behind SERL's robot server."""
 
-    def __init__(self, url: str, *, timeout: float = 2.0, retries: int = 5) -> None:
+    def __init__(self, url: str, *, timeout: float = 1.0, retries: int = 4) -> None:
         self.connection = HttpConnection(url, timeout, retries)
 
     def state(self) -> RobotState:
@@ -128,7 +130,7 @@ class SerlHttpDriver:
 
     def stop(self) -> None:
         """`/stopimp`."""
-        self._post("/stopimp", timeout=RESET_TIMEOUT)
+        self._post("/stopimp", timeout=STOP_TIMEOUT)
 
     def update_param(self, parameters: Mapping[str, Any]) -> None:
         """`/update_param`."""

@@ -13,6 +13,7 @@ import termios
 import time
 import tty
 from dataclasses import dataclass
+from threading import Event, Thread
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +35,9 @@ _MOVES = {
 KEYBOARD_HELP = (
     "i/k x, j/l y, u/o z; with shift: turn about them; [ ] gripper; c success, a failure, space: stop"
 )
+
+_SILENCE = 0.5
+"""Seconds after which the last word of a SpaceMouse no longer counts; deflected, it talks all the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,13 +154,14 @@ class SpaceMouseOperator:
             raise RobotError("a SpaceMouse needs pyspacemouse: pip install guerdon[spacemouse]") from error
         self._config, self._keyboard, self._dead = config, keyboard, dead_zone
         try:
-            self._device = pyspacemouse.open()
+            self._device = pyspacemouse.open(axis_convention=pyspacemouse.AxisConvention.ROS)
         except Exception as error:  # the package raises what its USB library does
             raise RobotError(f"no SpaceMouse can be opened: {error}") from error
-        if not self._device:
-            raise RobotError("no SpaceMouse is connected")
-        self._read = getattr(self._device, "read", None) or pyspacemouse.read
-        self._close = getattr(self._device, "close", None) or pyspacemouse.close
+        self._closing = Event()
+        self._moves: dict[str, float] = {}
+        self._told = time.monotonic()
+        self._thread = Thread(target=self._watch, daemon=True, name="SpaceMouse")
+        self._thread.start()
 
     def begin_episode(self) -> None:
         """A new episode begins."""
@@ -164,19 +169,33 @@ class SpaceMouseOperator:
             self._keyboard.begin_episode()
 
     def read(self, state: RobotState) -> Intervention | None:
-        """The deflection; its y points away from the person, along the robot's x."""
-        seen = self._read()
-        moves = {
-            "x": seen.y, "y": -seen.x, "z": seen.z, "rx": seen.roll, "ry": seen.pitch, "rz": -seen.yaw,
-        }  # fmt: skip
-        moves = {axis: float(value) for axis, value in moves.items() if abs(value) > self._dead}
-        buttons = list(seen.buttons)
-        if buttons and any(buttons):
-            moves["gripper"] = -1.0 if buttons[0] else 1.0
-        steered = {axis for axis in moves if axis in AXES or self._config.use_gripper}
-        if not steered:
+        """The newest deflection; x is away from the person, y to the left, z up."""
+        moves = self._moves
+        # A mouse that is pulled out says nothing more: its last deflection must not steer on.
+        fresh = time.monotonic() - self._told < _SILENCE or set(moves) <= {"gripper"}
+        names = [*self._config.axes, "gripper"] if self._config.use_gripper else [*self._config.axes]
+        if not fresh or not any(name in moves for name in names):
             return self._keyboard.read(state) if self._keyboard is not None else None
         return Intervention(action=fill_action(self._config, moves))
+
+    def _watch(self) -> None:
+        """What the thread does: the device queues a report for every movement, and only the last counts."""
+        last = None
+        while not self._closing.wait(0.002):
+            try:
+                seen = self._device.read()
+            except Exception as error:  # the package raises what its USB library does
+                log.warning("the SpaceMouse has gone: %s", error)
+                self._moves = {}
+                return
+            if seen.t == last:
+                continue
+            last = seen.t
+            values = dict(zip(AXES, (seen.x, seen.y, seen.z, seen.roll, seen.pitch, seen.yaw), strict=True))
+            moves = {axis: float(value) for axis, value in values.items() if abs(value) > self._dead}
+            if any(seen.buttons):  # the left one closes, the right one opens
+                moves["gripper"] = -1.0 if seen.buttons[0] else 1.0
+            self._moves, self._told = moves, time.monotonic()
 
     def keys(self) -> list[str]:
         """Those of the keyboard."""
@@ -184,6 +203,8 @@ class SpaceMouseOperator:
 
     def close(self) -> None:
         """Let go of the device."""
-        self._close()
+        self._closing.set()
+        self._thread.join(timeout=1.0)
+        self._device.close()
         if self._keyboard is not None:
             self._keyboard.close()

@@ -47,9 +47,9 @@ class View:
         self.eye: Vector = np.asarray(eye, np.float64)
         forward = np.asarray(look, np.float64) - self.eye
         forward /= np.linalg.norm(forward)
-        right = np.cross(forward, up)
+        right = _cross(forward, up)
         right /= np.linalg.norm(right)
-        self._frame = np.stack([right, np.cross(forward, right), forward])
+        self._frame = np.stack([right, _cross(forward, right), forward])
         self.height, self.width = size[0] * _FINE, size[1] * _FINE
         self._focal = 0.5 * min(self.height, self.width) / math.tan(field / 2.0)
 
@@ -60,6 +60,12 @@ class View:
         columns = self._focal * seen[:, 0] / depth + self.width / 2.0
         rows = self._focal * seen[:, 1] / depth + self.height / 2.0
         return list(zip(columns.tolist(), rows.tolist(), strict=True))
+
+
+def _cross(left: Vector | Sequence[float], right: Vector | Sequence[float]) -> Vector:
+    """The product of two vectors [3]; NumPy's own takes ten times as long for so few numbers."""
+    (a, b, c), (x, y, z) = left, right
+    return np.array([b * z - c * y, c * x - a * z, a * y - b * x], np.float64)
 
 
 def view_of(arm: PegArm, camera: str, size: tuple[int, int]) -> View:
@@ -139,7 +145,7 @@ def _rod(
     shade: tuple[int, int, int],
 ) -> None:
     """An upright round rod: its foot, its side, its head, and a darker stripe on one side."""
-    aside = np.cross(high - low, view.eye - low)
+    aside = _cross(high - low, view.eye - low)
     aside *= radius / max(float(np.linalg.norm(aside)), 1e-9)
     brush.polygon(_circle(view, low, radius), shade)
     brush.polygon(view.project([low - aside, low + aside, high + aside, high - aside]), colour)
