@@ -339,6 +339,11 @@ def _drive(
             episode += 1
         obs, _, terminated, truncated, _ = env.step(rest)
         over = terminated or truncated
+        pressed, listener.pressed = listener.pressed, []
+        for key in pressed:  # by somebody who looked at the step before
+            if key == QUIT_KEY:
+                return steps
+            log.info(view.save_wrong())
         steps += 1
         for name in cameras:
             latest[name].append(obs[name])
@@ -354,9 +359,6 @@ def _drive(
                 prob_success=prob,
             )
         )
-        pressed, listener.pressed = listener.pressed, []
-        for key in pressed:
-            if key == QUIT_KEY:
-                return steps
+    return steps
             log.info(view.save_wrong())
     return steps

@@ -1,18 +1,25 @@
-"""RLPD on a robot with the reward model's word: its success ends episodes, people are learned from, runs go on."""
+"""A robot and its reward model: it ends episodes, people are learned from, what it says can be watched."""
 
+import io
 import json
+import shutil
+import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from guerdon.cli import main
 from guerdon.collect.robot import collect_robot
 from guerdon.config import CollectConfig, load_config
 from guerdon.config.schema_robot import RobotSimConfig
+from guerdon.envs.robot import ScriptedOperator
 from guerdon.envs.robot.sim.server import SimServer
 from guerdon.errors import ConfigError, DataError
 from guerdon.run.embodied import EmbodiedRunner
+from guerdon.run.teleop import LiveView, Shown, ViewServer, teleop
 from guerdon.store import EpisodeStore
 from tests.robot.conftest import HOLD, SCALE, SIZE, section
 
@@ -132,14 +139,91 @@ def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fit
         (["learner.eval_interval=100"], ConfigError, "the one arm is in use"),
         (["reward.use_reward_model=false"], ConfigError, "standalone needs a reward model"),
         (["env.train.num_envs=2"], ConfigError, "a robot is one environment"),
+        (["env.train.override_cfg.cameras=[{name: side_camera}]"], ConfigError, "looks at front_camera"),
+        (["learner.sac.prior_data=nowhere.pkl"], DataError, "no demonstrations at nowhere"),
     ],
 )
 def test_what_cannot_work_is_refused(robot, fitted, tmp_path, more, error, message):
     (tmp_path / "run").mkdir()
     with pytest.raises(error, match=message):
         EmbodiedRunner(config(robot, fitted, tmp_path / "run", *more), tmp_path / "run")
+    assert robot.world.record.commands == 0  # before anything moves
 
 
 def test_standalone_is_for_robots(tmp_path, fitted):
     with pytest.raises(ConfigError, match="on a robot"):
         EmbodiedRunner(load_config("train", ["reward.standalone=true"]), tmp_path)
+
+
+# Teleoperation
+
+
+def get(url, data=None, **headers):
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=10) as answer:
+        return answer.read()
+
+
+def test_the_page_shows_the_verdict_and_saves_wrong_calls_for_the_next_fit(
+    robot, fitted, tmp_path, monkeypatch
+):
+    seen, servers = [], []
+    make = ViewServer.__init__
+
+    def noted(self, view, port):
+        make(self, view, port)
+        servers.append(self)
+
+    class Driver(ScriptedOperator):
+        """Looks at the page now and then, and presses keys."""
+
+        def keys(self):
+            keys, (server,) = super().keys(), servers
+            state = json.loads(get(server.url + "state.json"))
+            if state["step"] in (3, 20) and state["step"] not in [item[0]["step"] for item in seen]:
+                picture = Image.open(io.BytesIO(get(f"{server.url}frame/wrist_camera?{state['step']}")))
+                words = get(server.url + "wrong", b"") if state["step"] == 3 else b""
+                seen.append((state, np.asarray(picture), words.decode()))
+                return [*keys, "w"]
+            return keys
+
+    monkeypatch.setattr(ViewServer, "__init__", noted)
+    monkeypatch.setattr("guerdon.run.teleop.make_operator", lambda cfg, config, seed: Driver(config, seed=1))
+    checkpoint = fitted / "reward" / "checkpoints" / "best_model"
+    model = load_config(None, [f"reward.model.checkpoint_path={checkpoint}"]).reward
+    cfg = section(robot, success_hold_steps=100)
+    result = teleop(cfg, model, port=0, save_dir=tmp_path / "wrong", max_steps=26, seed=1)
+    assert (result["steps"], result["wrong_calls"]) == (26, 2)  # the second time at step 3 was one too many
+    (early, picture, words), (late, _, _) = seen
+    assert picture.shape == (SIZE, SIZE, 3)
+    assert early["cameras"] == ["front_camera", "wrist_camera"]
+    assert len(late["curve"]) == 20
+    assert early["curve"][-1] < early["threshold"] < late["curve"][-1]  # on its way, and in the hole
+    assert words.startswith("step 3 saved as success (the model said 0.")
+    store = EpisodeStore(tmp_path / "wrong")
+    assert store.labels.tolist() == [1.0, 0.0]  # what the model did not say
+    np.testing.assert_array_equal(store.read_episode(0).frames["wrist_camera"][0], picture)
+    together = tmp_path / "collected_data"
+    shutil.copytree(fitted / "collected_data", together)
+    assert main(["data", "convert", str(tmp_path / "wrong"), str(together), "--to", "native"]) == 0
+    splits = EpisodeStore(together).episode_column("split")
+    assert [str(item) for item in splits[-2:]] == ["train", "train"]
+    assert len(splits) == 10
+
+
+def test_other_pages_cannot_press_the_key(tmp_path):
+    view = LiveView(0.5, tmp_path / "wrong", "test")
+    server = ViewServer(view, 0)
+    try:
+        assert get(server.url + "wrong", b"") == b"there is nothing to save yet"
+        frames = {"front_camera": np.zeros((8, 8, 3), np.uint8)}
+        judged = {"front_camera": np.zeros((1, 8, 8, 3), np.uint8)}
+        view.show(Shown(step=1, frames=frames, judged=judged, prob_success=0.7))
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            get(server.url + "wrong", b"", Origin="http://elsewhere.example")
+        assert view.num_wrong == 0
+        assert b"saved as failure" in get(server.url + "wrong", b"", Origin=server.url.rstrip("/"))
+        assert b"probability of success" in get(server.url)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(server.url + "frame/no_camera")
+    finally:
+        server.stop()
