@@ -360,5 +360,3 @@ def _drive(
             )
         )
     return steps
-            log.info(view.save_wrong())
-    return steps
