@@ -2,9 +2,14 @@
 
 import io
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +17,7 @@ import torch
 from PIL import Image
 
 from guerdon.cli import main
-from guerdon.collect.robot import collect_robot
-from guerdon.config import CollectConfig, load_config
+from guerdon.config import load_config
 from guerdon.config.schema_robot import RobotSimConfig
 from guerdon.envs.robot import ScriptedOperator
 from guerdon.envs.robot.sim.server import SimServer
@@ -23,30 +27,63 @@ from guerdon.run.teleop import LiveView, Shown, ViewServer, teleop
 from guerdon.store import EpisodeStore
 from tests.robot.conftest import HOLD, SCALE, SIZE, section
 
-EXAMPLES = "examples/embodiment/config"
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = str(ROOT / "examples" / "embodiment" / "config")
 NAME = "realworld_peginsertion_rlpd_cnn_async"
+
+
+SMALL = {
+    "collect_data.sh": [
+        "seed=3", "runner.num_data_episodes=8", f"env.eval.override_cfg.success_hold_steps={HOLD}",
+        f"env.eval.override_cfg.image_size=[{SIZE},{SIZE}]", "env.eval.override_cfg.max_episode_steps=40",
+    ],
+    "process_realworld_data.py": [],
+    "run_reward_training.sh": [
+        "runner.max_epochs=8", "reward.model.arch=resnet10", "reward.model.width=4", "fit.optim.lr=3e-3",
+        f"reward.model.image_size=[3,{SIZE},{SIZE}]", "runner.logger.backends=[]",
+    ],
+}  # fmt: skip
+"""What is added to the page's commands."""
+
+
+def page_commands():
+    """Script -> the command of the page that runs it."""
+    text = (ROOT / "docs" / "howto-robot.md").read_text().replace("\\\n", " ")
+    found = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
+    lines = [line for block in found for line in block.splitlines() if "examples/" in line]
+    return {re.search(r"(\w+\.(?:sh|py))", line)[1]: line for line in lines}
+
+
+def run_page_command(script, folder, server, more, code=0):
+    """As it stands on the page, but for the address, the robot's time and what is added."""
+    command = page_commands()[script].replace("127.0.0.1:5000", server.url.removeprefix("http://"))
+    command = re.sub(r"time_scale=\d+", f"time_scale={SCALE:g}", command)
+    command = " ".join([command, *(f"'{item}'" for item in more)])
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+    )
+    assert result.returncode == code, f"{command}\n{result.stdout}\n{result.stderr}"
+    return result
 
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
-    """A recording, and a small model that was fitted to it with the document's commands."""
+    """A recording and a small model that was fitted to it, by the commands of docs/howto-robot.md."""
     torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("robot")
+    work = tmp_path_factory.mktemp("robot")
+    (work / "examples").symlink_to(ROOT / "examples")
     with SimServer(RobotSimConfig(port=0, time_scale=SCALE, image_size=(SIZE, SIZE))) as server:
-        cfg = CollectConfig(save_dir=str(folder), format="realworld-pkl")
-        collect_robot(section(server, params={"failure_rate": 0.3}), cfg, num_episodes=8, seed=3)
-    assert main(["data", "process", str(folder / "data.pkl")]) == 0
-    arguments = ["--config-path", "examples/reward/config", "--config-name", "reward_training"]
-    settings = [
-        f"fit.data.path={folder / 'collected_data'}", "data.num_samples_per_episode=0",
-        "data.fail_success_ratio=3.0", "actor.global_batch_size=32", "actor.micro_batch_size=16",
-        "runner.max_epochs=8", f"runner.logger.log_path={folder / 'reward'}", "reward.model.arch=resnet10",
-        "reward.model.width=4", f"reward.model.image_size=[3,{SIZE},{SIZE}]", "fit.optim.lr=3e-3",
-        "runner.logger.backends=[]",
-    ]  # fmt: skip
-    assert main(["train-reward", *arguments, *settings]) == 0
-    assert json.loads((folder / "reward" / "summary.json").read_text())["val"]["auc"] > 0.95
-    return folder
+        said = run_page_command("collect_data.sh", work, server, SMALL["collect_data.sh"]).stderr
+        assert re.search(r"^success \d fail \d, 8/8 episodes$", said, re.M)
+        for script in ("process_realworld_data.py", "run_reward_training.sh"):
+            run_page_command(script, work, server, SMALL[script])
+        (recording,) = work.glob("logs/*/data.pkl")
+    reward = work / "logs" / "reward_model_realworld"
+    assert json.loads((reward / "summary.json").read_text())["val"]["auc"] > 0.95
+    (recording.parent / "reward").symlink_to(reward)
+    return recording.parent
 
 
 def overrides(server, fitted, folder, *more):
@@ -58,7 +95,6 @@ def overrides(server, fitted, folder, *more):
             f"env.{part}.override_cfg.url={server.url}",
             f"env.{part}.override_cfg.time_scale={SCALE}",
             f"env.{part}.override_cfg.image_size=[{SIZE},{SIZE}]",
-            f"env.{part}.override_cfg.axes=[x,y,z]",
             f"env.{part}.override_cfg.max_episode_steps=30",
         )
     ]
@@ -135,7 +171,7 @@ def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fit
 @pytest.mark.parametrize(
     ("more", "error", "message"),
     [
-        (["env.train.override_cfg.axes=[x,y,z,rz]"], DataError, "move the robot differently"),
+        (["env.train.override_cfg.axes=[x,y,z]"], DataError, "move the robot differently"),
         (["learner.eval_interval=100"], ConfigError, "the one arm is in use"),
         (["reward.use_reward_model=false"], ConfigError, "standalone needs a reward model"),
         (["env.train.num_envs=2"], ConfigError, "a robot is one environment"),
@@ -148,6 +184,12 @@ def test_what_cannot_work_is_refused(robot, fitted, tmp_path, more, error, messa
     with pytest.raises(error, match=message):
         EmbodiedRunner(config(robot, fitted, tmp_path / "run", *more), tmp_path / "run")
     assert robot.world.record.commands == 0  # before anything moves
+
+
+def test_the_pages_training_command_says_what_is_missing(robot, fitted):
+    work = fitted.parent.parent
+    result = run_page_command("run_realworld_async.sh", work, robot, ["learner.eval_interval=7"], code=2)
+    assert "the one arm is in use" in result.stderr
 
 
 def test_standalone_is_for_robots(tmp_path, fitted):
@@ -190,7 +232,7 @@ def test_the_page_shows_the_verdict_and_saves_wrong_calls_for_the_next_fit(
     monkeypatch.setattr("guerdon.run.teleop.make_operator", lambda cfg, config, seed: Driver(config, seed=1))
     checkpoint = fitted / "reward" / "checkpoints" / "best_model"
     model = load_config(None, [f"reward.model.checkpoint_path={checkpoint}"]).reward
-    cfg = section(robot, success_hold_steps=100)
+    cfg = section(robot, success_hold_steps=100, axes=["x", "y", "z", "rz"])
     result = teleop(cfg, model, port=0, save_dir=tmp_path / "wrong", max_steps=26, seed=1)
     assert (result["steps"], result["wrong_calls"]) == (26, 2)  # the second time at step 3 was one too many
     (early, picture, words), (late, _, _) = seen
