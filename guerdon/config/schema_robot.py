@@ -131,7 +131,7 @@ class RobotEnvConfig:
     reset_speed: PositiveFloat = 0.2
     """Metres a second on the way there."""
     joint_reset_cycle: NonNegativeInt = 0
-    """A joint reset before every so many episodes; 0: never."""
+    """A joint reset before every so many episodes; 0: never. The joints' resting place must be in the box."""
     compliance_param: dict[str, Any] = field(default_factory=dict)
     """Controller settings of episodes, as the server's `/update_param` takes them; empty: as they are."""
     precision_param: dict[str, Any] = field(default_factory=dict)

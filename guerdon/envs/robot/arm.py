@@ -76,7 +76,7 @@ class GuardedArm:
 
     def measure(self) -> RobotState:
         """Measure now."""
-        self._state = self._insist(self.driver.state)
+        self._state = self.insist(self.driver.state)
         self._measured = self._clock.now()
         return self._state
 
@@ -92,7 +92,7 @@ class GuardedArm:
         self.check_place()
         allowed = not self.limits.exceeded(self.state)
         target = self.box.clip(pose if allowed else self.state.pose)
-        self._insist(lambda: self.driver.move(target))
+        self.insist(lambda: self.driver.move(target))
         self._target, self._start = target, self.state.pose
         return allowed
 
@@ -136,9 +136,9 @@ class GuardedArm:
     def begin(self) -> None:
         """Ready to move: errors cleared, and the controller started if it was stopped."""
         if self.stopped:
-            self._insist(self.driver.start)
+            self.insist(self.driver.start)
             self.stopped = False
-        self._insist(self.driver.clear_errors)
+        self.insist(self.driver.clear_errors)
         self._target, self._stalls, self.limits.overloads = None, 0, 0
 
     def rest(self) -> None:
@@ -178,7 +178,7 @@ class GuardedArm:
                 return float(np.linalg.norm(moved)) < 0.1 * distance
         return False
 
-    def _insist(self, act: Callable[[], T]) -> T:
+    def insist(self, act: Callable[[], T]) -> T:
         """Do it, clearing errors and trying again if it fails; the last error if that does not help."""
         for attempt in range(self.config.max_recoveries + 1):
             try:

@@ -184,9 +184,9 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         config, arm = self.config, self.arm
         arm.begin()
         if config.precision_param:
-            self.driver.update_param(config.precision_param)
+            arm.insist(lambda: self.driver.update_param(config.precision_param))
         if config.joint_reset_cycle and self._episodes % config.joint_reset_cycle == 0 and self._episodes:
-            self.driver.reset()
+            arm.insist(self.driver.reset)
         goal = np.asarray(config.reset_pose, np.float64)
         if config.enable_random_reset:
             goal[:2] += self.np_random.uniform(-config.random_xy_range, config.random_xy_range, 2)
@@ -199,7 +199,7 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
             arm.go_to(pose7([*here[:2], goal[2], *self._target[3:5], here[5]]), ticker.wait)
         arm.go_to(pose7(goal), ticker.wait)
         if config.compliance_param:
-            self.driver.update_param(config.compliance_param)
+            arm.insist(lambda: self.driver.update_param(config.compliance_param))
 
     def step(self, action: FloatArray) -> tuple[Observation, float, bool, bool, Info]:
         """Act for one period.
@@ -283,7 +283,7 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
             return
         wanted = bool(action[-1] > 0.0)
         if wanted != self._gripper_open:
-            (self.driver.open_gripper if wanted else self.driver.close_gripper)()
+            self.arm.insist(self.driver.open_gripper if wanted else self.driver.close_gripper)
             self._gripper_open = wanted
 
     # What is seen

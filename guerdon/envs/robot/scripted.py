@@ -59,7 +59,7 @@ class ScriptedOperator:
         away = self._goal - here
         away[3:] = wrap(away[3:])
         aside = float(np.linalg.norm(away[:2]))
-        if aside > 0.0025 and here[2] > self._target[2] + 0.032:  # over the board: first sideways
+        if aside > 0.0025 and here[2] > self._target[2] + 0.8 * self._height:  # first sideways
             away[2] = max(away[2], self._target[2] + self._height - here[2])
         self._steps += 1
         limits = np.asarray(self._config.reward_threshold)

@@ -1,6 +1,8 @@
 """The newest picture, its age, and cameras that hang."""
 
+import sys
 import time
+import types
 from threading import Event
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from guerdon.config.schema_robot import CameraConfig
 from guerdon.envs.robot.cameras import Camera
 from guerdon.envs.robot.clock import Clock
+from guerdon.envs.robot.sources import OpenCvSource, RealSenseSource
 from guerdon.errors import RobotError, StaleFrameError
 
 
@@ -125,3 +128,60 @@ def test_a_simulated_camera_takes_its_picture_when_asked(make_env, server):
         *_, info = env.step(np.array([0, 1, 0, 0, 0, 0], np.float32))
         assert info["frame_age"] >= 0
     assert server.world.shot("front_camera").taken_at > taken
+
+
+def test_opencv_devices_are_read_as_rgb(tmp_path):
+    cv2 = pytest.importorskip("cv2")
+    film = str(tmp_path / "film.avi")  # OpenCV opens a film as it opens a device
+    writer = cv2.VideoWriter(film, cv2.VideoWriter_fourcc(*"MJPG"), 30, (64, 48))
+    for number in range(4):
+        image = np.zeros((48, 64, 3), np.uint8)
+        image[..., 2] = 255 - 20 * number  # OpenCV's third channel is red
+        writer.write(image)
+    writer.release()
+    source = OpenCvSource(CameraConfig(name="usb", source="opencv", device=film))
+    source.open()
+    first = source.grab()
+    assert first.shape == (48, 64, 3)
+    assert first[..., 0].mean() > 220 and first[..., 2].mean() < 30
+    for _ in range(3):
+        source.grab()
+    with pytest.raises(RobotError, match="camera 'usb' gave no picture"):
+        source.grab()
+    source.close()
+
+
+class RealSense(types.ModuleType):
+    """As much of pyrealsense2 as is used, with one camera that shows its number of pictures."""
+
+    def __init__(self, serials):
+        super().__init__("pyrealsense2")
+        self.started = self.stopped = None
+        self.camera_info = types.SimpleNamespace(serial_number=1)
+        self.stream = types.SimpleNamespace(color="color")
+        self.format = types.SimpleNamespace(rgb8="rgb8")
+        devices = [types.SimpleNamespace(get_info=lambda _, serial=serial: serial) for serial in serials]
+        self.context = lambda: types.SimpleNamespace(query_devices=lambda: devices)
+        self.config = lambda: types.SimpleNamespace(
+            enable_device=lambda serial: setattr(self, "serial", serial),
+            enable_stream=lambda *settings: setattr(self, "settings", settings),
+        )
+        frame = types.SimpleNamespace(get_data=lambda: np.full((480, 640, 3), 7, np.uint8))
+        self.pipeline = lambda: types.SimpleNamespace(
+            start=lambda config: setattr(self, "started", True),
+            wait_for_frames=lambda wait: types.SimpleNamespace(get_color_frame=lambda: frame),
+            stop=lambda: setattr(self, "stopped", True),
+        )
+
+
+def test_a_realsense_is_found_by_its_serial_number(monkeypatch):
+    module = RealSense(["111", "222"])
+    monkeypatch.setitem(sys.modules, "pyrealsense2", module)
+    source = RealSenseSource(CameraConfig(name="wrist", source="realsense", device="222", fps=15))
+    source.open()
+    assert module.serial == "222" and module.settings == ("color", 640, 480, "rgb8", 15)
+    assert source.grab().shape == (480, 640, 3)
+    source.close()
+    assert module.stopped
+    with pytest.raises(RobotError, match=r"no RealSense 333 \(connected: 111, 222\)"):
+        RealSenseSource(CameraConfig(name="wrist", source="realsense", device="333")).open()

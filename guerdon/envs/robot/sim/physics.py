@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.config.schema_robot import Pose6
-from guerdon.envs.robot.poses import Vector, euler_from_quat, pose7, quat_from_euler, wrap
+from guerdon.envs.robot.poses import Vector, euler_from_quat, quat_from_euler, wrap
 
 PEG_LENGTH = 0.05
 """From the end effector to the tip."""
@@ -291,6 +291,3 @@ def _slide(here: Sequence[float], goal: Sequence[float], stick: float, share: fl
         return list(here)
     scale = min(share * (length - stick), MAX_SPEED * TIME_STEP) / length
     return [start + value * scale for start, value in zip(here, way, strict=True)]
-
-
-__all__ = ["HOLE_DEPTH", "INSERTED_DEPTH", "JACOBIAN", "PEG_LENGTH", "TIME_STEP", "PegArm", "pose7"]
