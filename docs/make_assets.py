@@ -6,6 +6,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -13,15 +16,19 @@ import numpy as np
 from PIL import Image
 
 import guerdon.envs  # noqa: F401 - registers the environment
+from benchmarks.robot_peg import TIME_SCALE, SimulatedRobot, fit, record
 from guerdon.collect.run import collect
-from guerdon.config import CollectConfig, EnvConfig
+from guerdon.config import CollectConfig, EnvConfig, RewardConfig, RewardModelConfig, load_config
 from guerdon.datasets.preview import write_preview
 from guerdon.envs import ScriptedExpert
+from guerdon.run.teleop import teleop
+from guerdon.store.formats.realworld_pkl import read_recorded
 from tests.browser import screenshot
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
 STEPS = (0, 8, 14, 20, 49)
+PAGE_PORT = 8799
 
 
 def cameras(path: Path) -> None:
@@ -54,6 +61,32 @@ def preview(path: Path) -> None:
         )
         collect(EnvConfig(num_envs=8, init_params={"image_size": [96, 96]}), settings, seed=1)
         write_preview(f"{folder}/data", path)
+
+
+def robot(strip: Path, page: Path) -> None:
+    """The simulated robot's cameras over one episode, and the page of `guerdon teleop` (about a minute)."""
+    operator: dict[str, object] = {"seed": 4, "noise": 0.1}
+    with tempfile.TemporaryDirectory() as place, SimulatedRobot() as sim:
+        folder = Path(place)
+        record(sim, folder)
+        cfg = load_config(
+            "realworld_collect_data", [], str(ROOT / "examples" / "embodiment" / "config")
+        ).env.eval
+        told = {**cfg.override_cfg, "url": sim.url, "time_scale": TIME_SCALE, "robot_ip": None}
+        cfg = replace(cfg, operator="scripted", operator_params=operator, override_cfg=told)
+        episode = next(item.episode for item in read_recorded(folder) if item.episode.success)
+        steps = np.linspace(0, int(np.argmax(episode.labels)) + 2, 6).astype(int)
+        rows = [np.concatenate(list(frames[steps]), axis=1) for frames in episode.frames.values()]
+        sheet = Image.fromarray(np.concatenate(rows))
+        sheet.resize((2 * sheet.width, 2 * sheet.height), Image.Resampling.NEAREST).save(strip, optimize=True)
+        reward = RewardConfig(model=RewardModelConfig(checkpoint_path=str(fit(folder))))
+        view = threading.Thread(
+            target=teleop, args=(cfg, reward), kwargs={"port": PAGE_PORT, "max_steps": 400}, daemon=True
+        )
+        view.start()
+        time.sleep(8.0)
+        screenshot(f"http://127.0.0.1:{PAGE_PORT}/", page, width=900, height=860)
+        view.join()
 
 
 def demo() -> None:
@@ -89,4 +122,5 @@ if __name__ == "__main__":
         fill("inspect", run(Path(place), f"collect collect.save_dir=data {targets}", "data inspect data"))
     cameras(IMAGES / "cameras.png")
     preview(IMAGES / "preview.png")
+    robot(IMAGES / "robot.png", IMAGES / "teleop.png")
     print("\n".join(f"docs/images/{item.name}" for item in sorted(IMAGES.iterdir())))

@@ -14,11 +14,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import guerdon
 from guerdon.errors import ConfigError, DataError, GuerdonError
 from guerdon.types import DataSummary, Fault, display_path
+
+if TYPE_CHECKING:
+    from guerdon.collect.run import CollectResult
+    from guerdon.datasets.audit import AuditReport
 
 log = logging.getLogger("guerdon")
 
@@ -144,6 +148,10 @@ def _parser() -> argparse.ArgumentParser:
     process.add_argument("path", type=Path, metavar="PKL")
     process.add_argument("--to", default="native", metavar="FORMAT", help="the format to write (native)")
     process.add_argument("--keep-stationary", action="store_true", help="keep frames in which nothing moved")
+    process.add_argument(
+        "--hold-steps", type=int, metavar="N", help="steps at the target that make a success"
+    )
+    process.add_argument("--out", type=Path, metavar="DIR", help="instead of collected_data/ beside the file")
     process.set_defaults(handler=_process)
 
     robot = verbs.add_parser(
@@ -158,6 +166,18 @@ def _parser() -> argparse.ArgumentParser:
         "--faults", default="", metavar="NAME=X,...", help="such as drop_rate=0.05,latency_rate=0.02"
     )
     robot.set_defaults(handler=_robot_sim)
+
+    drive = verbs.add_parser(
+        "teleop", parents=[common], help="drive a robot by hand, the model's verdict live on a page"
+    )
+    _add_config(drive, default="teleop")
+    drive.add_argument("--checkpoint", type=Path, required=True, metavar="C", help="the reward model")
+    drive.add_argument("--port", type=int, default=8765, metavar="P", help="of the page (8765)")
+    drive.add_argument(
+        "--save-dir", type=Path, default=Path("wrong_calls"), metavar="DIR", help="store for wrong calls"
+    )
+    drive.add_argument("--steps", type=int, metavar="N", help="end after so many steps")
+    drive.set_defaults(handler=_teleop)
 
     check = verbs.add_parser("check", parents=[common], help="is everything installed and working?")
     check.set_defaults(handler=_check)
@@ -210,6 +230,12 @@ def _collect(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
     section = replace(config.collect, resume=config.collect.resume or arguments.resume)
+    if config.env.eval.env_type == "robot":  # the real-world document has its robot there
+        from guerdon.collect.robot import collect_robot
+
+        episodes = config.runner.num_data_episodes
+        result = collect_robot(config.env.eval, section, num_episodes=episodes, seed=config.seed)
+        return _report_collected(arguments, result)
     archive = None
     if config.reward.collect_data:  # the documents' first generation: two directories of .npy files
         place = config.reward.data_collection
@@ -227,8 +253,12 @@ def _collect(arguments: argparse.Namespace) -> int:
 
         policy = saved_policy(section, config.env.train, config.seed)
     result = collect(config.env.train, section, seed=config.seed, archive=archive, policy=policy)
-    counts = f"success {result.num_success}/{_limit(result.target_success)}"
-    counts += f" fail {result.num_failure}/{_limit(result.target_failure)}"
+    return _report_collected(arguments, result)
+
+
+def _report_collected(arguments: argparse.Namespace, result: CollectResult) -> int:
+    counts = f"success {result.num_success}{_limit(result.target_success)}"
+    counts += f" fail {result.num_failure}{_limit(result.target_failure)}"
     rate = result.env_steps / max(result.seconds, 1e-9)
     line = f"{counts} in {result.seconds:.1f} s ({rate:,.0f} steps/s) -> {result.save_dir} ({result.format})"
     _print(arguments, asdict(result), [line])
@@ -241,7 +271,7 @@ def _collect(arguments: argparse.Namespace) -> int:
 
 
 def _limit(target: int | None) -> str:
-    return "unlimited" if target is None else str(target)
+    return "" if target is None else f"/{target}"
 
 
 def _robot_sim(arguments: argparse.Namespace) -> int:
@@ -265,6 +295,26 @@ def _robot_sim(arguments: argparse.Namespace) -> int:
         log.info("the simulated robot has ended")
     finally:
         server.server_close()
+    return 0
+
+
+def _teleop(arguments: argparse.Namespace) -> int:
+    from guerdon.config import load_config
+    from guerdon.run.teleop import teleop
+
+    config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    reward = config.reward
+    reward = replace(reward, model=replace(reward.model, checkpoint_path=str(arguments.checkpoint)))
+    result = teleop(
+        config.env.eval,
+        reward,
+        port=arguments.port,
+        save_dir=arguments.save_dir,
+        max_steps=arguments.steps,
+        seed=config.seed,
+    )
+    line = f"{result['steps']} steps, {result['wrong_calls']} wrong calls -> {result['save_dir']}"
+    _print(arguments, result, [f"{line} ({result['reason']})"])
     return 0
 
 
@@ -316,13 +366,27 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 
 def _process(arguments: argparse.Namespace) -> int:
-    from guerdon.store.formats.realworld_pkl import clean_episodes
-    from guerdon.store.summary import write_all
+    from guerdon.datasets.cleaning import process
 
-    target = arguments.path.resolve().parent / "collected_data"
-    items = clean_episodes(arguments.path, keep_stationary=arguments.keep_stationary)
-    written, faults = write_all(items, target, arguments.to)
-    return _report_written(arguments, written, faults, target, arguments.to)
+    place = arguments.path.resolve()
+    home = place if place.is_dir() else place.parent
+    report = process(
+        arguments.path,
+        arguments.out or home / "collected_data",
+        arguments.to,
+        keep_stationary=arguments.keep_stationary,
+        hold_steps=arguments.hold_steps,
+    )
+    gone = ", ".join(f"{count} {reason}" for reason, count in report.left_out.items() if count)
+    lines = [
+        f"{report.num_episodes} episodes -> {display_path(report.path)} ({arguments.to})",
+        f"frames    {report.num_frames} kept, {report.num_positive_frames} of them success; "
+        f"left out: {gone or 'none'}",
+        "split     " + ", ".join(f"{count} {name}" for name, count in report.splits.items()),
+    ]
+    lines += [f"{len(report.faults)} not used:"] * bool(report.faults) + _fault_lines(report.faults)
+    _print(arguments, {**report.to_dict(), "format": arguments.to}, [*lines, *_audit_lines(report.audit)])
+    return 0
 
 
 def _report_written(
@@ -344,14 +408,18 @@ def _audit(arguments: argparse.Namespace) -> int:
     from guerdon.datasets.audit import audit
 
     report = audit(arguments.path, arguments.format)
+    _print(arguments, report.to_dict(), _audit_lines(report))
+    return 0 if report.ok else 1
+
+
+def _audit_lines(report: AuditReport) -> list[str]:
     lines = [
         f"{len(report.findings)} findings in {report.num_episodes} episodes of {display_path(report.path)}"
     ]
     for finding in report.findings:
         lines.append(f"{finding.level:<8}{finding.check:<12}{finding.message}")
         lines += [f"{'':<20}{example}" for example in finding.examples]
-    _print(arguments, report.to_dict(), lines)
-    return 0 if report.ok else 1
+    return lines
 
 
 def _train_reward(arguments: argparse.Namespace) -> int:

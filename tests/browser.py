@@ -29,9 +29,9 @@ def find_browser() -> str:
 
 
 def screenshot(
-    html_path: Path, png_path: Path, *, width: int = 1000, height: int = 4000, dark: bool = False
+    html_path: Path | str, png_path: Path, *, width: int = 1000, height: int = 4000, dark: bool = False
 ) -> Path:
-    """Draw the first `height` pixels of a page to a PNG file; `dark` is the preferred colour scheme."""
+    """Draw the first `height` pixels of a page, a file or a URL, to PNG; `dark`: preferred colour scheme."""
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     _run([f"--screenshot={png_path}", f"--window-size={width},{height}", scheme], html_path)
     assert png_path.stat().st_size > 0
@@ -43,11 +43,14 @@ def dump_dom(html_path: Path) -> str:
     return _run(["--dump-dom"], html_path)
 
 
-def _run(arguments: list[str], html_path: Path) -> str:
+def _run(arguments: list[str], html_path: Path | str) -> str:
+    live = isinstance(html_path, str)
+    place = str(html_path) if live else Path(html_path).resolve().as_uri()
+    arguments = [*arguments, "--virtual-time-budget=3000"] if live else arguments  # its scripts may ask first
     with tempfile.TemporaryDirectory() as profile:
         command = [find_browser(), *FLAGS, f"--user-data-dir={profile}", *arguments]
         result = subprocess.run(
-            [*command, Path(html_path).resolve().as_uri()],
+            [*command, place],
             capture_output=True,
             text=True,
             timeout=120,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.config.build import build, flatten_keys, to_plain
-from guerdon.config.compat import Override, notice_line, translate
+from guerdon.config.compat import Override, notice_line, translate, with_robot_address
 from guerdon.config.compose import compose_tree, search_dirs, split_overrides
 from guerdon.config.nested import merged
 from guerdon.config.schema import GuerdonConfig
@@ -76,7 +76,8 @@ def _finish(tree: Mapping[str, Any], overrides: Sequence[Override]) -> GuerdonCo
     translated, notices = translate(tree, overrides)
     if notices:
         _LOGGER.info(notice_line(notices))
-    return build(GuerdonConfig, resolve_references(merged(to_plain(GuerdonConfig()), translated)))
+    whole = resolve_references(merged(to_plain(GuerdonConfig()), translated))
+    return build(GuerdonConfig, with_robot_address(whole))
 
 
 def resolve_references(tree: Mapping[str, Any], schema: type = GuerdonConfig) -> dict[str, Any]:

@@ -108,8 +108,9 @@ class AsynchronousConfig:
 class EnvConfig:
     """`env.train` and `env.eval`: one set of parallel environments."""
 
-    env_type: Literal["gymnasium", "maniskill"] = "gymnasium"
-    """Who makes the environment: Gymnasium's registry, or the ManiSkill simulator (extra `maniskill`)."""
+    env_type: Literal["gymnasium", "maniskill", "robot"] = "gymnasium"
+    """Who makes the environment: Gymnasium's registry, the ManiSkill simulator (extra `maniskill`), or a
+    robot arm, whose settings stand in `override_cfg`."""
     id: str = "guerdon/Tabletop-v0"
     """Gymnasium id, `module:id` imports the module that registers it; or the name of a ManiSkill task."""
     num_envs: PositiveInt = 1
@@ -121,7 +122,11 @@ class EnvConfig:
     init_params: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor; checked by the environment."""
     override_cfg: dict[str, Any] = field(default_factory=dict)
-    """Settings of a robot environment; checked by the environment."""
+    """Settings of a robot environment (`guerdon/config/schema_robot.py`); checked by the environment."""
+    operator: Literal["none", "keyboard", "spacemouse", "scripted"] = "none"
+    """Who may take over on a robot; `scripted` is for simulated ones."""
+    operator_params: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the scripted operator."""
 
 
 @dataclass(frozen=True, kw_only=True)

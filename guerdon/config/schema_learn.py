@@ -100,6 +100,8 @@ class SACConfig:
     """A data set of demonstrations that is sampled beside the buffer; its states and actions must fit."""
     prior_ratio: Fraction = 0.5
     """Share of each batch that comes from it."""
+    interventions_size: PositiveInt = 20_000
+    """Steps in which a person took over that are kept; they are drawn with the demonstrations."""
     bc_coef: NonNegativeFloat = 0.0
     """Weight of a pull of the policy towards what was demonstrated, ..."""
     bc_coef_end: NonNegativeFloat | None = None

@@ -38,6 +38,10 @@ def make_vector_env(
 def _make(cfg: EnvConfig, autoreset_mode: AutoresetMode, keep_final_frame: bool) -> VectorEnv[Any, Any, Any]:
     if cfg.env_type == "maniskill":
         return _make_maniskill(cfg, autoreset_mode)
+    if cfg.env_type == "robot":
+        from guerdon.envs.robot_vector import RobotVectorEnv
+
+        return RobotVectorEnv(cfg, autoreset_mode=autoreset_mode)
     module, _, name = cfg.id.rpartition(":")
     if module:  # Gymnasium's way to name an environment that is registered when a module is imported
         try:

@@ -119,6 +119,19 @@ def fit_reward_model(
     )
 
 
+def _with_a_camera(job: FitJob, store: EpisodeStore) -> FitJob:
+    """The job; where no camera was named and the data has none of the usual name, with the data's first one.
+
+    Cameras of robots have names of their own, which the real-world document's commands do not give.
+    """
+    usual = RewardModelConfig().image_keys
+    if job.model.image_keys != usual or usual[0] in store.cameras or not store.cameras:
+        return job
+    first = next(iter(store.cameras))
+    log.info("the data has no %s; the model looks at %s (reward.model.image_keys)", usual[0], first)
+    return replace(job, model=replace(job.model, image_keys=(first,)))
+
+
 class Fitting:
     """One process's part in a fit: data, model and trainer; use it in a `with` block."""
 
@@ -130,6 +143,7 @@ class Fitting:
         strategy_of(cfg, team.world_size)  # a contradiction shows before the data is read
         store, self._faults = team.leaders_first(lambda: open_data(job.model, cfg, job.folder))
         team.same("data set (content hash)", store.content_hash)
+        job = self._job = _with_a_camera(job, store)
         resting = job.model.only_at_rest
         if team.first:
             _warn_if_blind(store, [name for name in job.model.image_keys if name in store.cameras])

@@ -16,9 +16,12 @@ from guerdon.types import display_path
 class ReplayParts:
     """A ring holds environments that step together; here those of every worker have a ring of their own."""
 
-    def __init__(self, parts: Sequence[ReplayBuffer], *, seed: int) -> None:
+    def __init__(
+        self, parts: Sequence[ReplayBuffer], *, seed: int = 0, rng: np.random.Generator | None = None
+    ) -> None:
+        """Sample `parts` as one; `rng` is used instead of a generator of its own that begins with `seed`."""
         self.parts = list(parts)
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(seed) if rng is None else rng
         """Shares a batch out among the parts; `save` leaves its state to the run's own."""
 
     def __len__(self) -> int:

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.config import AsynchronousConfig
+from guerdon.config import AsynchronousConfig, SACConfig
 from guerdon.errors import GuerdonError, WorkerError, WorkerLostError
 from guerdon.learn.episodes import EpisodeTracker
 from guerdon.learn.replay_parts import ReplayParts
 from guerdon.parallel.engine import Engine, Pending
 from guerdon.run.acting import PolicySpec
 from guerdon.run.chunks import Chunk
+from guerdon.run.interventions import store_interventions
 from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, frame_metrics
 from guerdon.run.outposts import Outpost, Request
 from guerdon.run.replay_learning import ITERATION_STEPS, LearningParts, ReplayLearning
@@ -31,6 +32,7 @@ from guerdon.run.reward_group import FramesLostError
 from guerdon.run.stored import Stored, watch
 from guerdon.serve.feed import complete
 from guerdon.serve.relabel import learned_rewards
+from guerdon.types import BoolArray
 
 log = logging.getLogger("guerdon")
 
@@ -97,6 +99,7 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         metrics = {f"train/{name}": value for name, value in train.items()}
         metrics |= episode_metrics([record for outpost in self.outposts for record in outpost.records()])
         metrics |= clock.metrics(self.env_steps - begin) | self.envs.fault_metrics() | self._pace_metrics()
+        metrics |= self._intervention_metrics()
         joined = {name: _flat(self._stored, name) for name in ("env_rewards", "done", "success")}
         if self.rewards is None:
             mean = float(joined["env_rewards"].mean())
@@ -124,6 +127,17 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
             "async/act_seconds": float(np.mean([item.chunk.seconds for item in self._stored])),
             "async/updates_owed": self._owed,
             "async/lag_waits": float(self._lag_waits),
+        }
+
+    def _intervention_metrics(self) -> dict[str, float]:
+        """How much people did of this iteration's steps; nothing where nobody can step in."""
+        flags = [item.chunk.intervened for item in self._stored if item.chunk.intervened is not None]
+        if not flags:
+            return {}
+        kept = 0 if self.interventions is None else len(self.interventions)
+        return {
+            "env/intervened": float(np.concatenate([part.reshape(-1) for part in flags]).mean()),
+            "env/interventions_kept": float(kept),
         }
 
     # Requests
@@ -270,7 +284,9 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
             spread = complete(spread, done, self.cfg)
         if self.scale is not None and self.rewards is not None:
             self.scale.update(learned_rewards(prob, done, self.cfg, self.rewards.facts.threshold))
-        elapsed = outpost.store(chunk, done, self._extras(request, chunk, prob))
+        extras = self._extras(request, chunk, prob)
+        elapsed = outpost.store(chunk, done, extras)
+        self._store_interventions(chunk, done, extras)
         self._count(len(chunk), outpost.num_envs)
         self._stored.append(
             Stored(
@@ -286,6 +302,13 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
                 reward_version=None if self.rewards is None else self.rewards.facts.version,
             )
         )
+
+    def _store_interventions(self, chunk: Chunk, done: BoolArray, extras: dict[str, NDArray[Any]]) -> None:
+        """What a person did in a chunk goes to the demonstrations as well."""
+        if chunk.intervened is None or not isinstance(self.section, SACConfig):
+            return
+        if chunk.intervened.any():
+            store_interventions(self._intervened(), chunk, done, extras)
 
     def _count(self, num_steps: int, num_envs: int) -> None:
         """Steps of some environments are stored; updates are owed for those after the start of learning."""

@@ -33,6 +33,10 @@ class Stepped:
     """Camera -> uint8 [len(rows), H, W, C], or stacks of frames [len(rows), k, H, W, C]."""
     num_rendered: int = 0
     """Frames that were asked of the environments for it."""
+    actions: NDArray[Any] | None = None
+    """[n, ...] that were really taken, where the environments tell: a person may have stepped in."""
+    intervened: BoolArray | None = None
+    """bool [n]; where a person did. None: nobody can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +50,7 @@ class Chunk:
     obs: Any
     """In which the actions were chosen, [K, n, ...]; an array or a mapping."""
     actions: NDArray[Any]
-    """[K, n, ...]."""
+    """[K, n, ...]; those that were taken, the policy's or a person's."""
     env_rewards: FloatArray
     """float32 [K, n]."""
     terminated: BoolArray
@@ -65,6 +69,8 @@ class Chunk:
     """That acting took."""
     num_rendered: int = 0
     """Frames that were asked of the environments for it."""
+    intervened: BoolArray | None = None
+    """bool [K, n]; where a person chose the action. None: nobody can."""
 
     def __len__(self) -> int:
         return len(self.env_rewards)
@@ -74,6 +80,10 @@ class Chunk:
         if isinstance(self.obs, dict):
             return {name: part[step] for name, part in self.obs.items()}
         return self.obs[step]
+
+    def obs_after(self, step: int) -> Any:
+        """Observations [n, ...] after one step; those of a new episode where one ended."""
+        return self.last_obs if step == len(self) - 1 else self.obs_at(step + 1)
 
 
 class StepTaker(Protocol):
@@ -132,13 +142,14 @@ class ChunkPlayer:
             chosen = self._random(count) if t < random_steps else self._act(progress)
             obs_rows.put(t, self._obs)
             step = worker.take_step(t, chosen)
-            actions.append(chosen)
+            actions.append(chosen if step.actions is None else step.actions)
             steps.append(step)
             self._obs = step.obs
         self._steps += num_steps
         rows, frames = gather(num_steps)
         ended = {t: step.reached for t, step in enumerate(steps) if (step.terminated | step.truncated).any()}
-        names = ("env_rewards", "terminated", "truncated", "success")
+        names = ["env_rewards", "terminated", "truncated", "success"]
+        names += [] if steps[0].intervened is None else ["intervened"]
         values: dict[str, Any] = {name: np.stack([getattr(step, name) for step in steps]) for name in names}
         chunk = Chunk(
             policy_version=self.version,

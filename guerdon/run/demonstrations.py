@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from guerdon.learn.replay import ReplayBuffer
 from guerdon.run.reward_group import RewardGroup
 from guerdon.serve.relabel import judged_frames
 from guerdon.types import BoolArray, Episode
+
+log = logging.getLogger("guerdon")
 
 
 def fill_with_demonstrations(
@@ -55,6 +58,19 @@ def _at_rest(episode: Episode) -> BoolArray:
     return episode.at_rest
 
 
+def _until_success(fires: BoolArray, terminated: BoolArray) -> tuple[int, BoolArray]:
+    """Steps of a demonstration that count, and which terminate, where the model's success ends an episode.
+
+    A recording holds the target for a while; in the run the first such frame is the last. If it were not so
+    in demonstrations too, holding on would be worth many times as much as getting there.
+    """
+    if not fires.any():
+        log.warning("the reward model sees no success in a demonstration that is labelled as one")
+        return len(fires), terminated
+    first = int(np.argmax(fires))
+    return first + 1, np.arange(len(fires)) == first
+
+
 def _add(replay: ReplayBuffer, shown: Demonstration, rewards: RewardGroup | None, cfg: RewardConfig) -> None:
     """Add one episode, which ends with its last step."""
     count, episode, kept = len(shown), shown.episode, slice(shown.first, None)
@@ -78,6 +94,9 @@ def _add(replay: ReplayBuffer, shown: Demonstration, rewards: RewardGroup | None
         extras["prob_success"][wanted & ~judged] = 0.0
         if cfg.relabel_at == "sampling":
             extras |= {f"frames/{name}": images for name, images in frames.items()}
+        if cfg.standalone:
+            count, terminated = _until_success(extras["prob_success"] > rewards.facts.threshold, terminated)
+            done = np.arange(len(done)) == count - 1
     for t in range(count):
         row = slice(t, t + 1)
         replay.add(

@@ -37,6 +37,7 @@ from guerdon.run.policy_files import AnyLearner, load_policy, make_learner, save
 from guerdon.run.refits import Refits
 from guerdon.run.replay_learning import LearningParts
 from guerdon.run.reward_group import RewardGroup
+from guerdon.run.robots import fit_for_robots
 from guerdon.run.workers import EnvWorker
 from guerdon.serve.worker import ImageRewardWorker
 from guerdon.store.atomic import make_directory, write_atomic
@@ -65,8 +66,7 @@ class EmbodiedRunner:
         self.config, self.folder = config, folder
         if config.runner.task_type == "text":
             raise ConfigError("runner.task_type is text, and text tasks have no environment to train in")
-        if config.reward.standalone:
-            raise ConfigError("reward.standalone ends episodes on a robot; use the wrappers for it")
+        config = self.config = fit_for_robots(config)
         if config.reward.cache_verdicts and config.reward.relabel_at == "sampling":
             raise ConfigError(
                 "reward.cache_verdicts leaves frames out, and reward.relabel_at=sampling judges all of them "
@@ -87,6 +87,8 @@ class EmbodiedRunner:
             self.monitor = self._make_monitor()
             self.refits = self._make_refits()
         except BaseException:
+            if hasattr(self, "envs"):
+                self.envs.close(HURRY_SECONDS)  # a robot is let go of
             self.engine.close()
             raise
 

@@ -303,7 +303,9 @@ class EnvGroup:
         if len(steps) == 1:
             one = steps[0]
             return replace(one, obs=_side_by_side([one.obs]), reached=_side_by_side([one.reached]))
-        names = ("env_rewards", "terminated", "truncated", "success")
+        names = ["env_rewards", "terminated", "truncated", "success"]
+        if all(item.intervened is not None for item in steps):
+            names += ["actions", "intervened"]
         rows = [item.rows + start for item, (start, _) in zip(steps, self.parts, strict=True)]
         judged = [item.frames for item in steps if item.frames]
         return Stepped(

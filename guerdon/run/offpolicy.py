@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from guerdon.config import SACConfig
 from guerdon.fit.refit import Judged
 from guerdon.images import latest_frames
 from guerdon.learn.dqn import DQN
 from guerdon.learn.episodes import EpisodeTracker
 from guerdon.learn.replay import ReplayBuffer
 from guerdon.run.chunks import Stepped, random_actions
+from guerdon.run.interventions import store_step
 from guerdon.run.loop import Iteration, Stopwatch, episode_metrics, feature_rows, frame_metrics
 from guerdon.run.replay_learning import ITERATION_STEPS, LearningParts, ReplayLearning
 from guerdon.serve.feed import complete, looked_at
@@ -123,6 +125,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
     def _step(self, t: int, progress: float, watch: Stopwatch) -> dict[str, UInt8Array]:
         """One step of all environments into the buffer; returns the frames that were judged."""
         actions, step = self._take_step(progress)
+        actions = actions if step.actions is None else step.actions
         done, success, frames = step.terminated | step.truncated, step.success, step.frames
         elapsed = self.episodes.lengths.copy()
         self.episodes.add(step.env_rewards, done, success)
@@ -134,6 +137,11 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         self.replay.add(
             self._obs, actions, env_rewards, step.terminated, step.truncated, step.reached, **stored
         )
+        if step.intervened is not None and step.intervened.any() and isinstance(self.section, SACConfig):
+            store_step(
+                self._intervened(), step.intervened, self._obs, actions, env_rewards, step.terminated,
+                [step.reached] * len(done), stored,
+            )  # fmt: skip
         self._obs = step.obs
         if t == 0:
             self._frames = []

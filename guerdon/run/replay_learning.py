@@ -30,7 +30,7 @@ from guerdon.watch.reaches import check_reward_path
 
 ITERATION_STEPS = 512
 """Environment steps, all environments together, that make an iteration."""
-REPLAY_FILE, PRIOR_FILE = "replay.npz", "prior.npz"
+REPLAY_FILE, PRIOR_FILE, INTERVENTIONS_FILE = "replay.npz", "prior.npz", "interventions.npz"
 
 Replay = TypeVar("Replay", ReplayBuffer, ReplayParts)
 
@@ -67,7 +67,10 @@ class ReplayLearning(ABC, Generic[Replay]):
         self._action_space = parts.spaces[1]
         self._rng = np.random.default_rng(parts.seed)
         self._spec = ObsSpec.of(parts.spaces[0])
+        self._seed = parts.seed
         self.prior: ReplayBuffer | None = None
+        self.interventions: ReplayBuffer | None = None
+        """Steps in which a person took over, sampled with the demonstrations; None until there are some."""
         if isinstance(self.section, SACConfig) and self.section.prior_data is not None:
             self.prior = fill_with_demonstrations(
                 Path(self.section.prior_data),
@@ -130,12 +133,26 @@ class ReplayLearning(ABC, Generic[Replay]):
         if isinstance(self.learner, DQN):
             return self.learner.update(self._train_batch(self._sample(self.replay, self.section.batch_size)))
         assert isinstance(self.section, SACConfig)
-        size = self.section.batch_size
-        prior_rows = 0 if self.prior is None else round(size * self.section.prior_ratio)
+        size, shown = self.section.batch_size, self._people()
+        prior_rows = 0 if shown is None else round(size * self.section.prior_ratio)
         parts = [self._train_batch(self._sample(self.replay, size - prior_rows))] if prior_rows < size else []
-        if self.prior is not None and prior_rows:
-            parts.insert(0, self._train_batch(self._sample(self.prior, prior_rows)))
+        if shown is not None and prior_rows:
+            parts.insert(0, self._train_batch(self._sample(shown, prior_rows)))
         return self.learner.update(TrainBatch.cat(parts) if len(parts) > 1 else parts[0], prior_rows)
+
+    def _people(self) -> ReplayBuffer | ReplayParts | None:
+        """What people did: demonstrations, and the steps in which they took over."""
+        parts = [part for part in (self.prior, self.interventions) if part is not None]
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return ReplayParts(parts, rng=self._rng)
+
+    def _intervened(self) -> ReplayBuffer:
+        """The buffer for steps in which a person took over, made when it is first needed."""
+        if self.interventions is None:
+            assert isinstance(self.section, SACConfig)
+            self.interventions = self._make_replay(1, self.section.interventions_size, self._seed + 1)
+        return self.interventions
 
     def _sample(self, replay: ReplayBuffer | ReplayParts, count: int) -> ReplayBatch:
         batch = replay.sample(count, gamma=self.section.gamma, num_n_steps=self.num_n_steps)
@@ -203,6 +220,8 @@ class ReplayLearning(ABC, Generic[Replay]):
         self.replay.save(folder / REPLAY_FILE)
         if self.prior is not None:
             self.prior.save(folder / PRIOR_FILE)
+        if self.interventions is not None:
+            self.interventions.save(folder / INTERVENTIONS_FILE)
         scale = None if self.scale is None else [self.scale.count, self.scale.mean, self.scale.spread]
         return {
             "env_steps": self.env_steps,
@@ -222,6 +241,8 @@ class ReplayLearning(ABC, Generic[Replay]):
         self.replay.load(folder / REPLAY_FILE)
         if self.prior is not None:
             self.prior.load(folder / PRIOR_FILE)
+        if (folder / INTERVENTIONS_FILE).exists():
+            self._intervened().load(folder / INTERVENTIONS_FILE)
 
 
 def _done_steps(batch: ReplayBatch) -> BoolArray:

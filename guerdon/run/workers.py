@@ -29,7 +29,9 @@ from guerdon.learn.rollout import Rollout, RolloutArrays, RolloutCollector, Roll
 from guerdon.parallel.engine import Handle
 from guerdon.run.acting import DistantPolicy, PolicySpec, RolloutPolicyWorker, RolloutWorker
 from guerdon.run.chunks import Chunk, ChunkPlayer, Stepped
+from guerdon.run.interventions import taken_actions
 from guerdon.run.judged import JudgedFrames
+from guerdon.serve.manager import RewardManager
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array, control_mode_of
 
 
@@ -97,6 +99,8 @@ class EnvWorker:
         self._policy: RolloutPolicyWorker | None = None
         self._player: ChunkPlayer | None = None
         self.env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
+        if reward.standalone:
+            _let_judge(self.env.unwrapped, reward)
         self.knows_success, self.first_frames = _probe(self.env, cameras)
         if (collect.enabled or reward.collect_data) and not self.knows_success:
             raise ConfigError(f"{cfg.id} does not tell success in its info: its frames cannot be labelled")
@@ -217,6 +221,7 @@ class EnvWorker:
             success=np.zeros(len(done), np.bool_) if told is None else told >= 0.5,
             rows=np.zeros(0, np.int64),
             frames={},
+            **taken_actions(info, actions, done),
         )
 
     def begin_acting(self, seed: int) -> Any:
@@ -288,11 +293,24 @@ class EnvWorker:
 def _probe(env: VectorEnv[Any, Any, Any], cameras: Sequence[str]) -> tuple[bool, dict[str, UInt8Array]]:
     """Take one step: does the environment tell success, and what do its cameras show?"""
     env.reset(seed=0)
-    obs, _, terminated, truncated, info = env.step(env.action_space.sample())
+    action = getattr(env.unwrapped, "resting_action", env.action_space.sample)()  # a robot is not to jerk
+    obs, _, terminated, truncated, info = env.step(action)
     done = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
     reached = with_final(obs, info.get("final_obs"), done)
     frames = FrameSource(env, cameras).frames(reached, done, np.arange(len(done))) if cameras else {}
     return per_env(info, "success", len(done), done) is not None, frames
+
+
+def _let_judge(env: Any, reward: RewardConfig) -> None:
+    """Have the reward model end the episodes of a robot; its verdict is the one that is learned from."""
+    if not hasattr(env, "set_judge"):
+        raise ConfigError("reward.standalone ends episodes on a robot; use the wrappers for it elsewhere")
+    manager = RewardManager(reward)
+
+    def judge(obs: Any) -> bool:
+        return bool(manager.judge(manager.images(obs)).prob_success[0] > manager.threshold)
+
+    env.set_judge(judge)
 
 
 class Actor:

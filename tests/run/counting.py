@@ -10,6 +10,8 @@ import gymnasium as gym
 import numpy as np
 
 LENGTH = 7
+PERSON = 0.625
+"""What the person in `Helped` always does; a policy hits it with probability zero."""
 
 
 class Counting(gym.Env):
@@ -64,5 +66,16 @@ class CountingButtons(Counting):
     action_space = gym.spaces.Discrete(3)
 
 
+class Helped(Counting):
+    """A person takes over in every fifth step of all, and in the last one of each episode."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        helped = bool(obs[2] % 5 == 0 or terminated or truncated)
+        taken = np.full(1, PERSON, np.float32) if helped else np.full(1, 7.0, np.float32)  # 7: not to be used
+        return obs, reward, terminated, truncated, {"intervened": helped, "action_taken": taken}
+
+
 gym.register("Counting-v0", Counting)
 gym.register("CountingButtons-v0", CountingButtons)
+gym.register("Helped-v0", Helped)

@@ -17,7 +17,6 @@ from strategies import ALL_FIELDS, assert_same, episodes
 from guerdon.errors import DataError
 from guerdon.store.formats import FORMATS, detect_format, get_format
 from guerdon.store.formats.npy_trajectory import NpyTrajectoryWriter, read_directories
-from guerdon.store.formats.realworld_pkl import clean_episodes
 from guerdon.types import Episode, Fault
 
 MINE = ("npy-trajectory", "pkl-episode", "realworld-pkl", "reward-pt", "folder")
@@ -258,26 +257,6 @@ def test_realworld_of_the_document(tmp_path: Path) -> None:
         writer.add(episode())
     found = list(get_format("realworld-pkl").read(tmp_path))
     assert [item.complete for item in found if isinstance(item, Episode)] == [True, True, False, True]
-
-
-def test_clean_episodes(tmp_path: Path) -> None:
-    """Still frames go, but neither held successes nor the last frame."""
-    steps = [
-        transition(0, 0.0, action=0.0),
-        transition(1, 0.0),
-        transition(2, 0.0, action=1e-7),
-        transition(3, 1.0, action=0.0),
-        transition(4, 1.0, "terminated", action=0.0),
-        transition(9, 0.0, "truncated", action=0.0),
-    ]
-    (tmp_path / "data.pkl").write_bytes(pickle.dumps(steps))
-    first, second = clean_episodes(tmp_path / "data.pkl")
-    assert isinstance(first, Episode) and isinstance(second, Episode)
-    assert first.frames["base_camera"][:, 0, 0, 0].tolist() == [2, 4, 5]
-    assert first.labels.tolist() == [0, 1, 1]
-    assert first.initial_state is not None and first.initial_state.tolist() == [1.0, 1.0]
-    assert second.num_frames == 1
-    assert [item.num_frames for item in clean_episodes(tmp_path, keep_stationary=True)] == [5, 1]
 
 
 def test_reward_pt_of_others(tmp_path: Path) -> None:

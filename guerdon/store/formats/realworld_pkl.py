@@ -42,59 +42,96 @@ from guerdon.store.formats.common import (
 )
 from guerdon.store.formats.observations import frames_from, observation_at, states_from
 from guerdon.store.safe_pickle import load
-from guerdon.types import BoolArray, Episode, Fault, display_path, is_positive
+from guerdon.types import BoolArray, Episode, Fault, FloatArray, display_path, is_positive
 
 FILE_NAME = "data.pkl"
 _INFO = "episode_info"
 _ARRAYS = ("labels", "env_rewards", "terminated", "truncated", "is_grasped")
 
 
-def clean_episodes(
-    path: Path, keep_stationary: bool = False, threshold: float = 1e-5
-) -> Iterator[Episode | Fault]:
-    """The episodes of a `data.pkl` without the frames in which the robot was not moved.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """An episode, and what a robot's recorder tells beside it."""
 
-    A frame is dropped if the sum of its action's absolute values is below `threshold`, unless it is labelled
-    as success or is the last of its episode. RLinf's `process_realworld_data.py` drops still frames of
-    success too; those are just the frames that `success_hold_steps` has the robot hold still to collect.
-
-    Args:
-        path: the file, or the directory with a `data.pkl`.
-        keep_stationary: drop nothing.
-        threshold: what counts as no action.
-    """
-    for item in RealworldPkl().read(Path(path)):
-        if isinstance(item, Fault) or keep_stationary or item.actions is None:
-            yield item
-            continue
-        keep = (np.abs(item.actions).sum(axis=1) >= threshold) | (item.labels >= 0.5)
-        keep[-1] = True
-        yield _select(item, keep)
+    episode: Episode
+    at_target: BoolArray
+    """bool [T]; rewards over 0.5, before anybody asked for how long."""
+    hold_steps: int | None = None
+    """Frames in a row at the target that make a success; None if the file does not tell."""
+    key: str = ""
+    """What the operator ended it with: `c` success, `a` failure."""
+    frame_age: Mapping[str, FloatArray] = dataclasses.field(default_factory=dict)
+    """Camera -> float32 [T], how old its picture was when it was looked at, in seconds; empty if unknown."""
+    intervened: BoolArray | None = None
+    """bool [T]; where a person drove."""
 
 
-def _select(episode: Episode, keep: BoolArray) -> Episode:
-    """The steps of an episode where `keep` is true."""
-    if keep.all():
-        return episode
-    values = {name: getattr(episode, name) for name in (*_ARRAYS, "actions", "states")}
-    kept: dict[str, Any] = {name: None if value is None else value[keep] for name, value in values.items()}
-    first = int(np.argmax(keep))
-    before = episode.initial_state if first == 0 else None
-    if first > 0 and episode.states is not None:
-        before = episode.states[first - 1]
-    return dataclasses.replace(
-        episode,
-        frames={camera: images[keep] for camera, images in episode.frames.items()},
-        initial_state=before,
-        **kept,
+def read_recorded(path: Path) -> Iterator[Recorded | Fault]:
+    """The episodes of a `data.pkl` as they were recorded."""
+    path = _file(Path(path))
+    if not _parts(path):
+        existing(path)
+    parts = attempt(path, lambda: list(_split(_load(path))))
+    if isinstance(parts, Fault):
+        yield parts
+        return
+    for number, (steps, ended) in enumerate(parts):
+        item = attempt(path, partial(_read_recorded, steps, ended, path))
+        yield (
+            dataclasses.replace(item, reason=f"episode {number}: {item.reason}")
+            if isinstance(item, Fault)
+            else item
+        )
+
+
+def _read_recorded(steps: Sequence[Any], ended: bool, path: Path) -> Recorded:
+    episode = _read_episode(steps, ended, path)
+    info = steps[-1].get(_INFO) or {}
+    rewards = to_floats([step["rewards"] for step in steps], len(steps), "rewards")
+    assert rewards is not None  # `_read_episode` has seen to it
+    ages = info.get("frame_age") or {}
+    hold = info.get("hold_steps")
+    intervened = info.get("intervened")
+    return Recorded(
+        episode=episode,
+        at_target=rewards > 0.5,
+        hold_steps=None if hold is None else int(to_scalar(hold, "hold_steps")),
+        key=str(info.get("key") or ""),
+        frame_age={
+            str(camera): value
+            for camera, each in ages.items()
+            if (value := to_floats(each, len(steps), f"the ages of {camera}")) is not None
+        },
+        intervened=None if intervened is None else to_flags(intervened, len(steps), "interventions"),
     )
 
 
 def _load(path: Path) -> list[Any]:
+    """The transitions of a file, with those that a recording which was cut short left beside it."""
+    parts = _parts(path)
+    content = _load_list(path) if path.exists() or not parts else []
+    for number, part in parts:
+        if number >= len(content):  # else it is in the file already: only its removal was cut short
+            content = _closed(content) + _load_list(part)
+    return content
+
+
+def _load_list(path: Path) -> list[Any]:
     content = load(path)
     if not isinstance(content, list):
         raise DataError(f"{display_path(path)}: holds a {type(content).__name__}, not a list of transitions")
     return content
+
+
+def _parts_folder(path: Path) -> Path:
+    return path.with_name(f"{path.name}.parts")
+
+
+def _parts(path: Path) -> list[tuple[int, Path]]:
+    """(number of its first transition, file) of each episode that is not in the file yet, in order."""
+    folder = _parts_folder(path)
+    files = folder.glob("*.pkl") if folder.is_dir() else ()
+    return sorted((int(file.stem), file) for file in files if file.stem.isdigit())
 
 
 def _split(transitions: Sequence[Any]) -> Iterator[tuple[Sequence[Any], bool]]:
@@ -166,14 +203,15 @@ def _state_before(step: Mapping[str, Any]) -> Any:
     return pair["obs"].get("states") if has_both else None
 
 
-def to_transitions(episode: Episode) -> list[dict[str, Any]]:
-    """The transitions that stand for one episode."""
+def to_transitions(episode: Episode, recorded: Recorded | None = None) -> list[dict[str, Any]]:
+    """The transitions that stand for one episode; `recorded` adds what a robot's recorder tells."""
     import torch
 
     observations = [_to_tensors(observation_at(episode, step)) for step in range(episode.num_frames)]
     before = {**observations[0], "states": _to_tensors(episode.initial_state)}
     count = episode.num_frames
     terminated = bool(episode.terminated is not None and episode.terminated[-1])
+    rewards = episode.labels if recorded is None else recorded.at_target
     transitions: list[dict[str, Any]] = []
     for step in range(count):
         last = step == count - 1
@@ -184,7 +222,7 @@ def to_transitions(episode: Episode) -> list[dict[str, Any]]:
                     "next_obs": observations[step],
                 },
                 "action": _to_tensors(None if episode.actions is None else episode.actions[step]),
-                "rewards": torch.tensor([[float(episode.labels[step])]]),
+                "rewards": torch.tensor([[float(rewards[step])]]),
                 "terminations": torch.tensor([[last and terminated]]),
                 "truncations": torch.tensor([[last and not terminated]]),
             }
@@ -197,6 +235,13 @@ def to_transitions(episode: Episode) -> list[dict[str, Any]]:
         "initial_state": _copy(episode.initial_state),
         "camera_names": list(episode.frames),
     }
+    if recorded is not None:
+        transitions[-1][_INFO] |= {
+            "hold_steps": recorded.hold_steps,
+            "key": recorded.key,
+            "frame_age": {camera: _copy(ages) for camera, ages in recorded.frame_age.items()},
+            "intervened": _copy(recorded.intervened),
+        }
     return transitions
 
 
@@ -243,6 +288,40 @@ class RealworldPklWriter(SpooledWriter):
         self._free()
 
 
+class RecordingWriter:
+    """Writes a `data.pkl` while a robot is recorded: every episode is on disk when `add` returns.
+
+    Episodes are files of their own first, in `data.pkl.parts/`, and `close` makes one file of them. Readers
+    of `data.pkl` see those that a recording which was killed left there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = _file(Path(path))
+        make_directory(self.path.parent)
+        there = self.path.exists() or bool(_parts(self.path))
+        self._num_transitions = len(_load(self.path)) if there else 0
+
+    def add(self, recorded: Recorded) -> None:
+        """Keep one episode."""
+        transitions = to_transitions(recorded.episode, recorded)
+        folder = make_directory(_parts_folder(self.path))
+        place = folder / f"{self._num_transitions:08d}.pkl"
+        write_atomic(place, lambda file: pickle.dump(transitions, file, protocol=5))
+        self._num_transitions += len(transitions)
+
+    def close(self) -> None:
+        """Make one file of all episodes; safe to call twice."""
+        parts = _parts(self.path)
+        if not parts:
+            return
+        with locked_directory(self.path.parent):
+            content = _load(self.path)
+            write_atomic(self.path, lambda file: pickle.dump(content, file, protocol=5))
+        for _, part in parts:
+            part.unlink()
+        _parts_folder(self.path).rmdir()
+
+
 def _closed(transitions: list[Any]) -> list[Any]:
     """The transitions that are there, with an end after the last, so that the next episode stays apart."""
     if not transitions or _ends(transitions[-1]) or not isinstance(transitions[-1], Mapping):
@@ -264,21 +343,13 @@ class RealworldPkl(Format):
     def detect(self, path: Path) -> bool:
         """Whether there is a `data.pkl`, or the file is a pickled list."""
         if path.is_dir():
-            return (path / FILE_NAME).is_file()
+            return (path / FILE_NAME).is_file() or bool(_parts(path / FILE_NAME))
         return path.name == FILE_NAME or (path.suffix == ".pkl" and is_pickled_list(path))
 
     def read(self, path: Path) -> Iterator[Episode | Fault]:
         """In the order of recording."""
-        path = _file(existing(path))
-        parts = attempt(path, lambda: list(_split(_load(path))))
-        if isinstance(parts, Fault):
-            yield parts
-            return
-        for number, (steps, ended) in enumerate(parts):
-            item = attempt(path, partial(_read_episode, steps, ended, path))
-            if isinstance(item, Fault):
-                item = dataclasses.replace(item, reason=f"episode {number}: {item.reason}")
-            yield item
+        for item in read_recorded(path):
+            yield item if isinstance(item, Fault) else item.episode
 
     def writer(self, path: Path) -> RealworldPklWriter:
         """Append to the `data.pkl` at or below `path`."""
