@@ -14,7 +14,7 @@ from guerdon.collect.wrapper import VectorDataCollectorWrapper
 from guerdon.config import CollectConfig, EnvConfig
 from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.envs.maniskill import ManiSkillVectorEnv
-from guerdon.envs.maniskill_expert import CUBE, GOAL, LOUDEST, PickCubeExpert
+from guerdon.envs.maniskill_expert import CUBE, GOAL, GRASPED, LOUDEST, PickCubeExpert
 from guerdon.envs.maniskill_planner import MotionPlanner
 from guerdon.errors import ConfigError, DataError
 from guerdon.store import EpisodeStore
@@ -66,6 +66,7 @@ def test_a_noisy_script_tells_what_it_means():
     wild, clean, differ = PickCubeExpert(1.0, seed=3), PickCubeExpert(0.0), []
     for _ in range(40):
         states = rng.uniform(-0.1, 0.1, (16, 42)).astype(np.float32)
+        states[:, GRASPED] = np.arange(16) % 2
         done, meant = wild.act(states), clean.act(states)
         np.testing.assert_allclose(wild.intended, meant, atol=1e-5)
         differ.append(np.abs(done - meant).max(axis=1) > 0.01)

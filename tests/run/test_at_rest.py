@@ -25,14 +25,18 @@ from tests.run.short_runs import SAC, lines, make_runner
 SMALL = {"arch": "resnet10", "width": 4, "image_size": (3, 24, 24), "hidden_dim": 8}
 
 
-@pytest.fixture(scope="module")
-def resting(tmp_path_factory):
-    """An untrained model that fires on every frame it is shown."""
+def untrained(folder, **settings):
+    """A model that fires on every frame it is shown."""
     torch.manual_seed(0)
-    model = build_model(RewardModelConfig(only_at_rest=True, **SMALL)).eval()
+    model = build_model(RewardModelConfig(**settings, **SMALL)).eval()
     sizes = {"base_camera": (*SIZE, 3)}
     contract = replace(Contract.of(model, frame_sizes=sizes), threshold=0.0, data_hash="test")
-    return save_checkpoint(tmp_path_factory.mktemp("resting") / "model", model, contract)
+    return save_checkpoint(folder / "model", model, contract)
+
+
+@pytest.fixture(scope="module")
+def resting(tmp_path_factory):
+    return untrained(tmp_path_factory.mktemp("resting"), only_at_rest=True)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +74,7 @@ def test_a_fit_looks_at_frames_at_rest_alone(data, tmp_path):
     assert (scored.prob_success[store.at_rest()] > 0.0).any()
 
 
-def test_motion_need_not_be_rendered(data, tmp_path):
+def test_motion_need_not_be_rendered(settings, data, tmp_path):
     """The same episodes, with pictures of robots at rest alone; what needs the others refuses them."""
     env = EnvConfig(num_envs=8, init_params={"image_size": [24, 24]})
     cfg = CollectConfig(
@@ -95,6 +99,12 @@ def test_motion_need_not_be_rendered(data, tmp_path):
     with pytest.raises(DataError, match=r"collect\.only_at_rest"):
         demonstrations(tmp_path / "some", seen)
     assert len(demonstrations(data, seen)[1])
+    plain = untrained(tmp_path)
+    with pytest.raises(DataError, match=r"collect\.only_at_rest"):
+        ScoredData(tmp_path / "some", plain, precision="fp32", copy=tmp_path)
+    more = [*SAC, f"reward.model.checkpoint_path={plain}", f"learner.sac.prior_data={tmp_path / 'some'}"]
+    with pytest.raises(DataError, match=r"collect\.only_at_rest"):
+        make_runner(settings, tmp_path, more)
 
 
 def test_data_that_does_not_tell_is_refused(data, tmp_path):
