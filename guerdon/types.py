@@ -78,6 +78,8 @@ class Episode:
     """Whether the episode counts as a success (`success_once`)."""
     actions: FloatArray | None = None
     """float32 [T, A]."""
+    intended: FloatArray | None = None
+    """float32 [T, A]; what the demonstrator would have done without the noise that was added to it."""
     states: FloatArray | None = None
     """float32 [T, S]; the state that action t led to."""
     initial_state: FloatArray | None = None
@@ -111,6 +113,7 @@ class Episode:
             raise DataError("Episode.labels must lie in [0, 1]")
         for name, dtype, shape in (
             ("actions", np.float32, (steps, None)),
+            ("intended", np.float32, (steps, None)),
             ("states", np.float32, (steps, None)),
             ("initial_state", np.float32, (None,)),
             ("env_rewards", np.float32, (steps,)),

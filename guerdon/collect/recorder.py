@@ -22,6 +22,7 @@ from guerdon.types import Episode, FloatArray, IntArray, UInt8Array, is_positive
 STEP_FIELDS: Mapping[str, Any] = {
     "labels": np.float32,
     "actions": np.float32,
+    "intended": np.float32,
     "states": np.float32,
     "env_rewards": np.float32,
     "terminated": np.bool_,

@@ -124,6 +124,7 @@ def collect(
         reward_render_mode=env_cfg.reward_render_mode,
         cameras=cfg.cameras,
         keep_states=cfg.keep_states,
+        only_at_rest=cfg.only_at_rest,
         archive=archive,
     )
     started = time.perf_counter()
@@ -162,7 +163,9 @@ def _loop(env: VectorDataCollectorWrapper, policy: Policy, cfg: CollectConfig, s
                 if episodes >= limit:
                     return steps, f"gave up after {episodes} episodes"
                 seen = obs if getattr(policy, "takes_observations", False) else _states(env, obs)
-                obs, _, terminated, truncated, _ = env.step(policy.act(seen))
+                actions = policy.act(seen)
+                env.recording.intended = getattr(policy, "intended", None)
+                obs, _, terminated, truncated, _ = env.step(actions)
                 done = np.asarray(terminated) | np.asarray(truncated)
                 steps += env.num_envs
                 if done.any():

@@ -25,7 +25,7 @@ from guerdon.collect.recorder import EpisodeRecorder
 from guerdon.errors import ConfigError, DataError
 from guerdon.images import to_numpy
 from guerdon.store import get_format
-from guerdon.types import BoolArray, FloatArray, IntArray
+from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 
 RenderMode: TypeAlias = Literal["always", "on_demand"]
 
@@ -60,6 +60,7 @@ class _Recording:
         reward_render_mode: RenderMode,
         cameras: Sequence[str],
         keep_states: bool,
+        only_at_rest: bool,
     ) -> None:
         if reward_render_mode not in ("always", "on_demand"):
             raise ConfigError(
@@ -76,8 +77,11 @@ class _Recording:
         self._frames = FrameSource(env, cameras)
         self._every_step = reward_render_mode == "always"
         self._keep_states = keep_states
+        self._shots = _ShotsAtRest(self._frames, num_envs) if only_at_rest else None
         self._once: BoolArray = np.zeros(num_envs, np.bool_)
         self._native = native_of(env)
+        self.intended: FloatArray | None = None
+        """float32 [N, A]; what the demonstrator means by the next step's actions, where it tells."""
 
     def _states(self, obs: Any, *, reached: bool) -> FloatArray | None:
         """State vectors [N, S], from the environment itself where it offers them, if they are wanted."""
@@ -113,6 +117,7 @@ class _Recording:
         if len(shown):
             values: dict[str, NDArray[Any] | None] = {
                 "actions": np.asarray(to_numpy(action), np.float32).reshape(len(done), -1),
+                "intended": self.intended,
                 "states": self._states(obs, reached=True),
                 "env_rewards": env_reward,
                 "terminated": terminated,
@@ -120,15 +125,26 @@ class _Recording:
                 "is_grasped": per_env(info, "is_grasped", len(done), done),
                 "at_rest": per_env(info, AT_REST_INFO, len(done), done),
             }
+            frames = self._pictures(obs, done, shown, values["at_rest"])
             if len(shown) < len(done):
                 values = {name: None if value is None else value[shown] for name, value in values.items()}
-            self._recorder.record(shown, self._frames.frames(obs, done, shown), success[shown], **values)
+            self._recorder.record(shown, frames, success[shown], **values)
         if not done.any():
             return
         told = per_env(info, "success_once", len(done), done)
         for env in env_ids[done[env_ids]].tolist():
             once = bool(self._once[env]) or (told is not None and bool(told[env]))
             self._recorder.end(env, success_once=once, complete=not bool(lost[env]))
+
+    def _pictures(
+        self, obs: Any, done: BoolArray, shown: IntArray, at_rest: NDArray[Any] | None
+    ) -> dict[str, UInt8Array]:
+        if self._shots is None:
+            return self._frames.frames(obs, done, shown)
+        if at_rest is None:
+            raise DataError(f"collect.only_at_rest needs an environment whose info has {AT_REST_INFO}")
+        fresh = (at_rest[shown] >= 0.5) | (self._recorder.lengths[shown] == 0)
+        return self._shots.frames(obs, done, shown, fresh)
 
     def begin(self, env_ids: IntArray, obs: Any, info: Mapping[str, Any]) -> None:
         """New episodes begin in `env_ids` with `obs` [N, ...]; what was running is kept as unfinished."""
@@ -150,6 +166,23 @@ class _Recording:
         if not self.archive.is_full:
             self._recorder.end_all_unfinished()
         self.archive.close()
+
+
+class _ShotsAtRest:
+    """The last picture of each environment, renewed where that is asked for."""
+
+    def __init__(self, source: FrameSource, num_envs: int) -> None:
+        self._source, self._num_envs = source, num_envs
+        self._kept: dict[str, UInt8Array] = {}
+
+    def frames(self, obs: Any, done: BoolArray, env_ids: IntArray, fresh: BoolArray) -> dict[str, UInt8Array]:
+        """Camera -> uint8 [n, H, W, C] of `env_ids` (int [n]), rendered where `fresh` (bool [n])."""
+        if fresh.any():
+            seen = env_ids[fresh]
+            for name, images in self._source.frames(obs, done, seen).items():
+                kept = self._kept.setdefault(name, np.zeros((self._num_envs, *images.shape[1:]), np.uint8))
+                kept[seen] = images
+        return {name: kept[env_ids] for name, kept in self._kept.items()}
 
 
 class DataCollectorWrapper(gym.Wrapper[Any, Any, Any, Any]):
@@ -176,6 +209,7 @@ class DataCollectorWrapper(gym.Wrapper[Any, Any, Any, Any]):
         cameras: Sequence[str] = ("base_camera",),
         format: str = "pkl-episode",
         keep_states: bool = True,
+        only_at_rest: bool = False,
         archive: EpisodeArchive | None = None,
     ) -> None:
         """Record `env`.
@@ -190,11 +224,13 @@ class DataCollectorWrapper(gym.Wrapper[Any, Any, Any, Any]):
             cameras: camera names; the first one is the `main_images` of the documents.
             format: any writable format of `guerdon.store`.
             keep_states: whether to keep state vectors beside the frames.
+            only_at_rest: render an episode's first frame and those of a robot that stands still, as the info
+                `is_robot_static` tells; while it moves the last picture is kept again.
             archive: where the episodes go instead of `save_dir`; its limits then hold instead of the targets.
         """
         super().__init__(env)
         archive = archive or open_archive(save_dir, format, target_success, target_failure)
-        self.recording = _Recording(env, 1, archive, reward_render_mode, cameras, keep_states)
+        self.recording = _Recording(env, 1, archive, reward_render_mode, cameras, keep_states, only_at_rest)
 
     @property
     def archive(self) -> EpisodeArchive:
@@ -245,12 +281,15 @@ class VectorDataCollectorWrapper(VectorWrapper):
         cameras: Sequence[str] = ("base_camera",),
         format: str = "pkl-episode",
         keep_states: bool = True,
+        only_at_rest: bool = False,
         archive: EpisodeArchive | None = None,
     ) -> None:
         """See `DataCollectorWrapper`."""
         super().__init__(env)
         archive = archive or open_archive(save_dir, format, target_success, target_failure)
-        self.recording = _Recording(env, env.num_envs, archive, reward_render_mode, cameras, keep_states)
+        self.recording = _Recording(
+            env, env.num_envs, archive, reward_render_mode, cameras, keep_states, only_at_rest
+        )
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._ended: BoolArray = np.zeros(env.num_envs, np.bool_)
 

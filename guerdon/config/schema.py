@@ -165,6 +165,9 @@ class CollectConfig:
     """The cameras to keep."""
     keep_states: bool = True
     """Keep state vectors beside the frames."""
+    only_at_rest: bool = False
+    """Render only where the robot stands still, and repeat that picture while it moves: rendering costs most,
+    and a reward model with `only_at_rest` never looks at the others."""
     resume: bool = False
     """Count the episodes that are in `save_dir` already towards the targets."""
 

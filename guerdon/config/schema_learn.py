@@ -166,6 +166,8 @@ class BCConfig:
     """Learning rate of Adam."""
     anneal_lr: bool = False
     """Let it fall to zero in a straight line."""
+    intended: bool = False
+    """Imitate what a scripted demonstrator meant to do, not what noise made of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,16 @@ from guerdon.store import EpisodeStore, detect_format
 from guerdon.store.atomic import write_atomic
 from guerdon.store.formats.npy_trajectory import read_directories
 from guerdon.store.summary import convert, write_all
-from guerdon.types import BoolArray, Fault, FrameBatch, IntArray, RewardLabels, UInt8Array, display_path
+from guerdon.types import (
+    BoolArray,
+    Episode,
+    Fault,
+    FrameBatch,
+    IntArray,
+    RewardLabels,
+    UInt8Array,
+    display_path,
+)
 
 log = logging.getLogger("guerdon")
 
@@ -208,7 +217,30 @@ def rows_of(store: EpisodeStore, episodes: IntArray, *, only_at_rest: bool = Fal
     mask = np.zeros(store.num_episodes, np.bool_)
     mask[episodes] = True
     rows = np.flatnonzero(mask[store.episode])
-    return rows[frames_at_rest(store)[rows]] if only_at_rest else rows
+    if only_at_rest:
+        return rows[frames_at_rest(store)[rows]]
+    check_store_shows_motion(store)
+    return rows
+
+
+def check_store_shows_motion(store: EpisodeStore) -> None:
+    """`check_motion_is_seen` for some episodes of a store."""
+    if store.at_rest() is not None and store.num_episodes:
+        for number in np.unique(np.linspace(0, store.num_episodes - 1, 64, dtype=np.int64)).tolist():
+            check_motion_is_seen(store.read_episode(number), store.path)
+
+
+def check_motion_is_seen(episode: Episode, path: Path | str) -> None:
+    """Refuse data of `collect.only_at_rest`, whose frames of a robot in motion show where it last stood."""
+    if episode.at_rest is None:
+        return
+    moving = 1 + np.flatnonzero(~episode.at_rest[1:])
+    pictures = episode.frames.values()
+    if len(moving) >= 5 and all(np.array_equal(part[moving], part[moving - 1]) for part in pictures):
+        raise DataError(
+            f"{display_path(path)} was rendered only where the robot stands still (collect.only_at_rest), so "
+            "that its frames serve reward models with reward.model.only_at_rest alone: collect anew"
+        )
 
 
 def frames_at_rest(store: EpisodeStore) -> BoolArray:

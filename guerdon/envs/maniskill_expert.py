@@ -18,14 +18,15 @@ LOUDEST = 0.25
 _MEMORY = 0.8
 """How much of the action noise lasts from one step to the next."""
 _NEVER = 10**6
+_ON_GOAL: FloatArray = np.zeros((1, 3), np.float32)
 
 
 class PickCubeExpert(ScriptedPolicy):
     """Picks the cube up, carries it to the goal and holds it there, from state vectors, for N environments.
 
     With `noise` 0 it rarely fails. A little (0.2) shakes the gripper on its way, for demonstrations that
-    have seen more than one path; more makes episodes go wrong in ways that teach a reward model something,
-    of which each episode draws its own:
+    have seen more than one path (`intended` is what it would have done there undisturbed); more makes
+    episodes go wrong in ways that teach a reward model something, of which each episode draws its own:
 
     - the cube is held still 3 to 7 cm off the goal, for a while or to the end;
     - the gripper never comes to rest at the goal;
@@ -40,19 +41,26 @@ class PickCubeExpert(ScriptedPolicy):
     def act(self, state: FloatArray) -> FloatArray:
         """Actions float32 [N, 4] for states float32 [N, 42]."""
         self._check_state(state, STATE_SIZE)
-        way, closing = self._plan(state)
+        self.intended = _command(*self._plan(state, _ON_GOAL))
+        off = self._offset * (self._misses | (self._steps < self._settle_step))[:, None]
+        way, closing = self._plan(state, off)
+        way = np.where(self._empty_handed[:, None], state[:, GOAL] + off - state[:, TCP], way)
+        closing = np.where(self._empty_handed, self._feigns, closing)
         # The shaking dies down where precision counts, at the cube and at the goal.
         fade = np.clip(np.abs(way).max(axis=1) / 0.06, np.where(self._restless, 0.5, 0.0), 1.0)
         shake = fade[:, None] * self._next_shake()
-        action = np.empty((len(state), 4), np.float32)
-        stopped = self._steps >= self._stop_step
-        action[:, :3] = np.where(stopped[:, None], 0.0, np.clip(0.8 * way / REACH + shake, -1.0, 1.0))
-        action[:, 3] = np.where(closing & (self._steps < self._drop_step), -1.0, 1.0)
+        action = _command(way, closing & (self._steps < self._drop_step), shake)
+        action[self._steps >= self._stop_step, :3] = 0.0
         self._steps += 1
         return action
 
-    def _plan(self, state: FloatArray) -> tuple[FloatArray, BoolArray]:
-        """Where the gripper should go, as vectors [N, 3] from where it is, and whether the fingers close."""
+    def _plan(self, state: FloatArray, off: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """Where the gripper should go, as vectors [N, 3] from where it is, and whether the fingers close.
+
+        Args:
+            state: float32 [N, 42].
+            off: [N, 3] or [1, 3], where the cube is carried to, seen from the goal.
+        """
         tcp, goal, cube = state[:, TCP], state[:, GOAL], state[:, CUBE]
         grasped = state[:, GRASPED] > 0.5
         # Towards the cube: from above, coming down as the fingers get into line.
@@ -61,21 +69,17 @@ class PickCubeExpert(ScriptedPolicy):
         closing = (sideways < 0.015) & (np.abs(to_cube[:, 2]) < 0.012)
         to_cube[:, 2] += np.clip(3.0 * (sideways - 0.01), 0.0, 0.08)
         # Towards the goal: over the table, not along it.
-        off = self._offset * (self._misses | (self._steps < self._settle_step))[:, None]
         to_goal = goal + off - cube
         floor = np.maximum(goal[:, 2] + off[:, 2], 0.02)
         across = np.abs(to_goal[:, :2]).max(axis=1)
         to_goal[:, 2] = floor + np.clip(across - 0.02, 0.0, 0.02) - cube[:, 2]
-        way = np.where(grasped[:, None], to_goal, to_cube)
-        empty = goal + off - tcp
-        way = np.where(self._empty_handed[:, None], empty, way)
-        return way, np.where(self._empty_handed, self._feigns, grasped | closing)
+        return np.where(grasped[:, None], to_goal, to_cube), grasped | closing
 
     def _allocate(self, num_envs: int) -> None:
         self._episodes = np.zeros(num_envs, np.int64)
         self._steps = np.zeros(num_envs, np.int64)
         self._shake = np.zeros((num_envs, 3))
-        self._offset = np.zeros((num_envs, 3))
+        self._offset = np.zeros((num_envs, 3), np.float32)
         self._settle_step, self._stop_step, self._drop_step = np.zeros((3, num_envs), np.int64)
         self._misses, self._restless, self._empty_handed, self._feigns = np.zeros((4, num_envs), np.bool_)
         self._rngs: list[np.random.Generator] = [np.random.default_rng(0)] * num_envs
@@ -104,3 +108,11 @@ class PickCubeExpert(ScriptedPolicy):
         fresh = np.stack([rng.standard_normal(3) for rng in self._rngs])
         self._shake = _MEMORY * self._shake + np.sqrt(1.0 - _MEMORY**2) * fresh
         return (min(self.noise, LOUDEST) * self._shake).astype(np.float32)
+
+
+def _command(way: FloatArray, closing: BoolArray, shake: FloatArray | float = 0.0) -> FloatArray:
+    """Actions float32 [N, 4] that go most of the `way` [N, 3] in a step, as far as the arm is fast enough."""
+    action = np.empty((len(way), 4), np.float32)
+    action[:, :3] = np.clip(0.8 * way / REACH + shake, -1.0, 1.0)
+    action[:, 3] = np.where(closing, -1.0, 1.0)
+    return action

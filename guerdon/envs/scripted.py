@@ -21,6 +21,8 @@ class ScriptedPolicy(ABC):
 
     _episodes: Any
     """int [N], how many episodes have ended in each."""
+    intended: FloatArray | None = None
+    """float32 [N, A]; what the last `act` would have been without noise, where the policy tells."""
 
     def __init__(self, noise: float = 0.0, seed: int = 0) -> None:
         if not 0.0 <= noise <= 2.0:

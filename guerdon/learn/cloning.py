@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from guerdon.config import BCConfig
 from guerdon.errors import DataError
 from guerdon.learn.networks import Obs, ObsSpec, num_rows
-from guerdon.learn.recorded import open_demonstrations
+from guerdon.learn.recorded import Demonstration, open_demonstrations
+from guerdon.types import FloatArray, display_path
 
 
 class Imitator(Protocol):
@@ -106,13 +107,17 @@ def num_updates(count: int, cfg: BCConfig) -> int:
     return max(cfg.epochs * -(-count // cfg.batch_size), 1)
 
 
-def demonstrations(path: Path | str, spec: ObsSpec, control_mode: str | None = None) -> tuple[Obs, Tensor]:
+def demonstrations(
+    path: Path | str, spec: ObsSpec, control_mode: str | None = None, *, intended: bool = False
+) -> tuple[Obs, Tensor]:
     """What was done in the successful, complete episodes of a data set; see `open_demonstrations`.
 
     Args:
         path: a data set in any format that keeps actions and what the policy observes.
         spec: what the policy observes; states and cameras of the data must fit it.
         control_mode: see `open_demonstrations`.
+        intended: what was meant to be done instead, without the noise of the demonstrator; data that does not
+            tell is refused.
 
     Returns:
         `state` float32 [M, S] and camera -> uint8 [M, H, W, C], as far as the policy observes them, and
@@ -120,5 +125,14 @@ def demonstrations(path: Path | str, spec: ObsSpec, control_mode: str | None = N
     """
     with open_demonstrations(path, spec, control_mode) as shown:
         obs = {name: np.concatenate([item.obs[name] for item in shown]) for name in shown[0].obs}
-        actions = np.concatenate([item.actions for item in shown])
+        actions = np.concatenate([_meant(item, path) if intended else item.actions for item in shown])
     return {name: torch.from_numpy(part) for name, part in obs.items()}, torch.from_numpy(actions)
+
+
+def _meant(item: Demonstration, path: Path | str) -> FloatArray:
+    if item.intended is None:
+        raise DataError(
+            f"{display_path(path)} does not tell what the demonstrator meant to do, which "
+            "learner.warm_start.intended asks for: only a scripted policy does, in the native format"
+        )
+    return item.intended

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.datasets.frames import open_store
+from guerdon.datasets.frames import check_motion_is_seen, open_store
 from guerdon.errors import DataError
 from guerdon.learn.networks import STATE, ObsSpec
 from guerdon.store import EpisodeStore
@@ -29,6 +29,8 @@ class Demonstration:
     """`state` -> float32 [M, S], camera -> uint8 [M, H, W, C]; what each action was chosen in."""
     actions: FloatArray
     """float32 [M, A]."""
+    intended: FloatArray | None
+    """float32 [M, A]; the same without the noise of the demonstrator, where the data tells."""
     reached: dict[str, NDArray[np.generic]]
     """Like `obs`; what each action led to."""
     first: int
@@ -85,6 +87,8 @@ def _check_control_mode(store: EpisodeStore, path: Path | str, wanted: str | Non
 def _demonstration(episode: Episode, spec: ObsSpec, path: Path | str) -> Demonstration:
     if episode.actions is None:
         raise DataError(f"{display_path(path)} has no actions to learn from")
+    if spec.images:
+        check_motion_is_seen(episode, path)
     first = 1 if spec.images or (spec.state_size and episode.initial_state is None) else 0
     obs: dict[str, NDArray[np.generic]] = {name: episode.frames[name][:-1] for name, _ in spec.images}
     reached: dict[str, NDArray[np.generic]] = {name: episode.frames[name][1:] for name, _ in spec.images}
@@ -93,7 +97,12 @@ def _demonstration(episode: Episode, spec: ObsSpec, path: Path | str) -> Demonst
         start = len(states) - 1 - len(episode.actions[first:])
         obs[STATE], reached[STATE] = states[start:-1], states[start + 1 :]
     return Demonstration(
-        obs=obs, actions=episode.actions[first:], reached=reached, first=first, episode=episode
+        obs=obs,
+        actions=episode.actions[first:],
+        intended=None if episode.intended is None else episode.intended[first:],
+        reached=reached,
+        first=first,
+        episode=episode,
     )
 
 

@@ -74,5 +74,7 @@ def collect_clone(
     policy = make_learner(learner, observations, actions, seed)
     if not isinstance(policy, PPO):
         raise ConfigError("only a policy of PPO can be cloned")
-    clone(policy.actor, demonstrations(demos, ObsSpec.of(observations)), learner.warm_start, seed)
+    section = learner.warm_start
+    shown = demonstrations(demos, ObsSpec.of(observations), intended=section.intended)
+    clone(policy.actor, shown, section, seed)
     return collect(env, cfg, seed=seed, policy=LearnerPolicy(policy, actions))

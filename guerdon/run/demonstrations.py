@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.config import RewardConfig
+from guerdon.datasets.frames import check_motion_is_seen
 from guerdon.errors import DataError
 from guerdon.images import stack_episode
 from guerdon.learn.networks import ObsSpec
@@ -45,6 +46,8 @@ def fill_with_demonstrations(
     with open_demonstrations(path, spec, control_mode) as shown:
         replay = make_replay(1, sum(map(len, shown)), seed)
         for item in shown:
+            if rewards is not None and not rewards.facts.contract.only_at_rest:
+                check_motion_is_seen(item.episode, path)
             _add(replay, item, rewards, cfg)
     return replay
 

@@ -244,7 +244,10 @@ class EmbodiedRunner:
         if isinstance(learner, DQN):
             raise ConfigError("learner.warm_start is for ppo and sac, not for dqn")
         shown = demonstrations(
-            Path(str(section.data)), ObsSpec.of(self.spaces[0]), self.envs.facts.control_mode
+            Path(str(section.data)),
+            ObsSpec.of(self.spaces[0]),
+            self.envs.facts.control_mode,
+            intended=section.intended,
         )
         if isinstance(learner, PPO):
             outcome = clone(learner.actor, shown, section, self.config.seed)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from guerdon.config import RewardConfig, RewardModelConfig
 from guerdon.datasets import RewardDataset, audit
-from guerdon.datasets.frames import frames_at_rest, open_store, rows_of, split_store
+from guerdon.datasets.frames import check_store_shows_motion, frames_at_rest, open_store, rows_of, split_store
 from guerdon.errors import ConfigError, DataError
 from guerdon.fit.calibrate import Calibration
 from guerdon.fit.metrics import Scores, summarize
@@ -57,6 +57,8 @@ class ScoredData:
         self.prob_success: FloatArray = np.concatenate(parts)
         if self.contract.only_at_rest:
             self.prob_success[~frames_at_rest(self.store)] = 0.0
+        else:
+            check_store_shows_motion(self.store)
 
     def scores(self) -> Scores:
         """For the metrics."""

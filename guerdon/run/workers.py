@@ -114,6 +114,7 @@ class EnvWorker:
                 cameras=collect.cameras,
                 format=collect.format,
                 keep_states=collect.keep_states,
+                only_at_rest=collect.only_at_rest,
             )
         section = reward.data_collection
         self._collector: RewardDataCollector | None = None

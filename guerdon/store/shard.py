@@ -34,7 +34,7 @@ INDEX = "index.parquet"
 SCHEMA = "shard.json"
 LOCK = "writer.lock"
 
-VECTORS = ("actions", "states", "initial_state")
+VECTORS = ("actions", "intended", "states", "initial_state")
 """Vector fields of an episode, each a raw float32 file; `initial_state` has one row per episode."""
 SCALARS: Mapping[str, Any] = {
     "env_rewards": np.float32,

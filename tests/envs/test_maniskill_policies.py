@@ -14,7 +14,7 @@ from guerdon.collect.wrapper import VectorDataCollectorWrapper
 from guerdon.config import CollectConfig, EnvConfig
 from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.envs.maniskill import ManiSkillVectorEnv
-from guerdon.envs.maniskill_expert import CUBE, GOAL, LOUDEST, PickCubeExpert
+from guerdon.envs.maniskill_expert import CUBE, GOAL, GRASPED, LOUDEST, PickCubeExpert
 from guerdon.envs.maniskill_planner import MotionPlanner
 from guerdon.errors import ConfigError, DataError
 from guerdon.store import EpisodeStore
@@ -60,6 +60,19 @@ def test_noise_shakes_first_and_then_spoils(pickcube):
     assert near_misses.mean() >= 0.1  # held beside the goal: what a reward model has to tell apart
 
 
+def test_a_noisy_script_tells_what_it_means():
+    """What a script without noise would do, in whatever state noise and bad habits have brought it to."""
+    rng = np.random.default_rng(0)
+    wild, clean, differ = PickCubeExpert(1.0, seed=3), PickCubeExpert(0.0), []
+    for _ in range(40):
+        states = rng.uniform(-0.1, 0.1, (16, 42)).astype(np.float32)
+        states[:, GRASPED] = np.arange(16) % 2
+        done, meant = wild.act(states), clean.act(states)
+        np.testing.assert_allclose(wild.intended, meant, atol=1e-5)
+        differ.append(np.abs(done - meant).max(axis=1) > 0.01)
+    assert np.mean(differ) > 0.5
+
+
 def test_what_the_expert_does_follows_from_its_seed():
     states = np.random.default_rng(0).uniform(-0.1, 0.1, (3, 42)).astype(np.float32)
     runs = [
@@ -93,6 +106,8 @@ def test_demonstrations_are_collected_like_everything_else(tmp_path):
     assert episode.success and episode.labels[-1] == 1.0
     assert episode.frames["base_camera"].shape == (1, 32, 32, 3)  # on demand: the end of the episode alone
     assert episode.states is not None and episode.states.shape == (1, 42)
+    assert episode.intended is not None and episode.actions is not None
+    assert episode.intended.shape == episode.actions.shape == (1, 4)
 
 
 def test_policies_that_do_not_fit_the_task(tmp_path):

@@ -172,6 +172,20 @@ def test_each_action_stands_beside_the_state_it_was_chosen_in(tmp_path: Path):
     assert torch.equal(obs["state"][:, 0], actions[:, 0])
 
 
+def test_what_was_meant_is_cloned_instead_if_asked_for(tmp_path: Path):
+    meant = 100.0 + np.arange(5, dtype=np.float32)[:, None]
+    path = write(tmp_path / "data", episode(5, intended=meant), episode(5, intended=meant))
+    obs, actions = demonstrations(path, ObsSpec(state_size=4), intended=True)
+    assert actions[:, 0].tolist() == [100, 101, 102, 103, 104] * 2
+    assert torch.equal(obs["state"][:, 0] + 100.0, actions[:, 0])
+    assert demonstrations(path, ObsSpec(state_size=4))[1][:, 0].tolist() == [0, 1, 2, 3, 4] * 2
+    both = ObsSpec(state_size=4, images=(("camera", (16, 16, 3)),))
+    assert demonstrations(path, both, intended=True)[1][:, 0].tolist() == [101, 102, 103, 104] * 2
+    write(path, episode(3))  # does not tell
+    with pytest.raises(DataError, match=r"what the demonstrator meant.*learner\.warm_start\.intended"):
+        demonstrations(path, ObsSpec(state_size=4), intended=True)
+
+
 def test_without_an_initial_state_the_first_action_is_left_out(tmp_path: Path):
     path = write(tmp_path / "data", episode(5, initial_state=None))
     obs, actions = demonstrations(path, ObsSpec(state_size=4))

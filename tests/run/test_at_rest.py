@@ -11,6 +11,8 @@ from guerdon.config import CollectConfig, EnvConfig, FitConfig, RewardConfig, Re
 from guerdon.envs import TabletopVectorEnv
 from guerdon.errors import ConfigError, DataError
 from guerdon.fit.fit import fit_reward_model
+from guerdon.learn.cloning import demonstrations
+from guerdon.learn.networks import ObsSpec
 from guerdon.models import Contract, build_model, save_checkpoint
 from guerdon.run.judge import ScoredData
 from guerdon.run.train import train
@@ -23,14 +25,18 @@ from tests.run.short_runs import SAC, lines, make_runner
 SMALL = {"arch": "resnet10", "width": 4, "image_size": (3, 24, 24), "hidden_dim": 8}
 
 
-@pytest.fixture(scope="module")
-def resting(tmp_path_factory):
-    """An untrained model that fires on every frame it is shown."""
+def untrained(folder, **settings):
+    """A model that fires on every frame it is shown."""
     torch.manual_seed(0)
-    model = build_model(RewardModelConfig(only_at_rest=True, **SMALL)).eval()
+    model = build_model(RewardModelConfig(**settings, **SMALL)).eval()
     sizes = {"base_camera": (*SIZE, 3)}
     contract = replace(Contract.of(model, frame_sizes=sizes), threshold=0.0, data_hash="test")
-    return save_checkpoint(tmp_path_factory.mktemp("resting") / "model", model, contract)
+    return save_checkpoint(folder / "model", model, contract)
+
+
+@pytest.fixture(scope="module")
+def resting(tmp_path_factory):
+    return untrained(tmp_path_factory.mktemp("resting"), only_at_rest=True)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +72,39 @@ def test_a_fit_looks_at_frames_at_rest_alone(data, tmp_path):
     scored = ScoredData(data, rest.checkpoint, precision="fp32", copy=tmp_path)
     assert (scored.prob_success[~store.at_rest()] == 0.0).all()
     assert (scored.prob_success[store.at_rest()] > 0.0).any()
+
+
+def test_motion_need_not_be_rendered(settings, data, tmp_path):
+    """The same episodes, with pictures of robots at rest alone; what needs the others refuses them."""
+    env = EnvConfig(num_envs=8, init_params={"image_size": [24, 24]})
+    cfg = CollectConfig(
+        save_dir=str(tmp_path / "some"), policy="scripted", policy_noise=0.5, target_success=12,
+        target_failure=12, only_at_rest=True,
+    )  # fmt: skip
+    collect(env, cfg, seed=3)
+    whole, some = EpisodeStore(data), EpisodeStore(tmp_path / "some")
+    rest = some.at_rest()
+    assert rest is not None and np.array_equal(some.labels, whole.labels)
+    rows, first = np.arange(some.num_frames), some.step == 0
+    same = (some.frames("base_camera", rows) == whole.frames("base_camera", rows)).all(axis=(1, 2, 3))
+    assert same[rest | first].all() and not same.all()
+    kept = np.maximum.accumulate(np.where(rest | first, rows, 0))  # the last picture that was taken
+    np.testing.assert_array_equal(some.frames("base_camera", rows), whole.frames("base_camera", kept))
+    fit = replace(FitConfig(), epochs=1, data=replace(FitConfig().data, path=str(tmp_path / "some")))
+    fitted = fit_reward_model(RewardModelConfig(only_at_rest=True, **SMALL), fit, folder=tmp_path / "resting")
+    assert fitted.metrics["num_frames"] > 0
+    with pytest.raises(DataError, match=r"collect\.only_at_rest"):
+        fit_reward_model(RewardModelConfig(**SMALL), fit, folder=tmp_path / "fit")
+    seen = ObsSpec(state_size=0, images=(("base_camera", (24, 24, 3)),))
+    with pytest.raises(DataError, match=r"collect\.only_at_rest"):
+        demonstrations(tmp_path / "some", seen)
+    assert len(demonstrations(data, seen)[1])
+    plain = untrained(tmp_path)
+    with pytest.raises(DataError, match=r"collect\.only_at_rest"):
+        ScoredData(tmp_path / "some", plain, precision="fp32", copy=tmp_path)
+    more = [*SAC, f"reward.model.checkpoint_path={plain}", f"learner.sac.prior_data={tmp_path / 'some'}"]
+    with pytest.raises(DataError, match=r"collect\.only_at_rest"):
+        make_runner(settings, tmp_path, more)
 
 
 def test_data_that_does_not_tell_is_refused(data, tmp_path):

@@ -23,6 +23,7 @@ def make(seed=0, steps=5, success=None, size=(8, 6), **changes):
         "labels": labels,
         "success": bool(labels.any()) if success is None else success,
         "actions": rng.random((steps, 4), np.float32),
+        "intended": rng.random((steps, 4), np.float32),
         "states": rng.random((steps, 7), np.float32),
         "initial_state": rng.random(7, np.float32),
         "env_rewards": rng.random(steps, np.float32),
@@ -40,7 +41,7 @@ def assert_same(left: Episode, right: Episode) -> None:
     assert left.frames.keys() == right.frames.keys()
     for name in left.frames:
         np.testing.assert_array_equal(left.frames[name], right.frames[name])
-    for name in ("labels", "actions", "states", "initial_state", "env_rewards"):
+    for name in ("labels", "actions", "intended", "states", "initial_state", "env_rewards"):
         np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
     for name in ("terminated", "truncated", "is_grasped"):
         np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
