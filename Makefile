@@ -7,7 +7,7 @@ STAMP := $(VENV)/.guerdon-setup
 SIM_STAMP := $(VENV)/.guerdon-setup-sim
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sim demo browser test lint bench docs clean
+.PHONY: help setup setup-sim demo browser test test-realtime lint bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -37,7 +37,11 @@ browser:  ## the browser that the tests open pages with
 	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends chromium; }
 
 test: $(STAMP) browser setup-sim  ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not bench'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not bench and not realtime'
+
+test-realtime: $(STAMP)  ## the driver over franky-control, on a quiet machine
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[franky]' franky-sim
+	$(BIN)/python -m pytest -m realtime
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

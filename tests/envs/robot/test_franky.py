@@ -1,6 +1,6 @@
 """The franky driver on franky-sim, which speaks the network protocol of a Franka arm.
 
-Run it where both packages are: `pip install franky-control franky-sim`.
+`make test-realtime` installs both packages and runs it.
 """
 
 import time
@@ -17,12 +17,12 @@ from guerdon.envs.robot.poses import pose6
 from guerdon.errors import RobotError, RobotUnreachableError
 from tests.envs.robot.test_cameras import Stream
 
-pytest.importorskip("franky")
-franky_sim = pytest.importorskip("franky_sim")
+pytestmark = pytest.mark.realtime
 
 
 @pytest.fixture
 def arm_ip():
+    import franky_sim
     from franky_sim.mujoco_simulator import MujocoSimulator
 
     with MujocoSimulator() as simulator:
