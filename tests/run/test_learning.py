@@ -31,7 +31,7 @@ def demo(tmp_path_factory):
     torch.set_num_threads(1)
     output = tmp_path_factory.mktemp("demo")
     cameras = "collect.cameras=[base_camera,wrist_camera]"
-    briefly = ["learner.total_steps=48_000", "fit.epochs=4", "fit.data.num_samples_per_episode=12"]
+    briefly = ["learner.total_steps=48_000", "fit.epochs=4"]
     summary, _ = run_demo([f"runner.output_dir={output}", *briefly, cameras])
     return summary, Path(summary["folder"])
 
