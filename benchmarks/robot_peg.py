@@ -154,7 +154,7 @@ def measure(
             obs, _ = env.reset(seed=seed + episode)
             over, steps = False, 0
             while not over:
-                batch = {name: np.asarray(part)[None] for name, part in obs.items()}
+                batch = {name: np.array(part)[None] for name, part in obs.items()}
                 action = saved.learner.act(batch, deterministic=True)[0]
                 obs, _, terminated, truncated, _ = env.step(action)
                 over, steps = terminated or truncated, steps + 1

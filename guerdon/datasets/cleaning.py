@@ -33,6 +33,8 @@ MAX_AGE = 0.25
 """Seconds; an older picture shows what was before the action."""
 MIN_SHARPNESS = 0.25
 """Below this share of its camera's median sharpness a picture is blurred."""
+MIN_VAL_EPISODES = 2
+"""A fit wants so many at least; of a small recording a larger share is taken for them."""
 REASONS = ("doubtful", "stale", "duplicate", "blurred", "before_motion", "still")
 """Why frames are left out, in the order in which it is asked."""
 _ARRAYS = ("labels", "actions", "states", "env_rewards", "terminated", "truncated", "is_grasped", "at_rest")
@@ -209,7 +211,7 @@ def select(episode: Episode, keep: BoolArray) -> Episode:
 def _split(episodes: Sequence[Episode], val_fraction: float, seed: int) -> list[Episode]:
     """Whole episodes to train and to validate with; those that resemble each other stay together.
 
-    None is declared where there are too few successes for both sides: fitting then says what it lacks.
+    None is declared where there are too few for both sides: fitting then says what it lacks.
     """
     if sum(episode.success and episode.complete for episode in episodes) < 2:
         return list(episodes)
@@ -220,9 +222,13 @@ def _split(episodes: Sequence[Episode], val_fraction: float, seed: int) -> list[
         cells.append(grey_cells(frames[sampled_steps(len(frames))]))
     group = groups(len(whole), near_duplicates(np.stack(cells)))
     success = np.array([episodes[number].success for number in whole])
-    fractions = {"train": 1.0 - val_fraction, "val": val_fraction}
-    parts = split_episodes(success, group, fractions=fractions, seed=seed)
-    if not all(success[numbers].any() for numbers in parts.values()):  # all successes look alike
+    for share in (val_fraction, *(more for more in (0.3, 0.4, 0.5) if more > val_fraction)):
+        fractions = {"train": 1.0 - share, "val": share}
+        parts = split_episodes(success, group, fractions=fractions, seed=seed)
+        both = all(success[numbers].any() for numbers in parts.values())
+        if both and len(parts["val"]) >= MIN_VAL_EPISODES:
+            break
+    else:  # so few episodes, or such as all look alike
         return list(episodes)
     chosen = {whole[place] for place in parts["val"].tolist()}
     return [

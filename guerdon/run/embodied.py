@@ -197,6 +197,8 @@ class EmbodiedRunner:
                     bar.set_postfix_str(_postfix(metrics), refresh=False)
                     if _due(before, step, cfg.save_interval) or step >= cfg.total_steps or stopped:
                         self._save(step)
+                if self.config.env.train.env_type == "robot":
+                    self.envs.close()  # an arm and its cameras can be held by one at a time
                 result, films = self._evaluate(cfg.eval_episodes, NUM_FILMS)
                 logs.write(self.loop.env_steps, result.metrics())
             self.envs.close()

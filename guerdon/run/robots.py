@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from guerdon.config import GuerdonConfig
+from guerdon.config import EnvConfig, GuerdonConfig
 from guerdon.config.schema_robot import RobotEnvConfig
 from guerdon.envs.robot.env import STATE_NAMES
 from guerdon.envs.robot_vector import control_mode, robot_config
@@ -37,6 +37,8 @@ def fit_for_robots(config: GuerdonConfig) -> GuerdonConfig:
     told = {**train.override_cfg, "standalone": config.reward.standalone}
     train = replace(train, override_cfg=told)
     robot = robot_config(train)
+    if train.id == EnvConfig().id:  # what a run is called by, if nobody gave it a name
+        train = replace(train, id=f"robot {robot.driver}")
     _check_cameras(config, robot)
     for place in (cfg.sac.prior_data, cfg.warm_start.data):
         if place is not None:

@@ -144,6 +144,14 @@ def test_splits_are_whole_episodes_with_successes_on_both_sides(tmp_path, capsys
     assert json.loads((tmp_path / "collected_data_report.json").read_text())["num_episodes"] == 12
 
 
+@pytest.mark.parametrize("count", [4, 7])
+def test_small_recordings_have_enough_to_validate_with(tmp_path, count):
+    items = [recorded("0" * 6 + "1" * 6, seed=seed) for seed in range(count)]
+    report = process(write(tmp_path / "data.pkl", items), tmp_path / "out")
+    assert report.splits["val"] == 2
+    assert report.splits["train"] == count - 2
+
+
 def test_bad_recordings_are_refused_before_anything_is_written(tmp_path):
     place = write(tmp_path / "data.pkl", [recorded("0" * 8), recorded("00110011", seed=1)])
     with pytest.raises(DataError, match="2 episodes and no success"):

@@ -129,13 +129,18 @@ def rows(buffer):
     return {name: ring[:count, 0] for name, ring in {**buffer._steps, **buffer._obs}.items()}
 
 
-def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fitted, tmp_path):
+def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fitted, tmp_path, monkeypatch):
     helped = ["env.train.operator=scripted", "env.train.operator_params.intervene_rate=0.8"]
     (tmp_path / "run").mkdir()
     runner = EmbodiedRunner(config(robot, fitted, tmp_path / "run", *helped), tmp_path / "run")
     arm = runner.env_worker.env.unwrapped.arm
     robot.world.set_box(*arm.config.box)
+    held_by = []
+    measure = runner._evaluate
+    monkeypatch.setattr(runner, "_evaluate", lambda *more: held_by.append(arm._closed) or measure(*more))
     summary = runner.run()
+    assert held_by == [True]  # the arm was let go of before somebody else took it
+    assert summary["env"] == "robot serl_http"
     loop = runner.loop
     held, threshold = rows(loop.replay.parts[0]), runner.rewards.facts.threshold
     fires = held["prob_success"] > threshold

@@ -37,21 +37,22 @@ class ScriptedOperator:
         self._config, self._noise, self._failure_rate = config, noise, failure_rate
         self._intervene_rate, self._press_keys, self._height = intervene_rate, press_keys, approach_height
         self._rng = np.random.default_rng(seed)
+        self._plans = np.random.default_rng([seed, 1])  # apart: the clock decides on steps
         self._target: Vector = np.asarray(config.target_ee_pose, np.float64)
         self._keys: list[str] = []
         self.begin_episode()
 
     def begin_episode(self) -> None:
         """Decide how this one shall go."""
-        self.will_fail = bool(self._rng.random() < self._failure_rate)
+        self.will_fail = bool(self._plans.random() < self._failure_rate)
         self._goal = self._target.copy()
         self._steps = self._held = 0
         self._keys = []
         if self.will_fail:
-            angle, away = self._rng.uniform(0.0, 2.0 * np.pi), self._rng.uniform(0.01, 0.03)
+            angle, away = self._plans.uniform(0.0, 2.0 * np.pi), self._plans.uniform(0.01, 0.03)
             self._goal[:2] += away * np.array([np.cos(angle), np.sin(angle)])
-            if self._rng.random() < 0.3:
-                self._goal[2] += self._height + self._rng.uniform(0.0, 0.02)
+            if self._plans.random() < 0.3:
+                self._goal[2] += self._height + self._plans.uniform(0.0, 0.02)
 
     def read(self, state: RobotState) -> Intervention | None:
         """The next bit of the way."""
