@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 SHORTENED = "howto-"
-"""Pages of commands that take hours: `tests/run/test_maniskill_documents.py` runs them shortened."""
+"""Pages of commands that take hours; `test_maniskill_documents.py` and `tests/robot/` run them shortened."""
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.M | re.S)
 ELSEWHERE = ("make ", "git ", "cd ", "pip ", ".venv/bin/pre-commit ")
 """Commands that other tests and CI itself run, or that only make sense in a clone."""

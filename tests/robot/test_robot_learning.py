@@ -191,8 +191,18 @@ def test_what_cannot_work_is_refused(robot, fitted, tmp_path, more, error, messa
     assert robot.world.record.commands == 0  # before anything moves
 
 
-def test_the_pages_training_command_says_what_is_missing(robot, fitted):
+def test_the_pages_training_command_trains_and_goes_on_after_a_stop(robot, fitted):
     work = fitted.parent.parent
+    small = [item for item in overrides(robot, fitted, "logs/first") if ".url=" not in item]
+    said = run_page_command("run_realworld_async.sh", work, robot, small).stdout
+    assert "reward       learned (replace)" in said
+    more = [item for item in small if "log_path" not in item]
+    more += ["runner.logger.log_path=logs/more", "runner.resume_dir=logs/first", "learner.total_steps=600"]
+    told = run_page_command("run_realworld_async.sh", work, robot, [*more, "learner.eval_interval=600"])
+    assert "resumed from logs/first at step 512" in told.stderr
+    summary = json.loads((work / "logs" / "more" / "summary.json").read_text())
+    assert summary["env_steps"] == 1024 and summary["env"] == "robot serl_http"
+
     result = run_page_command("run_realworld_async.sh", work, robot, ["learner.eval_interval=7"], code=2)
     assert "the one arm is in use" in result.stderr
 
