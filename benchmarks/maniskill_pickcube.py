@@ -323,7 +323,7 @@ def summary(bench: Bench) -> dict[str, float]:
     numbers["core_seconds"] = sum(done[name]["core_seconds"] for name in RECIPE)
     for name in RECIPE:
         numbers[f"seconds_{name}"] = done[name]["seconds"]
-    collected = sum(done[name]["result"]["env_steps"] for name in ("demos", "tried", "seen"))
+    collected = sum(done[name]["result"]["env_steps"] for name in ("demos", "cloned", "tried", "seen"))
     numbers["train_steps"] = step_count(bench.folder / "trained")
     numbers["env_steps"] = collected + numbers["train_steps"]
     numbers["judge_ms"] = done["judging"]["result"]["ms"]
