@@ -1,4 +1,4 @@
-"""Two test processes share two cores: one thread each, in what they start too."""
+"""Three test processes share two cores, as some of them wait: one thread each, in what they start too."""
 
 import os
 import signal

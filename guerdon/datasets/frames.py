@@ -231,12 +231,17 @@ def check_store_shows_motion(store: EpisodeStore) -> None:
 
 
 def check_motion_is_seen(episode: Episode, path: Path | str) -> None:
-    """Refuse data of `collect.only_at_rest`, whose frames of a robot in motion show where it last stood."""
+    """Refuse data of `collect.only_at_rest`, whose frames of a robot in motion show where it last stood.
+
+    Where nothing ever changes it is the camera that does not look; the audit says so.
+    """
     if episode.at_rest is None:
         return
     moving = 1 + np.flatnonzero(~episode.at_rest[1:])
     pictures = episode.frames.values()
-    if len(moving) >= 5 and all(np.array_equal(part[moving], part[moving - 1]) for part in pictures):
+    changes = any(bool((part != part[:1]).any()) for part in pictures)
+    same = changes and all(np.array_equal(part[moving], part[moving - 1]) for part in pictures)
+    if len(moving) >= 5 and same:
         raise DataError(
             f"{display_path(path)} was rendered only where the robot stands still (collect.only_at_rest), so "
             "that its frames serve reward models with reward.model.only_at_rest alone: collect anew"

@@ -7,7 +7,6 @@ logging, schedule, saving), so that a model is one short file: its formula, its 
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -141,9 +140,12 @@ class ZooModel(BaseRewardModel):
         """What a round of gradient steps takes; for models that draw for all of them at once."""
         return (self.draw() for _ in range(num_updates))
 
-    @abstractmethod
     def score(self, batch: Transitions) -> Tensor:
-        """Rewards of transitions, float32 [*L]; changes nothing."""
+        """Rewards of transitions, float32 [*L], or of streams that begin here; changes nothing."""
+        if self.scores == "rows":
+            raise NotImplementedError(f"{type(self).__name__} has no method score")
+        streams = batch.streams()
+        return self.score_stream(streams, self.begin(streams.shape[1]))[0].view(batch.shape)
 
     def begin(self, num_streams: int) -> Memory:
         """What to remember where N episodes begin; of models that score streams."""

@@ -37,11 +37,6 @@ class NoiseReward(ZooModel):
         """Steps so far, int64 [N]."""
         return torch.zeros(num_streams, dtype=torch.int64, device=self.device)
 
-    def score(self, batch: Transitions) -> Tensor:
-        """Rewards of streams [T] or [T, N] that begin here."""
-        streams = batch.streams()
-        return self.score_stream(streams, self.begin(streams.shape[1]))[0].view(batch.shape)
-
     def score_stream(self, batch: Transitions, memory: Memory) -> tuple[Tensor, Memory]:
         """A rapid wave over steps and observations, within -1 and 1, [T, N]."""
         flat, count = batch.flat(), batch.shape[0]

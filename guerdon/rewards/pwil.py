@@ -78,11 +78,6 @@ class PWIL(ZooModel):
         atoms = self._demonstrated()
         return torch.full((num_streams, len(atoms)), self._steps, device=self.device)
 
-    def score(self, batch: Transitions) -> Tensor:
-        """Rewards of streams [T] or [T, N] in order, whose first rows begin episodes."""
-        streams = batch.streams()
-        return self.score_stream(streams, self.begin(streams.shape[1]))[0].view(batch.shape)
-
     def score_stream(self, batch: Transitions, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Rewards [T, N] of streams that go on with the masses of `memory`, and the masses left after."""
         atoms, left = self._demonstrated(), memory.clone()

@@ -30,9 +30,8 @@ def demo(tmp_path_factory):
     """What `make demo` does, with half the steps and fewer epochs: its summary and its folder."""
     torch.set_num_threads(1)
     output = tmp_path_factory.mktemp("demo")
-    cameras = "collect.cameras=[base_camera,wrist_camera]"
     briefly = ["learner.total_steps=48_000", "fit.epochs=4"]
-    summary, _ = run_demo([f"runner.output_dir={output}", *briefly, cameras])
+    summary, _ = run_demo([f"runner.output_dir={output}", *briefly])
     return summary, Path(summary["folder"])
 
 
@@ -65,16 +64,6 @@ def on_learned_reward(folder, name, *more):
         f"learner.warm_start.data={folder / 'data'}",
     ]
     return load_config(name, [*settings, *more])
-
-
-def test_a_policy_on_images_learns_from_the_learned_reward_alone(demo, tmp_path):
-    more = ["learner.total_steps=3200", "learner.warm_start.epochs=6", "learner.eval_episodes=200"]
-    summary = EmbodiedRunner(on_learned_reward(demo[1], "train_rgb", *more), tmp_path).run()
-    assert summary["episodes"] >= 200
-    assert summary["success_rate"] >= 0.7  # 160,000 steps come to 90%: benchmarks/bench_images
-    assert summary["alarms"] == []
-    # Cloning alone gives as much, 84.5%, and so few steps do not move it, not even with the reward turned
-    # round (82.5%): that the reward steers is shown below, on states, where a few iterations suffice.
 
 
 def test_the_learned_reward_steers_the_policy(demo, tmp_path):

@@ -68,8 +68,9 @@ class Recorded:
 
 def read_recorded(path: Path) -> Iterator[Recorded | Fault]:
     """The episodes of a `data.pkl` as they were recorded."""
-    path = _file(Path(path))
+    given, path = Path(path), _file(Path(path))
     if not _parts(path):
+        existing(given)
         existing(path)
     parts = attempt(path, lambda: list(_split(_load(path))))
     if isinstance(parts, Fault):
