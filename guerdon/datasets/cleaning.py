@@ -37,7 +37,17 @@ MIN_VAL_EPISODES = 2
 """A fit wants so many at least; of a small recording a larger share is taken for them."""
 REASONS = ("doubtful", "stale", "duplicate", "blurred", "before_motion", "still")
 """Why frames are left out, in the order in which it is asked."""
-_ARRAYS = ("labels", "actions", "states", "env_rewards", "terminated", "truncated", "is_grasped", "at_rest")
+_ARRAYS = (
+    "labels",
+    "actions",
+    "intended",
+    "states",
+    "env_rewards",
+    "terminated",
+    "truncated",
+    "is_grasped",
+    "at_rest",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """A robot's recording becomes data for a reward model: what is left out and why, labels, splits, audit."""
 
+import dataclasses
 import json
 import pickle
 
@@ -9,7 +10,7 @@ import torch
 
 from guerdon.cli import main
 from guerdon.collect.labelling import label_by_hold
-from guerdon.datasets.cleaning import process, sharpness
+from guerdon.datasets.cleaning import process, select, sharpness
 from guerdon.errors import DataError
 from guerdon.store import EpisodeStore
 from guerdon.store.formats.realworld_pkl import Recorded, read_recorded, to_transitions
@@ -183,3 +184,31 @@ def test_recordings_of_others_have_their_rewards_as_labels(tmp_path):
     assert first.labels.tolist() == [0, 1, 1]
     process(tmp_path / "data.pkl", tmp_path / "all", keep_stationary=True)
     assert EpisodeStore(tmp_path / "all").num_frames == 5
+
+
+def test_selecting_steps_cuts_every_part_of_an_episode():
+    """Also those that are added to `Episode` some day: whatever has an entry for each step."""
+    count, rng = 6, np.random.default_rng(0)
+    vectors = {
+        name: rng.normal(size=(count, 2)).astype(np.float32) for name in ("actions", "intended", "states")
+    }
+    marks = dict.fromkeys(("terminated", "truncated", "is_grasped", "at_rest"), np.zeros(count, np.bool_))
+    floats = dict.fromkeys(("labels", "env_rewards"), np.zeros(count, np.float32))
+    whole = Episode(
+        frames={"front": rng.integers(0, 255, (count, 4, 4, 3), dtype=np.uint8)},
+        success=False,
+        initial_state=np.zeros(2, np.float32),
+        **vectors,
+        **marks,
+        **floats,
+    )
+    keep = np.array([False, True, True, False, True, True])
+    cut = select(whole, keep)
+    for item in dataclasses.fields(Episode):
+        value = getattr(whole, item.name)
+        if isinstance(value, np.ndarray) and len(value) == count:
+            np.testing.assert_array_equal(getattr(cut, item.name), value[keep], err_msg=item.name)
+    np.testing.assert_array_equal(cut.frames["front"], whole.frames["front"][keep])
+    np.testing.assert_array_equal(cut.initial_state, whole.states[0])
+    unset = {item.name for item in dataclasses.fields(Episode) if getattr(whole, item.name) is None}
+    assert unset == {"seed"}  # whatever else there is was looked at above
