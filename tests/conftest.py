@@ -6,6 +6,7 @@ import threading
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -14,11 +15,17 @@ torch.set_num_threads(1)
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONGEST = ("run/test_learning", "test_docs", "fit/test_distributed", "parallel/", "run/")
+RAY = "parallel/"
+"""One process runs all of these: clusters side by side make each other many times slower."""
+LONGEST = ("run/test_learning", RAY, "test_docs", "fit/test_distributed", "run/", "robot/")
 """Files that take minutes; they go first, so that in the end no process waits for another."""
 
 
 def pytest_collection_modifyitems(items):
+    for item in items:
+        file = item.nodeid.removeprefix("tests/").partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(RAY if file.startswith(RAY) else file))
+
     def place(item):
         name = item.nodeid.removeprefix("tests/")
         return next((n for n, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
