@@ -61,15 +61,16 @@ def _at_rest(episode: Episode) -> BoolArray:
     return episode.at_rest
 
 
-def _until_success(fires: BoolArray, terminated: BoolArray) -> tuple[int, BoolArray]:
+def _until_success(fires: BoolArray) -> tuple[int, BoolArray]:
     """Steps of a demonstration that count, and which terminate, where the model's success ends an episode.
 
     A recording holds the target for a while; in the run the first such frame is the last. If it were not so
-    in demonstrations too, holding on would be worth many times as much as getting there.
+    in demonstrations too, holding on would be worth many times as much as getting there. Where the model sees
+    no success nothing ends either: a recording's own end would teach that success is worth nothing.
     """
     if not fires.any():
         log.warning("the reward model sees no success in a demonstration that is labelled as one")
-        return len(fires), terminated
+        return len(fires), np.zeros_like(fires)
     first = int(np.argmax(fires))
     return first + 1, np.arange(len(fires)) == first
 
@@ -98,7 +99,7 @@ def _add(replay: ReplayBuffer, shown: Demonstration, rewards: RewardGroup | None
         if cfg.relabel_at == "sampling":
             extras |= {f"frames/{name}": images for name, images in frames.items()}
         if cfg.standalone:
-            count, terminated = _until_success(extras["prob_success"] > rewards.facts.threshold, terminated)
+            count, terminated = _until_success(extras["prob_success"] > rewards.facts.threshold)
             done = np.arange(len(done)) == count - 1
     for t in range(count):
         row = slice(t, t + 1)

@@ -7,19 +7,12 @@ in a store that the next fit can read.
 
 from __future__ import annotations
 
-import io
-import json
 import logging
-import threading
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from guerdon.config import EnvConfig, RewardConfig
 from guerdon.envs.robot import Intervention, Operator, RobotEnv
@@ -27,216 +20,13 @@ from guerdon.envs.robot.driver import RobotState
 from guerdon.envs.robot_vector import LearnerNames, control_mode, make_operator, robot_config
 from guerdon.errors import ConfigError, EmergencyStopError
 from guerdon.images import stack_episode
+from guerdon.run.teleop_page import LiveView, Shown, ViewServer
 from guerdon.serve.manager import RewardManager
-from guerdon.store import StoreWriter
-from guerdon.types import Episode, UInt8Array, display_path, with_control_mode
-from guerdon.watch.page import document, section
+from guerdon.types import UInt8Array, display_path, with_control_mode
 
 log = logging.getLogger("guerdon")
 
 WRONG_KEY, QUIT_KEY = "w", "q"
-HISTORY = 300
-"""Steps that the curve shows."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """What is on the page."""
-
-    step: int
-    frames: Mapping[str, UInt8Array]
-    """Camera -> uint8 [H, W, 3]."""
-    judged: Mapping[str, UInt8Array]
-    """Camera -> uint8 [k, H, W, 3]; the frames that the verdict was made of."""
-    prob_success: float
-    wrong: bool = False
-    """Whether it was saved as a wrong call already."""
-
-
-class LiveView:
-    """The latest verdicts, for the page; used by the loop and by the server's threads."""
-
-    def __init__(self, threshold: float, save_dir: Path, source: str) -> None:
-        self.threshold, self.save_dir, self._source = threshold, save_dir, source
-        self._lock = threading.Lock()
-        self._curve: deque[float] = deque(maxlen=HISTORY)
-        self._shown: Shown | None = None
-        self.num_wrong = 0
-
-    def show(self, shown: Shown) -> None:
-        """A new step."""
-        with self._lock:
-            self._shown = shown
-            self._curve.append(shown.prob_success)
-
-    def state(self) -> dict[str, Any]:
-        """For the page."""
-        with self._lock:
-            return {
-                "step": 0 if self._shown is None else self._shown.step,
-                "cameras": [] if self._shown is None else list(self._shown.frames),
-                "threshold": self.threshold,
-                "curve": [round(value, 4) for value in self._curve],
-                "num_wrong": self.num_wrong,
-            }
-
-    def picture(self, camera: str) -> bytes | None:
-        """The latest frame of a camera as PNG."""
-        with self._lock:
-            frame = None if self._shown is None else self._shown.frames.get(camera)
-        if frame is None:
-            return None
-        file = io.BytesIO()
-        Image.fromarray(frame).save(file, "png")
-        return file.getvalue()
-
-    def save_wrong(self) -> str:
-        """Save what is shown as a wrong call; returns what was done, in words."""
-        with self._lock:
-            shown = self._shown
-            if shown is None:
-                return "there is nothing to save yet"
-            if shown.wrong:
-                return f"step {shown.step} is saved already"
-            called = shown.prob_success > self.threshold
-            count = len(next(iter(shown.judged.values())))
-            labels = np.zeros(count, np.float32)
-            labels[-1] = 0.0 if called else 1.0
-            episode = Episode(
-                frames=shown.judged,
-                labels=labels,
-                success=not called,
-                source=self._source,
-                split="train",  # whoever saw the model's mistake has chosen the frame: it cannot measure it
-            )
-            with StoreWriter(self.save_dir) as writer:
-                writer.add_many([episode])
-            self._shown = Shown(**{**vars(shown), "wrong": True})
-            self.num_wrong += 1
-            word = "failure" if called else "success"
-            return f"step {shown.step} saved as {word} (the model said {shown.prob_success:.3f})"
-
-
-_SCRIPT = """
-const curve = document.getElementById('curve'), number = document.getElementById('number');
-const note = document.getElementById('note'), line = document.getElementById('threshold');
-let names = '';
-async function tell() {
-  const answer = await fetch('wrong', {method: 'POST'}); note.textContent = await answer.text();
-}
-document.getElementById('wrong').onclick = tell;
-document.addEventListener('keydown', event => { if (event.key === 'w' && !event.repeat) tell(); });
-async function look() {
-  try {
-    const state = await (await fetch('state.json')).json();
-    if (state.cameras.join() !== names) {
-      names = state.cameras.join();
-      const strip = document.getElementById('frames'); strip.replaceChildren();
-      for (const name of state.cameras) {
-        const figure = document.createElement('figure'), image = document.createElement('img');
-        image.dataset.camera = name; image.alt = name;
-        const words = document.createElement('figcaption'); words.textContent = name;
-        figure.append(image, words); strip.append(figure);
-      }
-    }
-    for (const image of document.querySelectorAll('#frames img'))
-      image.src = 'frame/' + encodeURIComponent(image.dataset.camera) + '?' + state.step;
-    const points = state.curve, last = points[points.length - 1] ?? 0, width = 600, height = 160;
-    const x = i => width * i / Math.max(HISTORY - 1, 1), y = p => height * (1 - p);
-    curve.setAttribute('points', points.map((p, i) => x(i).toFixed(1) + ',' + y(p).toFixed(1)).join(' '));
-    line.setAttribute('y1', y(state.threshold)); line.setAttribute('y2', y(state.threshold));
-    number.textContent = last.toFixed(3);
-    number.className = 'big ' + (last > state.threshold ? 'good' : 'bad');
-    document.getElementById('facts').textContent = 'step ' + state.step + ', threshold ' +
-      state.threshold.toFixed(3) + ', ' + state.num_wrong + ' wrong calls saved';
-  } catch (error) { note.textContent = 'the robot is not there any more'; }
-  setTimeout(look, 200);
-}
-look();
-"""
-_STYLE = """
-#frames { display: flex; flex-wrap: wrap; gap: 12px; }
-#frames img { width: 256px; height: 256px; image-rendering: pixelated; border-width: 1px; }
-#number { color: var(--tone); } svg.plot { border: 1px solid var(--line); }
-button { font: inherit; padding: 6px 14px; }
-"""
-
-
-def page() -> str:
-    """The page that shows a `LiveView`."""
-    plot = (
-        '<svg class="plot" viewBox="0 0 600 160" role="img" aria-label="probability of success over time">'
-        '<line id="threshold" class="limit" x1="0" x2="600" y1="80" y2="80"/>'
-        '<polyline id="curve" class="curve" points=""/></svg>'
-    )
-    body = f'<div id="number" class="big">-</div><p class="note" id="facts"></p>{plot}'
-    button = '<p><button id="wrong">wrong call (w)</button> <span id="note" role="status"></span></p>'
-    script = f"<script>const HISTORY = {HISTORY};{_SCRIPT}</script>"
-    sections = [section("What the cameras see", '<div id="frames"></div>')]
-    sections.append(section("Probability of success", body + button) + script)
-    return document("Reward model, live", "", sections, _STYLE)
-
-
-class ViewServer(ThreadingHTTPServer):
-    """Serves one `LiveView` on this machine alone."""
-
-    daemon_threads = True
-
-    def __init__(self, view: LiveView, port: int) -> None:
-        self.view = view
-        try:
-            super().__init__(("127.0.0.1", port), _Handler)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"cannot listen on port {port}: {error}") from error
-        self._thread = threading.Thread(target=self.serve_forever, daemon=True, name="teleop-page")
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        """Where the page is."""
-        return f"http://127.0.0.1:{self.server_address[1]}/"
-
-    def stop(self) -> None:
-        """End serving."""
-        self.shutdown()
-        self._thread.join()
-        self.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: ViewServer
-
-    def do_GET(self) -> None:
-        """The page, what it asks for, and pictures."""
-        path = self.path.partition("?")[0]
-        if path == "/":
-            self._answer(200, page().encode(), "text/html; charset=utf-8")
-        elif path == "/state.json":
-            self._answer(200, json.dumps(self.server.view.state()).encode(), "application/json")
-        elif path.startswith("/frame/") and (image := self.server.view.picture(path[7:])) is not None:
-            self._answer(200, image, "image/png")
-        else:
-            self._answer(404, b"there is no such thing here", "text/plain")
-
-    def do_POST(self) -> None:
-        """A wrong call; other pages that a browser shows may not press the key."""
-        origin = self.headers.get("Origin")
-        if self.path != "/wrong" or (origin is not None and origin != self.server.url.rstrip("/")):
-            self._answer(403, b"not from here", "text/plain")
-            return
-        self._answer(200, self.server.view.save_wrong().encode(), "text/plain; charset=utf-8")
-
-    def _answer(self, status: int, body: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Only for those who ask for details."""
-        log.debug("teleop: " + format, *args)
 
 
 class _Listener:
@@ -298,7 +88,11 @@ def teleop(
         listener.close()
         raise
     view = LiveView(manager.threshold, save_dir, source)
-    server = ViewServer(view, port)
+    try:
+        server = ViewServer(view, port)
+    except BaseException:
+        env.close()
+        raise
     log.info("the page is at %s; w saves a wrong call, q ends", server.url)
     steps, reason = 0, "ended"
     try:

@@ -22,9 +22,13 @@ from guerdon.config.schema_robot import RobotSimConfig
 from guerdon.envs.robot import ScriptedOperator
 from guerdon.envs.robot.sim.server import SimServer
 from guerdon.errors import ConfigError, DataError
+from guerdon.run.demonstrations import _until_success
 from guerdon.run.embodied import EmbodiedRunner
-from guerdon.run.teleop import LiveView, Shown, ViewServer, teleop
+from guerdon.run.teleop import teleop
+from guerdon.run.teleop_page import LiveView, Shown, ViewServer
+from guerdon.serve.manager import RewardManager
 from guerdon.store import EpisodeStore
+from guerdon.store.formats.realworld_pkl import read_recorded
 from tests.robot.conftest import HOLD, SCALE, SIZE, section
 
 ROOT = Path(__file__).parent.parent.parent
@@ -129,6 +133,22 @@ def rows(buffer):
     return {name: ring[:count, 0] for name, ring in {**buffer._steps, **buffer._obs}.items()}
 
 
+def until_success(reward, episode):
+    """Steps of a demonstration up to the first that the model calls a success, and whether there is one."""
+    manager = RewardManager(reward)
+    fires = manager.judge({name: episode.frames[name] for name in manager.image_keys}).prob_success
+    fires = fires[1:] > manager.threshold  # the first picture is where the first step begins
+    return (int(np.argmax(fires)) + 1, True) if fires.any() else (len(fires), False)
+
+
+def test_a_demonstration_in_which_the_model_sees_no_success_does_not_end(caplog):
+    """In a run the model's success is the only end; a recording ends once the target was held."""
+    count, ends = _until_success(np.zeros(5, np.bool_))
+    assert count == 5 and not ends.any() and "sees no success" in caplog.text
+    count, ends = _until_success(np.array([False, False, True, False, True]))
+    assert count == 3 and ends.tolist() == [False, False, True, False, False]
+
+
 def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fitted, tmp_path, monkeypatch):
     helped = ["env.train.operator=scripted", "env.train.operator_params.intervene_rate=0.8"]
     (tmp_path / "run").mkdir()
@@ -153,8 +173,11 @@ def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fit
     shown = rows(loop.prior)
     ends = shown["terminated"]
     np.testing.assert_array_equal(ends, shown["prob_success"] > threshold)
-    # At most one end in each success: time is real here, so that no two recordings and models are the same.
-    assert 2 <= ends.sum() <= EpisodeStore(fitted / "collected_data").success.sum()
+    recorded = [item.episode for item in read_recorded(fitted / "data.pkl")]
+    lasting = [until_success(runner.config.reward, episode) for episode in recorded if episode.success]
+    assert len(lasting) == EpisodeStore(fitted / "collected_data").success.sum() >= 3
+    assert (len(loop.prior), ends.sum()) == (sum(n for n, _ in lasting), sum(fires for _, fires in lasting))
+    assert ends.sum() >= 2
     assert {"state", "front_camera", "wrist_camera"} <= shown.keys()
     assert summary["env_steps"] >= 500
     assert robot.world.record.outside == 0
@@ -224,7 +247,7 @@ def get(url, data=None, **headers):
 def test_the_page_shows_the_verdict_and_saves_wrong_calls_for_the_next_fit(
     robot, fitted, tmp_path, monkeypatch
 ):
-    seen, servers = [], []
+    seen, views, servers = [], [], []
     make = ViewServer.__init__
 
     def noted(self, view, port):
@@ -239,6 +262,7 @@ def test_the_page_shows_the_verdict_and_saves_wrong_calls_for_the_next_fit(
             state = json.loads(get(server.url + "state.json"))
             if state["step"] in (3, 20) and state["step"] not in [item[0]["step"] for item in seen]:
                 picture = Image.open(io.BytesIO(get(f"{server.url}frame/wrist_camera?{state['step']}")))
+                views.append(np.asarray(Image.open(io.BytesIO(get(f"{server.url}frame/front_camera")))))
                 words = get(server.url + "wrong", b"") if state["step"] == 3 else b""
                 seen.append((state, np.asarray(picture), words.decode()))
                 return [*keys, "w"]
@@ -255,6 +279,12 @@ def test_the_page_shows_the_verdict_and_saves_wrong_calls_for_the_next_fit(
     assert picture.shape == (SIZE, SIZE, 3)
     assert early["cameras"] == ["front_camera", "wrist_camera"]
     assert len(late["curve"]) == 20
+    manager = RewardManager(model)
+    for state, front in ((early, views[0]), (late, views[1])):
+        prob = float(manager.judge({"front_camera": front[None]}).prob_success[0])
+        assert state["curve"][-1] == pytest.approx(prob, abs=1e-3)  # of what is shown
+        assert state["threshold"] == manager.threshold
+    assert late["curve"][-1] > early["curve"][-1]  # in the hole, and on its way
     called = [state["curve"][-1] > state["threshold"] for state in (early, late)]
     kind = "failure" if called[0] else "success"
     assert words.startswith(f"step 3 saved as {kind} (the model said 0.")
@@ -274,14 +304,18 @@ def test_other_pages_cannot_press_the_key(tmp_path):
     server = ViewServer(view, 0)
     try:
         assert get(server.url + "wrong", b"") == b"there is nothing to save yet"
-        frames = {"front_camera": np.zeros((8, 8, 3), np.uint8)}
+        frames = {"front camera": np.zeros((8, 8, 3), np.uint8)}
         judged = {"front_camera": np.zeros((1, 8, 8, 3), np.uint8)}
         view.show(Shown(step=1, frames=frames, judged=judged, prob_success=0.7))
         with pytest.raises(urllib.error.HTTPError, match="403"):
             get(server.url + "wrong", b"", Origin="http://elsewhere.example")
         assert view.num_wrong == 0
+        view.show(Shown(step=2, frames=frames, judged=judged, prob_success=0.3))
+        assert b"step 2 saved as success" in get(server.url + "wrong", b"")
+        view.show(Shown(step=3, frames=frames, judged=judged, prob_success=0.7))
         assert b"saved as failure" in get(server.url + "wrong", b"", Origin=server.url.rstrip("/"))
         assert b"probability of success" in get(server.url)
+        assert get(server.url + "frame/front%20camera").startswith(b"\x89PNG")
         with pytest.raises(urllib.error.HTTPError, match="404"):
             get(server.url + "frame/no_camera")
     finally:

@@ -31,7 +31,8 @@ def demo(tmp_path_factory):
     torch.set_num_threads(1)
     output = tmp_path_factory.mktemp("demo")
     briefly = ["learner.total_steps=48_000", "fit.epochs=4"]
-    summary, _ = run_demo([f"runner.output_dir={output}", *briefly])
+    cameras = "collect.cameras=[base_camera,wrist_camera]"
+    summary, _ = run_demo([f"runner.output_dir={output}", *briefly, cameras])
     return summary, Path(summary["folder"])
 
 
@@ -64,6 +65,16 @@ def on_learned_reward(folder, name, *more):
         f"learner.warm_start.data={folder / 'data'}",
     ]
     return load_config(name, [*settings, *more])
+
+
+def test_a_policy_on_images_trains_on_the_learned_reward_and_stays_good(demo, tmp_path):
+    more = ["learner.total_steps=3200", "learner.warm_start.epochs=6", "learner.eval_episodes=200"]
+    summary = EmbodiedRunner(on_learned_reward(demo[1], "train_rgb", *more), tmp_path).run()
+    assert summary["episodes"] >= 200
+    assert summary["success_rate"] >= 0.7  # 160,000 steps come to 90%: benchmarks/bench_images
+    assert summary["alarms"] == []
+    # Cloning alone gives as much, 84.5%, and so few steps do not move it, not even with the reward turned
+    # round (82.5%): that the reward steers is shown below, on states, where a few iterations suffice.
 
 
 def test_the_learned_reward_steers_the_policy(demo, tmp_path):
@@ -144,9 +155,9 @@ def test_ppo_of_stable_baselines_learns_from_the_learned_reward_alone(demo, work
 # The monitor
 
 
-def test_the_honest_expert_raises_nothing_in_five_seeds(worker, tmp_path):
+def test_the_honest_expert_raises_nothing_in_ten_seeds(worker, tmp_path):
     manager = worker.manager
-    for seed in range(5):
+    for seed in range(10):
         monitor = make(tmp_path, contract=manager.contract, threshold=manager.threshold)
         assert watch(monitor, play(manager, seed, cheat=False)) == []
         seen = monitor.metrics()

@@ -64,7 +64,6 @@ def test_a_camera_that_is_missing(server):
 
 
 def test_a_device_that_is_missing(server):
-    pytest.importorskip("cv2")
     side = CameraConfig(name="side", source="opencv", device="/dev/video_none")
     with pytest.raises(RobotError, match="camera 'side': there is no device '/dev/video_none'"):
         RobotEnv(settings(server, cameras=(FRONT, side)))

@@ -124,8 +124,9 @@ def test_no_two_pictures_are_the_same():
 
 
 def test_rotations_agree_with_scipy():
-    rotation = pytest.importorskip("scipy.spatial.transform").Rotation
-    turns = rotation.random(50, rng=0)
+    from scipy.spatial.transform import Rotation
+
+    turns = Rotation.random(50, rng=0)
     first = turns[0].as_quat()
     for turn in turns:
         quat = turn.as_quat()
@@ -138,7 +139,7 @@ def test_rotations_agree_with_scipy():
         middle = between(start, end, 0.5)
         np.testing.assert_allclose(middle[:3], [0.5, 1, 1.5])
         halves = [
-            rotation.from_quat(middle[3:]) * turns[0].inv(),
-            turn * rotation.from_quat(middle[3:]).inv(),
+            Rotation.from_quat(middle[3:]) * turns[0].inv(),
+            turn * Rotation.from_quat(middle[3:]).inv(),
         ]
         assert halves[0].magnitude() == pytest.approx(halves[1].magnitude(), abs=1e-6)
