@@ -8,6 +8,7 @@ from pathlib import Path
 from guerdon.config import EnvConfig, GuerdonConfig
 from guerdon.config.schema_robot import RobotEnvConfig
 from guerdon.envs.robot.env import STATE_NAMES
+from guerdon.envs.robot.leaving import end_like_ctrl_c
 from guerdon.envs.robot_vector import control_mode, robot_config
 from guerdon.errors import ConfigError, DataError
 from guerdon.learn.networks import ObsSpec
@@ -27,6 +28,7 @@ def fit_for_robots(config: GuerdonConfig) -> GuerdonConfig:
         if config.reward.standalone:
             raise ConfigError("reward.standalone ends episodes on a robot; use the wrappers for it elsewhere")
         return config
+    end_like_ctrl_c()  # the environment may be made on another thread
     if cfg.eval_interval < cfg.total_steps:
         raise ConfigError(
             f"learner.eval_interval is {cfg.eval_interval}: the one arm is in use until the end of the run "

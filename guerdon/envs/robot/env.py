@@ -18,7 +18,8 @@ The infos of a step:
 | `recoveries` | errors cleared and cameras opened anew during this step |
 | `frame_time`, `frame_age` | the oldest picture of the observation, in the robot's seconds |
 
-Whatever goes wrong for good, and Ctrl-C, stops the arm before the error is handed on; `reset` starts it.
+Whatever goes wrong for good, and Ctrl-C or SIGTERM, stops the arm before the error is handed on; `reset`
+starts it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from guerdon.envs.robot.arm import GuardedArm
 from guerdon.envs.robot.cameras import Camera, Frame, make_cameras
 from guerdon.envs.robot.clock import Clock, Ticker, Timing
 from guerdon.envs.robot.driver import Driver, RobotState
+from guerdon.envs.robot.leaving import end_like_ctrl_c
 from guerdon.envs.robot.poses import Vector, multiply, pose6, pose7, quat_from_euler, wrap
 from guerdon.envs.robot.serl_http import SerlHttpDriver
 from guerdon.envs.robot.teleop import FAILURE_KEY, STOP_KEY, SUCCESS_KEY, Operator
@@ -137,6 +139,7 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
             self._let_go()
             raise
         atexit.register(self.close)
+        end_like_ctrl_c()
 
     @property
     def image_keys(self) -> list[str]:

@@ -1,5 +1,8 @@
 """No command outside the box is ever sent; forces stop the arm; errors stop it for good."""
 
+import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -11,6 +14,7 @@ from guerdon.config.schema_robot import TARGET_POSE, RobotEnvConfig, outside_box
 from guerdon.envs.robot.poses import pose6, pose7
 from guerdon.envs.robot.safety import SafetyBox
 from guerdon.errors import EmergencyStopError, RobotError
+from tests.envs.robot.conftest import SCALE
 
 CONFIG = RobotEnvConfig(url="http://127.0.0.1:1")
 NOTHING = np.zeros(6, np.float32)
@@ -113,6 +117,27 @@ def test_ctrl_c_stops_the_arm(make_env, server, monkeypatch):
     env.reset(seed=1)
     assert server.world.truth()["controller_running"]
     env.step(NOTHING)
+
+
+def test_a_process_that_is_told_to_end_stops_the_arm(server):
+    code = f"""
+import numpy as np
+from guerdon.config.schema_robot import RobotEnvConfig
+from guerdon.envs.robot import RobotEnv
+
+env = RobotEnv(RobotEnvConfig(url={server.url!r}, time_scale={SCALE}, image_size=(32, 32)))
+env.reset(seed=0)
+print("ready", flush=True)
+while True:
+    env.step(np.zeros(6, np.float32))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline() == "ready\n"
+        time.sleep(0.2)
+        assert server.world.truth()["controller_running"]
+        program.terminate()
+        assert program.wait(20) not in (0, -signal.SIGTERM)
+    assert not server.world.truth()["controller_running"]
 
 
 def test_any_error_in_between_stops_the_arm(make_env, server):
