@@ -27,6 +27,7 @@ STREET = [
     "wrappers",
     "parallel",
     "run",
+    "verbs",
     "cli",
 ]
 ROOT = Path(guerdon.__file__).parent
