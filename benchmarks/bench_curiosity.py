@@ -1,18 +1,27 @@
 """RND and ICM: rewards of a rollout and one pass of learning over it, in transitions per second.
 
-`python -m benchmarks.bench_curiosity [rounds] [python of an environment with rllte-core 1.0.1]`; data of the
-size of CartPole's, networks of rllte's sizes (a hidden layer of 256, 128 features), batches of 256. With the
-second argument rllte is measured in the same run; without it, what it did on an idle machine is taken (98,600
-and 36,600 transitions per second). Ours includes what the pipeline does around it: checks, storing,
-statistics. Seconds are those of the process on a core, because the machine may be shared.
+    benchmarks/peers/setup.sh DIR && python -m benchmarks.bench_curiosity --peers DIR
+
+Ours against rllte-core 1.0.1 on data of the size of CartPole's, 2,048 transitions a round, with its sizes:
+a hidden layer of 256, 128 features.
+- A round of rllte is `compute(samples, sync=True)`: statistics of observations (RND), rewards of all
+  transitions, one epoch over them in shuffled batches of 256 (8 steps of Adam; `update_proportion` is 1, all
+  rows count), statistics of rewards.
+- A round of ours is what pipelines do with a rollout: `collect_data`, `train` (8 steps of Adam on batches
+  of 256, drawn with replacement), `clear_data`, `estimate`; with checks, storing and statistics.
+
+Seconds are those of the process on a core, because the machine may be shared, and both take turns. Without
+`--peers` ours is measured alone, against no target.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +32,10 @@ from guerdon.rewards import Transitions, create_reward_model
 STEPS, ENVS, OBS_SIZE, NUM_ACTIONS = 128, 16, 4, 2
 BATCH = 256
 ROUNDS, WARM_UP = 10, 3
-PEER = {"rnd": 98_600.0, "icm": 36_600.0}
-"""Transitions per second of rllte-core 1.0.1 on an idle machine."""
+BLOCKS = 3
+"""How often ours and rllte take turns."""
 TARGET = 2.0
+"""Times rllte's transitions per second."""
 
 PEER_SCRIPT = f"""
 import sys, time, warnings
@@ -50,15 +60,18 @@ for number in range(int(sys.argv[2])):
 
 
 def rollout(seed: int = 0) -> Transitions:
-    """Random transitions of the size of CartPole's."""
+    """Random states of the size of CartPole's, in order; an episode ends after 20 steps on average."""
     generator = torch.Generator().manual_seed(seed)
     lead = (STEPS, ENVS)
+    states = torch.randn(STEPS + 1, ENVS, OBS_SIZE, generator=generator)
+    last = torch.randn(*lead, OBS_SIZE, generator=generator)
+    terminated = torch.rand(lead, generator=generator) < 0.05
     return Transitions(
-        obs=torch.randn(*lead, OBS_SIZE, generator=generator),
+        obs=states[:-1],
         actions=torch.randint(NUM_ACTIONS, lead, generator=generator),
-        next_obs=torch.randn(*lead, OBS_SIZE, generator=generator),
+        next_obs=torch.where(terminated[..., None], last, states[1:]),
         env_rewards=torch.zeros(lead),
-        terminated=torch.zeros(lead, dtype=torch.bool),
+        terminated=terminated,
         truncated=torch.zeros(lead, dtype=torch.bool),
     )
 
@@ -84,11 +97,10 @@ def ours(kind: str, rounds: int) -> list[float]:
     return seconds[WARM_UP:]
 
 
-def theirs(python: str, kind: str, rounds: int) -> list[float]:
+def theirs(python: Path, kind: str, rounds: int) -> list[float]:
     """Seconds of each round of rllte, in its own environment."""
-    answer = subprocess.run(
-        [python, "-c", PEER_SCRIPT, kind, str(WARM_UP + rounds)], capture_output=True, text=True, check=False
-    )
+    command = [str(python), "-c", PEER_SCRIPT, kind, str(WARM_UP + rounds)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode:
         raise RuntimeError(f"rllte failed: {answer.stderr[-2000:]}")
     lines = [line.split() for line in answer.stdout.splitlines()]
@@ -97,19 +109,33 @@ def theirs(python: str, kind: str, rounds: int) -> list[float]:
 
 def main() -> int:
     """Measure both models."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peers", type=Path, help="folder that peers/setup.sh made")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="in each of the blocks")
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
-    python = sys.argv[2] if len(sys.argv) > 2 else None
     results: list[Result] = []
-    for kind, known in PEER.items():
-        speed = STEPS * ENVS / statistics.median(ours(kind, rounds))
-        peer = STEPS * ENVS / statistics.median(theirs(python, kind, rounds)) if python else known
-        print(f"   {kind}: {speed:,.0f} transitions/s, rllte {peer:,.0f}", flush=True)
+    for kind in ("rnd", "icm"):
+        mine, other = list[float](), list[float]()
+        for _ in range(BLOCKS):
+            mine += ours(kind, given.rounds)
+            if given.peers:
+                other += theirs(given.peers / "rllte" / "bin" / "python", kind, given.rounds)
+        speed = STEPS * ENVS / statistics.median(mine)
+        print(f"   {kind}: {speed:,.0f} transitions/s", end="", flush=True)
+        if not given.peers:
+            print()
+            continue
+        peer = STEPS * ENVS / statistics.median(other)
+        print(f", rllte {peer:,.0f}", flush=True)
         results.append(Result(what=f"{kind}: transitions/s over rllte's", value=speed / peer, target=TARGET))
     settings: dict[str, object] = {
-        "steps": STEPS, "envs": ENVS, "batch": BATCH, "rounds": rounds,
-        "rllte": "same run" if python else "known numbers",
-    }  # fmt: skip
+        "steps": STEPS,
+        "envs": ENVS,
+        "batch": BATCH,
+        "rounds": BLOCKS * given.rounds,
+        "rllte": "same run" if given.peers else "not measured",
+    }
     return report("bench_curiosity", settings, results)
 
 

@@ -6,8 +6,9 @@
 
 Where a model imitates, the environment's reward is NaN to the learner. Returns are of fresh episodes,
 measured by the environment. `--controls` runs the same with rewards of zero and of noise in the model's
-place. Times are those of training without evaluations, one thread. A finished seed is kept in `--out` and not
-run again.
+place. Times are those of training without evaluations, one thread; fitting a reward before the policy counts,
+for D-REX with cloning and playing, which its peer is spared. A finished seed is kept in `--out` and not run
+again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +31,10 @@ import torch
 from benchmarks import zoo_adversarial, zoo_exploration, zoo_imitation
 from benchmarks.report import heading
 from guerdon.envs.hidden import HiddenReward
-from guerdon.rewards import create_reward_model
+from guerdon.rewards import Transitions, create_reward_model
 from guerdon.rewards.controls import CONTROLS
+from guerdon.rewards.drex import DREX
+from guerdon.run.rollouts import noise_ranked
 from guerdon.run.serial import resolved, serial_pipeline_reward_model, shapes_of
 from guerdon.run.serial_loops import make_env
 
@@ -40,6 +46,9 @@ PEERS = {
     "cartpole_airl": ("imitation",),
     "cartpole_pwil": ("ding",),
     "cartpole_red": ("ding",),
+    "cartpole_gcl": ("ding",),
+    "cartpole_trex": ("ding",),
+    "cartpole_drex": ("ding",),
 }
 """Config -> libraries that have the model and can run it."""
 
@@ -61,6 +70,7 @@ def run(name: str, seed: int, control: str | None) -> dict[str, Any]:
             model.load_expert_data(case["demonstrations"]())
     else:
         model = CONTROLS[control]({**shapes_of(env), "seed": seed})
+    start = time.perf_counter()
     result = serial_pipeline_reward_model(
         cfg,
         seed=seed,
@@ -69,9 +79,11 @@ def run(name: str, seed: int, control: str | None) -> dict[str, Any]:
         pretrain_reward=case["pretrain"] and control is None,
         cooptrain_reward=case.get("cooptrain", True),
     )
+    # the pipeline's own clock starts with the policy
+    fitting = time.perf_counter() - start - result.seconds if case["pretrain"] else 0.0
     measure = case.get("measure", "env_return")
     values = [float(getattr(each, measure)) for _, _, each in result.evaluations]
-    points = [(steps, seconds) for steps, seconds, _ in result.evaluations]
+    points = [(steps, fitting + seconds) for steps, seconds, _ in result.evaluations]
     told = [(*point, value) for point, value in zip(points, values, strict=True)]
     return {"env_steps": result.env_steps, "last": values[-1], "best": max(values), "told": told}
 
@@ -93,26 +105,25 @@ def peer(library: str, name: str, seed: int, place: Path, data: Path, limit: flo
 
 
 def write_demonstrations(folder: Path) -> None:
-    """The ten demonstrations on CartPole that ours get, as the peers read them."""
-    import pickle
+    """What ours get on CartPole, as the peers read it."""
+    _write(folder / "demonstrations.npz", CASES["cartpole_gail"]["demonstrations"]())
+    _write(folder / "ranked.npz", CASES["cartpole_trex"]["demonstrations"]())
+    poor = CASES["cartpole_drex"]["demonstrations"]()
+    _write(folder / "poor.npz", poor)
+    cfg = resolved({**CASES["cartpole_drex"]["settings"], "output_dir": None})
+    with closing(make_env(cfg)) as env:
+        model = DREX({**shapes_of(env), **cfg.reward_model})
+        model.load_expert_data(poor)
+        played = noise_ranked(env, model.clone(), model.cfg.noise_levels, model.cfg.episodes_per_level)
+    noise = [level for level, group in played.items() for _ in group]
+    _write(folder / "noisy.npz", [each for group in played.values() for each in group], noise=noise)
 
-    episodes = CASES["cartpole_gail"]["demonstrations"]()
-    parts = ("obs", "actions", "next_obs", "env_rewards")
+
+def _write(path: Path, episodes: Sequence[Transitions], **more: Any) -> None:
+    """Episodes one after the other, and their lengths."""
+    parts = ("obs", "actions", "next_obs", "env_rewards", "done")
     arrays = {name: np.concatenate([getattr(each, name).numpy() for each in episodes]) for name in parts}
-    np.savez(folder / "demonstrations.npz", lengths=np.array([len(each) for each in episodes]), **arrays)
-    items = [
-        {
-            "obs": each.obs[row],
-            "action": each.actions[row : row + 1],
-            "next_obs": each.next_obs[row],
-            "reward": each.env_rewards[row : row + 1],
-            "done": bool(each.done[row]),
-        }
-        for each in episodes
-        for row in range(len(each))
-    ]
-    with (folder / "expert_data.pkl").open("wb") as file:
-        pickle.dump(items, file)
+    np.savez(path, lengths=np.array([len(each) for each in episodes]), **arrays, **more)
 
 
 def reached(outcome: dict[str, Any], mark: float) -> tuple[float, float] | None:

@@ -2,7 +2,8 @@
 # Make environments for the peers below a folder; safe to repeat.
 set -euo pipefail
 dir="${1:?usage: setup.sh DIR}"
-torch="$(grep '^torch==' "$(dirname "$0")/../../constraints.txt")"
+constraints="$(dirname "$0")/../../constraints.txt"
+torch="$(grep '^torch==' "$constraints")"
 mkdir -p "$dir"
 
 if [ ! -e "$dir/imitation/.ready" ]; then
@@ -23,4 +24,12 @@ if [ ! -e "$dir/ding/.ready" ]; then
     mpire einops "wandb<=0.19.0" pygame
   "$pip" install --quiet "setuptools==66.1.1"
   touch "$dir/ding/.ready"
+fi
+
+# rllte-core 1.0.1 pins old packages that its rewards do not use: what they use is installed by name.
+if [ ! -e "$dir/rllte/.ready" ]; then
+  python3 -m venv "$dir/rllte"
+  "$dir/rllte/bin/pip" install --quiet -c "$constraints" torch numpy gymnasium termcolor==3.3.0 pynvml==11.5.0
+  "$dir/rllte/bin/pip" install --quiet --no-deps rllte-core==1.0.1
+  touch "$dir/rllte/.ready"
 fi

@@ -20,7 +20,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.moments import Statistics
 from guerdon.rewards.experience import Experience
 from guerdon.rewards.interface import BaseRewardModel
-from guerdon.rewards.networks import RewardNetwork, action_features
+from guerdon.rewards.networks import Adam, RewardNetwork, action_features, check_actions
 from guerdon.rewards.transitions import Transitions, from_items, replaced_rewards, with_rewards
 
 Memory: TypeAlias = Any
@@ -119,7 +119,7 @@ class ZooModel(BaseRewardModel):
             self.network: RewardNetwork = self.make_network().to(self.device)
         self.obs_statistics = Statistics((config.obs_size,)).to(self.device)
         weights = [item for item in self.network.parameters() if item.requires_grad]
-        self.optimizer = torch.optim.Adam(weights, config.lr, fused=True) if weights else None
+        self.optimizer = Adam(weights, config.lr) if weights else None
         self.experience = Experience(config.buffer_size)
         self.experts: list[Transitions] = []
         self.train_iter, self.new_data_count = 0, 0
@@ -234,11 +234,8 @@ class ZooModel(BaseRewardModel):
         losses: list[Tensor] = []
         drawn: tuple[Any, ...] = ()
         for drawn in self.draws(num_updates):
-            loss = self.network.learn(*drawn)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
-            losses.append(loss.detach())
+            losses.append(self.network.gradients(*drawn))
+            self.optimizer.follow()
         self.train_iter += num_updates
         with torch.no_grad():
             scalars = {"loss": float(torch.stack(losses).mean()), **self.measure(*drawn)}
@@ -269,7 +266,7 @@ class ZooModel(BaseRewardModel):
             raise DataError(
                 f"observations have {size} numbers, {type(self).__name__} was made for {self.cfg.obs_size}"
             )
-        action_features(batch.flat().actions, self.cfg.action_size, self.cfg.discrete_actions)
+        check_actions(batch.actions, self.cfg.action_size, self.cfg.discrete_actions)
         batch.check_finite()
         return batch.to(self.device)
 

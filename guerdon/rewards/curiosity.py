@@ -8,8 +8,9 @@ never by anything of the batch at hand. The rewards join those of the environmen
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,8 @@ from guerdon.rewards.transitions import Transitions
 
 BLOCK = 128
 """Steps whose discounted sums are one matrix product."""
+AT_ONCE = 2**21
+"""Numbers of observations that are drawn for gradient steps at a time."""
 FOLLOWED = 4
 """Streams whose rewards tell the deviation; more of the same policy cost time and tell little."""
 
@@ -41,7 +44,7 @@ class CuriositySettings(ZooSettings):
 
 
 class CuriosityModel(ZooModel):
-    """A subclass has `novelty`, and what `ZooModel` asks for but `score`."""
+    """A subclass has `make_network` and `novelty`."""
 
     Settings = CuriositySettings
     cfg: Any
@@ -54,6 +57,19 @@ class CuriosityModel(ZooModel):
     @abstractmethod
     def novelty(self, batch: Transitions) -> Tensor:
         """How new each transition is, float32 [*L], before any scaling; changes nothing."""
+
+    def draws(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
+        """What gradient steps take; it is drawn and scaled for many of them at once."""
+        size = self.cfg.batch_size
+        at_once = max(1, AT_ONCE // (size * self.cfg.obs_size))
+        for first in range(0, num_updates, at_once):
+            parts = self.drawn(size * min(at_once, num_updates - first))
+            yield from zip(*(torch.split(part, size) for part in parts), strict=True)
+
+    def drawn(self, count: int) -> tuple[Tensor, ...]:
+        """What networks take of `count` transitions of the policy: by default (obs, action, next_obs)."""
+        obs, actions, next_obs = self.experience.draw(count, self.generator, "obs", "actions", "next_obs")
+        return self.obs_features(obs), self.action_features(actions), self.obs_features(next_obs)
 
     def score(self, batch: Transitions) -> Tensor:
         """Novelty over its running deviation, [*L]."""
@@ -107,9 +123,16 @@ def discounted_sums(rewards: Tensor, gamma: float, before: Tensor) -> Tensor:
     """sums[t] = rewards[t] + gamma * sums[t - 1], [T, N]; `before` [N] are those before the first step."""
     found: list[Tensor] = []
     for block in torch.split(rewards, BLOCK):
-        steps = torch.arange(len(block), device=rewards.device)
-        weights = gamma ** (steps[:, None] - steps).clamp(min=0).float()
-        sums = weights.tril() @ block + gamma ** (steps[:, None] + 1).float() * before
+        weights, decay = _discounts(len(block), gamma, rewards.device)
+        sums = torch.addmm(decay * before, weights, block)
         found.append(sums)
         before = sums[-1]
     return torch.cat(found)
+
+
+@lru_cache(maxsize=16)
+def _discounts(count: int, gamma: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Weights of the rewards up to each step, [count, count], and of the sums before them, [count, 1]."""
+    steps = torch.arange(count, device=device)
+    weights = gamma ** (steps[:, None] - steps).clamp(min=0).float()
+    return weights.tril(), gamma ** (steps[:, None] + 1).float()

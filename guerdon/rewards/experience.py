@@ -54,13 +54,15 @@ class Experience:
 
     def sample(self, count: int, generator: torch.Generator) -> Transitions:
         """`count` rows, drawn with replacement; copies."""
+        parts: Any = dict(zip(self._ring, self.draw(count, generator, *self._ring), strict=True))
+        return Transitions(**parts)
+
+    def draw(self, count: int, generator: torch.Generator, *names: str) -> list[Tensor]:
+        """These parts of `count` rows, drawn with replacement; copies."""
         if not self._size:
             raise DataError("there is no experience yet")
         picked = torch.randint(self._size, (count,), generator=generator)
-        parts: dict[str, Any] = {
-            name: part.index_select(0, picked.to(part.device)) for name, part in self._ring.items()
-        }
-        return Transitions(**parts)
+        return [self._ring[name].index_select(0, picked.to(self._ring[name].device)) for name in names]
 
     def clear(self) -> None:
         """Forget everything."""

@@ -12,15 +12,17 @@ error of real-valued ones.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from guerdon.config.limits import Fraction
+from guerdon.rewards.by_hand import Arrays, Pass, squares
 from guerdon.rewards.curiosity import CuriosityModel, CuriositySettings
-from guerdon.rewards.networks import RewardNetwork, in_blocks, perceptron
+from guerdon.rewards.networks import RewardNetwork, in_blocks, perceptron, relu
 from guerdon.rewards.transitions import Transitions
 
 
@@ -39,8 +41,8 @@ class InverseFeatures(RewardNetwork):
         self, obs_size: int, action_size: int, feature_size: int, hidden: tuple[int, ...], discrete: bool
     ) -> None:
         super().__init__()
-        self.encoder = perceptron((obs_size, *hidden, feature_size), nn.ReLU)
-        self.inverse = perceptron((2 * feature_size, *hidden[-1:], action_size), nn.ReLU)
+        self.encoder = perceptron((obs_size, *hidden, feature_size), relu)
+        self.inverse = perceptron((2 * feature_size, *hidden[-1:], action_size), relu)
         self.discrete = discrete
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -57,8 +59,7 @@ class InverseFeatures(RewardNetwork):
 
     def learn(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> Tensor:
         """The loss of the inverse model."""
-        phi, next_phi = self(torch.cat([obs, next_obs])).chunk(2)
-        return self.inverse_loss(phi, next_phi, actions)
+        return self.inverse_loss(self(obs), self(next_obs), actions)
 
 
 class Curiosity(InverseFeatures):
@@ -74,20 +75,64 @@ class Curiosity(InverseFeatures):
         forward_share: float,
     ) -> None:
         super().__init__(obs_size, action_size, feature_size, hidden, discrete)
-        self.ahead = perceptron((feature_size + action_size, *hidden[-1:], feature_size), nn.ReLU)
+        self.ahead = perceptron((feature_size + action_size, *hidden[-1:], feature_size), relu)
         self.forward_share = forward_share
+        self.losses: dict[str, Tensor] = {}
+        """The two parts of the latest loss."""
+        self.feature_size = feature_size
+        arrays = self._arrays = Arrays()
+        self._passes = (
+            Pass("obs", self.encoder, arrays),
+            Pass("next_obs", self.encoder, arrays),
+            Pass("inverse", self.inverse, arrays),
+            Pass("ahead", self.ahead, arrays),
+        )
 
     def surprise(self, phi: Tensor, actions: Tensor, next_phi: Tensor) -> Tensor:
         """Half the squared error of the forward model, float32 [N]."""
         expected: Tensor = self.ahead(torch.cat([phi, actions], 1))
-        return 0.5 * (expected - next_phi).square().sum(1)
+        return 0.5 * functional.mse_loss(expected, next_phi, reduction="none").sum(1)
 
     def learn(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> Tensor:
         """Losses of both models; the features learn from both."""
-        phi, next_phi = self(torch.cat([obs, next_obs])).chunk(2)
+        phi, next_phi = self(obs), self(next_obs)
         inverse = self.inverse_loss(phi, next_phi, actions)
-        ahead = self.surprise(phi, actions, next_phi).mean()
+        expected = self.ahead(torch.cat([phi, actions], 1))
+        ahead = functional.mse_loss(expected, next_phi, reduction="sum") * (0.5 / len(obs))
+        return self._shared(inverse, ahead)
+
+    def _shared(self, inverse: Tensor, ahead: Tensor) -> Tensor:
+        self.losses = {"inverse_loss": inverse.detach(), "forward_loss": ahead.detach()}
         return (1.0 - self.forward_share) * inverse + self.forward_share * ahead
+
+    @torch.no_grad()
+    def gradients(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> Tensor:
+        """Of `learn`, by hand."""
+        count, size = len(obs), self.feature_size
+        both, of_both = (self._arrays(name, count, 2 * size, obs) for name in ("features", "their gradient"))
+        (phi, next_phi), (of_phi, of_next_phi) = both.chunk(2, 1), of_both.chunk(2, 1)
+        first, second, inverse, ahead = self._passes
+        first.forward(obs, phi)
+        second.forward(next_obs, next_phi)
+        missed = ahead.forward(torch.cat([phi, actions], 1)).sub_(next_phi)
+        ahead_loss = squares(missed) * (0.5 / count)
+        missed.mul_(self.forward_share / count)
+        of_phi.zero_()
+        torch.neg(missed, out=of_next_phi)
+        ahead.backward(missed, inputs=of_phi)
+        told = inverse.forward(both)
+        if self.discrete:
+            logs = torch.log_softmax(told, 1)
+            inverse_loss = (logs * actions).sum() / -count
+            error = logs.exp_().sub_(actions).mul_((1.0 - self.forward_share) / count)
+        else:
+            error = told.sub_(actions)
+            inverse_loss = squares(error) / error.numel()
+            error.mul_((1.0 - self.forward_share) * 2.0 / error.numel())
+        inverse.backward(error, inputs=of_both)
+        first.backward(of_phi)
+        second.backward(of_next_phi, add=True)
+        return self._shared(inverse_loss, ahead_loss)
 
 
 class ICM(CuriosityModel):
@@ -109,27 +154,19 @@ class ICM(CuriosityModel):
             cfg.forward_share,
         )
 
-    def draw(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Transitions of the policy."""
-        drawn = self.experience.sample(self.cfg.batch_size, self.generator)
-        return self._parts(drawn)
-
     def _parts(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         actions = self.action_features(batch.actions)
         return self.obs_features(batch.obs), actions, self.obs_features(batch.next_obs)
 
     def novelty(self, batch: Transitions) -> Tensor:
         """Half the squared error of the forward model, [*L]."""
-        return in_blocks(self._surprise, *self._parts(batch.flat())).view(batch.shape)
-
-    def _surprise(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> Tensor:
-        phi, next_phi = self.network(obs), self.network(next_obs)
-        return self.network.surprise(phi, actions, next_phi)
+        obs, actions, next_obs = self._parts(batch.flat())
+        phi = in_blocks(self.network, obs)
+        width = math.prod(batch.shape[1:])  # the next step of a stream: where it goes on, it was reached
+        next_phi, apart = phi.roll(-width, 0), (obs.roll(-width, 0) != next_obs).any(1)
+        next_phi[apart] = in_blocks(self.network, next_obs[apart])
+        return in_blocks(self.network.surprise, phi, actions, next_phi).view(batch.shape)
 
     def measure(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> dict[str, float]:
         """The two losses apart."""
-        phi, next_phi = self.network(torch.cat([obs, next_obs])).chunk(2)
-        return {
-            "inverse_loss": float(self.network.inverse_loss(phi, next_phi, actions)),
-            "forward_loss": float(self.network.surprise(phi, actions, next_phi).mean()),
-        }
+        return {name: float(loss) for name, loss in self.network.losses.items()}

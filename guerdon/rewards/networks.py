@@ -17,32 +17,45 @@ BLOCK = 512
 
 
 class RewardNetwork(nn.Module):
-    """A network with two public methods: `forward` is pure, `learn` returns the loss of a batch."""
+    """A network: `forward` is pure, `learn` is the loss of a batch, `gradients` follows from it."""
 
     def learn(self, *data: Any) -> Tensor:
         """The loss, a tensor without axes; whoever calls it takes the gradient step."""
         raise NotImplementedError
 
+    def gradients(self, *data: Any) -> Tensor:
+        """The same loss, detached, and its gradients in the weights' `grad`."""
+        for weight in self.parameters():
+            weight.grad = None
+        loss = self.learn(*data)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
 
 class Distillation(RewardNetwork):
     """A fixed random network, and one that learns to say the same."""
 
-    def __init__(self, sizes: Sequence[int], activation: type[nn.Module]) -> None:
+    def __init__(self, sizes: Sequence[int], activation: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.target = perceptron(sizes, activation).requires_grad_(False)
         self.predictor = perceptron(sizes, activation)
 
     def forward(self, features: Tensor) -> Tensor:
         """[N, F] -> squared errors, mean over the outputs, float32 [N]: low where it has learned."""
-        errors: Tensor = (self.predictor(features) - self.target(features)).square().mean(1)
-        return errors
+        told = self.predictor(features), self.target(features)
+        return functional.mse_loss(*told, reduction="none").mean(1)
 
     def learn(self, features: Tensor) -> Tensor:
         """The mean error."""
         return functional.mse_loss(self.predictor(features), self.target(features))
 
 
-def perceptron(sizes: Sequence[int], activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
+def relu() -> nn.Module:
+    """ReLU that overwrites what a layer made: nothing else looks at it."""
+    return nn.ReLU(inplace=True)
+
+
+def perceptron(sizes: Sequence[int], activation: Callable[[], nn.Module] = nn.Tanh) -> nn.Sequential:
     """Linear layers of these sizes with `activation` between them; orthogonal weights, zero biases."""
     layers: list[nn.Module] = []
     for size_in, size_out in pairwise(sizes):
@@ -53,20 +66,62 @@ def perceptron(sizes: Sequence[int], activation: type[nn.Module] = nn.Tanh) -> n
     return nn.Sequential(*layers[:-1])
 
 
-def action_features(actions: Tensor, action_size: int, discrete: bool) -> Tensor:
-    """Actions as vectors: discrete ones one-hot; [N] or [N, A] -> float32 [N, action_size]."""
+class Adam(torch.optim.Adam):
+    """Adam that takes its steps by torch's kernel alone: for small networks all around it takes longer."""
+
+    def __init__(self, weights: Sequence[nn.Parameter], lr: float) -> None:
+        super().__init__(weights, lr, fused=True)
+
+    def follow(self) -> None:
+        """One step along the gradients that are there."""
+        group = self.param_groups[0]
+        moved = [weight for weight in group["params"] if weight.grad is not None]
+        if len(self.state) < len(moved):
+            self.step()  # the first one makes the moments too
+            return
+        states = [self.state[weight] for weight in moved]
+        steps = [state["step"] for state in states]
+        with torch.no_grad():
+            torch._foreach_add_(steps, 1)
+            torch._fused_adam_(
+                moved,
+                [weight.grad for weight in moved],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+            )
+
+
+def check_actions(actions: Tensor, action_size: int, discrete: bool) -> None:
+    """Raise if actions, [*L] or [*L, A], do not fit the environment."""
     if not discrete:
         if actions.shape[-1] != action_size or not actions.is_floating_point():
             raise DataError(
                 f"actions of shape {list(actions.shape)} and type {actions.dtype} do not fit a reward model "
                 f"for real-valued actions of size {action_size}"
             )
-        return actions.float()
+        return
     if actions.is_floating_point():
         raise DataError("the reward model is for discrete actions, these are real numbers")
-    if len(actions) and not 0 <= int(actions.min()) <= int(actions.max()) < action_size:
-        raise DataError(f"discrete actions must lie in 0 to {action_size - 1}, found {int(actions.max())}")
-    return functional.one_hot(actions, action_size).float()
+    if not actions.numel():
+        return
+    lowest, highest = map(int, torch.aminmax(actions))
+    if not 0 <= lowest <= highest < action_size:
+        raise DataError(f"discrete actions must lie in 0 to {action_size - 1}, found {lowest} to {highest}")
+
+
+def action_features(actions: Tensor, action_size: int, discrete: bool) -> Tensor:
+    """Actions as vectors: discrete ones one-hot; [N] or [N, A] -> float32 [N, action_size]."""
+    check_actions(actions, action_size, discrete)
+    return functional.one_hot(actions, action_size).float() if discrete else actions.float()
 
 
 def in_blocks(network: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from guerdon.config.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from guerdon.moments import Statistics
 from guerdon.rewards.curiosity import CuriosityModel, CuriositySettings, followed
 from guerdon.rewards.icm import InverseFeatures
-from guerdon.rewards.networks import Distillation, in_blocks
+from guerdon.rewards.networks import Distillation, in_blocks, relu
 from guerdon.rewards.transitions import Transitions
 
 BLOCK = 64
@@ -75,7 +75,7 @@ class EpisodicFeatures(InverseFeatures):
         self, obs_size: int, action_size: int, feature_size: int, hidden: tuple[int, ...], discrete: bool
     ) -> None:
         super().__init__(obs_size, action_size, feature_size, hidden, discrete)
-        self.lifelong = Distillation((obs_size, *hidden, feature_size), nn.ReLU)
+        self.lifelong = Distillation((obs_size, *hidden, feature_size), relu)
 
     def learn(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> Tensor:
         """Losses of the inverse model and of the distillation; they share no weights."""
@@ -102,12 +102,6 @@ class NGU(CuriosityModel):
         return EpisodicFeatures(
             cfg.obs_size, cfg.action_size, cfg.feature_size, cfg.hidden, cfg.discrete_actions
         )
-
-    def draw(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Transitions of the policy."""
-        drawn = self.experience.sample(self.cfg.batch_size, self.generator)
-        actions = self.action_features(drawn.actions)
-        return self.obs_features(drawn.obs), actions, self.obs_features(drawn.next_obs)
 
     def begin(self, num_streams: int) -> EpisodicMemory:
         """Nothing is remembered where episodes begin."""

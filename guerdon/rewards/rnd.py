@@ -11,12 +11,15 @@ limited; without that the random network sees next to nothing of parts that vary
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
+from guerdon.rewards.by_hand import Arrays, Pass, squares
 from guerdon.rewards.curiosity import CuriosityModel, CuriositySettings
-from guerdon.rewards.networks import Distillation
+from guerdon.rewards.networks import Distillation, in_blocks, relu
 from guerdon.rewards.transitions import Transitions
 
 
@@ -25,23 +28,40 @@ class RNDSettings(CuriositySettings):
     """`reward_model` of type `rnd`."""
 
 
+class Novelty(Distillation):
+    """The two networks, with gradients by hand."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__(sizes, relu)
+        arrays = Arrays()
+        self._told, self._wanted = Pass("told", self.predictor, arrays), Pass("wanted", self.target, arrays)
+
+    @torch.no_grad()
+    def gradients(self, features: Tensor) -> Tensor:
+        """Of `learn`."""
+        errors = self._told.forward(features).sub_(self._wanted.forward(features))
+        loss = squares(errors) / errors.numel()
+        self._told.backward(errors.mul_(2.0 / errors.numel()))
+        return loss
+
+
 class RND(CuriosityModel):
     """Rewards what was seldom reached."""
 
     Settings = RNDSettings
     cfg: RNDSettings
-    network: Distillation
+    network: Novelty
 
-    def make_network(self) -> Distillation:
+    def make_network(self) -> Novelty:
         """Both networks."""
-        return Distillation((self.cfg.obs_size, *self.cfg.hidden, self.cfg.feature_size), nn.ReLU)
+        return Novelty((self.cfg.obs_size, *self.cfg.hidden, self.cfg.feature_size))
 
-    def draw(self) -> tuple[Tensor]:
+    def drawn(self, count: int) -> tuple[Tensor]:
         """Observations that the policy reached."""
-        drawn = self.experience.sample(self.cfg.batch_size, self.generator)
-        return (self.obs_features(drawn.next_obs),)
+        (next_obs,) = self.experience.draw(count, self.generator, "next_obs")
+        return (self.obs_features(next_obs),)
 
     def novelty(self, batch: Transitions) -> Tensor:
         """The predictor's squared error, [*L]."""
-        errors: Tensor = self.network(self.obs_features(batch.flat().next_obs))
-        return errors.view(batch.shape)
+        next_obs = batch.next_obs.flatten(0, len(batch.shape) - 1)
+        return in_blocks(self.network, self.obs_features(next_obs)).view(batch.shape)

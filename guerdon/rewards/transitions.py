@@ -6,6 +6,7 @@ Between stages there are `Transitions` alone. `from_items` and `to_items` transl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -103,7 +104,9 @@ class Transitions:
         return self.map(lambda part: part[rows])
 
     def to(self, device: torch.device | str) -> Transitions:
-        """On another device."""
+        """On another device; itself if it is there."""
+        if all(part.device == torch.device(device) for part in self.parts().values()):
+            return self
         return self.map(lambda part: part.to(device))
 
     def episodes(self) -> list[Transitions]:
@@ -136,7 +139,9 @@ class Transitions:
         """Raise if an observation or action is not a finite number; env rewards may be unknown."""
         for name in ("obs", "actions", "next_obs"):
             part = getattr(self, name)
-            if part is not None and part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            if not part.is_floating_point() or not part.numel():
+                continue
+            if not all(map(math.isfinite, torch.aminmax(part))):  # NaN is its own lowest and highest
                 bad = int((~torch.isfinite(part)).sum())
                 raise DataError(f"{bad} of the {part.numel()} numbers in `{name}` are not finite")
 

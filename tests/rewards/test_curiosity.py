@@ -9,6 +9,7 @@ from zoo_tasks import run, zoo_config
 from guerdon.errors import ConfigError, DataError
 from guerdon.rewards import Transitions, create_reward_model
 from guerdon.rewards.curiosity import discounted_sums
+from guerdon.rewards.networks import Adam, RewardNetwork, perceptron
 
 MODELS = ("rnd", "icm", "ngu")
 SHAPE = {"obs_shape": 3, "action_size": 2}
@@ -76,6 +77,17 @@ def test_icm_is_half_the_squared_error_of_the_forward_model_in_features():
     torch.testing.assert_close(loss, 0.8 * inverse + 0.2 * 2.25)
 
 
+@pytest.mark.parametrize("lead", [(6, 3), (6,), (1, 4), (0, 2)])
+def test_icm_scores_streams_as_it_scores_each_transition(lead):
+    model = made("icm", scale_by="nothing", normalize_obs=False)
+    batch = steps(*lead)
+    batch.next_obs[:-1] = batch.obs[1:]
+    batch.next_obs[2:3] = 7.0  # an episode ended here
+    flat = batch.flat()
+    alone = [float(model.estimate(flat[row : row + 1]).env_rewards) for row in range(len(flat))]
+    torch.testing.assert_close(model.estimate(batch).env_rewards.flatten(), torch.tensor(alone))
+
+
 def test_icm_tells_real_valued_actions_by_squared_error():
     model = made("icm", discrete_actions=False)
     batch = steps(5, discrete=False)
@@ -93,6 +105,49 @@ def test_discounted_sums_go_on_from_before_and_over_blocks():
         sums = reward + 0.9 * sums
         expected.append(sums)
     torch.testing.assert_close(discounted_sums(rewards, 0.9, before), torch.stack(expected))
+
+
+@pytest.mark.parametrize("hidden", [[16], [8, 16, 16]])
+@pytest.mark.parametrize("discrete", [True, False])
+@pytest.mark.parametrize("kind", ["rnd", "icm"])
+def test_gradients_by_hand_are_those_of_autograd(kind, discrete, hidden):
+    model = made(kind, hidden=hidden, discrete_actions=discrete, batch_size=32)
+    model.collect_data(steps(16, 4, discrete=discrete))
+    weights = [each for each in model.network.parameters() if each.requires_grad]
+    for drawn in model.draws(2):  # the second time in arrays that hold the first one's numbers
+        loss = model.network.gradients(*drawn)
+        by_hand = [each.grad.clone() for each in weights]
+        expected = RewardNetwork.gradients(model.network, *drawn)
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(by_hand, [each.grad for each in weights])
+        assert all(float(each.abs().max()) > 0.0 for each in by_hand)
+
+
+def test_steps_are_those_of_torch_adam_also_after_loading():
+    network = perceptron((3, 8, 1))
+    twin = copy.deepcopy(network)
+    ours, theirs = Adam(list(network.parameters()), 0.01), torch.optim.Adam(twin.parameters(), 0.01)
+    for number in range(6):
+        if number == 3:
+            saved, ours = ours.state_dict(), Adam(list(network.parameters()), 0.01)
+            ours.load_state_dict(saved)
+        for each, optimizer in ((network, ours), (twin, theirs)):
+            optimizer.zero_grad()
+            each(torch.full((4, 3), float(number))).square().sum().backward()
+        ours.follow()
+        theirs.step()
+        torch.testing.assert_close(list(network.parameters()), list(twin.parameters()))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_batches_do_not_depend_on_how_many_are_drawn_at_once(kind, monkeypatch):
+    model, other = made(kind), made(kind)
+    for each in (model, other):
+        each.collect_data(steps(64, 4))
+    at_once = list(model.draws(5))
+    monkeypatch.setattr("guerdon.rewards.curiosity.AT_ONCE", 2 * 128 * 3)
+    torch.testing.assert_close(list(other.draws(5)), at_once)
+    assert len(at_once) == 5 and all(len(part) == 128 for drawn in at_once for part in drawn)
 
 
 # The interface
