@@ -37,7 +37,7 @@ browser:  ## the browser that the tests open pages with
 	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends chromium; }
 
 test: $(STAMP) browser setup-sim  ## run the tests
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations=30 -m 'not bench and not realtime'
+	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder --durations=30 -m 'not bench and not realtime'
 
 test-realtime: $(STAMP)  ## the driver over franky-control, on a quiet machine
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[franky]' franky-sim

@@ -21,13 +21,26 @@ LONGEST = ("run/test_learning", RAY, "test_docs", "fit/test_distributed", "run/"
 """Files that take minutes; they go first, so that in the end no process waits for another."""
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        file = item.nodeid.removeprefix("tests/").partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(RAY if file.startswith(RAY) else file))
+def file_of(nodeid):
+    return nodeid.removeprefix("tests/").partition("::")[0]
 
+
+def pytest_collection_modifyitems(items):
     def place(item):
-        name = item.nodeid.removeprefix("tests/")
+        name = file_of(item.nodeid)
         return next((n for n, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, for runs with -n
+def pytest_xdist_make_scheduler(config, log):
+    """A file is run by one process: what its tests share is made once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = file_of(nodeid)
+            return RAY if file.startswith(RAY) else file
+
+    return ByFile(config, log)
