@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import zoo_adversarial, zoo_exploration, zoo_imitation
+from benchmarks import zoo_adversarial, zoo_exploration, zoo_images, zoo_imitation
 from benchmarks.report import heading
 from guerdon.envs.hidden import HiddenReward
 from guerdon.rewards import Transitions, create_reward_model
@@ -38,7 +38,12 @@ from guerdon.run.rollouts import noise_ranked
 from guerdon.run.serial import resolved, serial_pipeline_reward_model, shapes_of
 from guerdon.run.serial_loops import make_env
 
-CASES: dict[str, dict[str, Any]] = {**zoo_adversarial.CASES, **zoo_imitation.CASES, **zoo_exploration.CASES}
+CASES: dict[str, dict[str, Any]] = {
+    **zoo_adversarial.CASES,
+    **zoo_imitation.CASES,
+    **zoo_exploration.CASES,
+    **zoo_images.CASES,
+}
 MARKS = (195.0, 475.0)
 """Returns on CartPole that the time is taken to."""
 PEERS = {
@@ -65,7 +70,7 @@ def run(name: str, seed: int, control: str | None) -> dict[str, Any]:
         env = HiddenReward(env)
     section = {**shapes_of(env), "seed": seed, **cfg.reward_model}
     if control is None:
-        model = create_reward_model(section)
+        model = create_reward_model({**section, **case.get("given", dict)()})
         if case["demonstrations"] is not None:
             model.load_expert_data(case["demonstrations"]())
     else:

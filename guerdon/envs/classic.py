@@ -4,7 +4,7 @@ In ordinary CartPole an episode ends when the pole falls, so that its length giv
 learn from a reward of zero. Here every episode has the same length, whatever happens in it.
 
 - `guerdon/FixedCartPole-v0`: balance a pole for 200 steps; a pole that fell stays where it fell.
-- `guerdon/PointReach-v0`: push a point to the middle and hold it there (real-valued actions).
+- `guerdon/PointReach-v0`: push a point to the middle and hold it there (real-valued actions); it can be seen.
 - `guerdon/DeepSea-v0`: dive to the right in every row; any other path pays nothing (exploration).
 - `guerdon/BitFlip-v0`, `guerdon/PointGoal-v0`: reach a goal that each episode chooses (goal-conditioned).
 """
@@ -22,9 +22,11 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from guerdon.errors import ConfigError
-from guerdon.types import BoolArray, FloatArray
+from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 
 Obs = Any
+CAMERA, CAMERA_SIZE, CAMERA_VIEW = "base_camera", 16, 1.25
+"""The camera above PointReach's plane: its name, the side of its pictures in pixels, how far out it sees."""
 
 
 class FixedLengthVectorEnv(VectorEnv[Any, Any, Any], ABC):
@@ -37,6 +39,8 @@ class FixedLengthVectorEnv(VectorEnv[Any, Any, Any], ABC):
     horizon: int
     terminates: bool = False
     """Whether nothing comes after the last step; otherwise episodes are cut off there."""
+    _last_obs: Obs
+    """What the last actions led to, also where the episodes are over by now."""
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class FixedLengthVectorEnv(VectorEnv[Any, Any, Any], ABC):
             self._rng = np.random.default_rng(first)
         self._elapsed = 0
         self._begin()
+        self._last_obs = self._observe()
         return self._observe(), {}
 
     def step(self, actions: Any) -> tuple[Obs, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
@@ -74,7 +79,7 @@ class FixedLengthVectorEnv(VectorEnv[Any, Any, Any], ABC):
         self._elapsed += 1
         over = self._elapsed >= self.horizon
         done: BoolArray = np.full(self.num_envs, over)
-        obs = self._observe()
+        obs = self._last_obs = self._observe()
         if over:
             info = {**info, "final_obs": obs, "_final_obs": done.copy(), "final_info": info}
             self._elapsed = 0
@@ -131,7 +136,10 @@ class FixedCartPole(FixedLengthVectorEnv):
 
 
 class PointReach(FixedLengthVectorEnv):
-    """A point with inertia on a plane; the reward is 1 at the middle and falls with the distance."""
+    """A point with inertia on a plane; the reward is 1 at the middle and falls with the distance.
+
+    Observations are places and speeds; pictures, of places alone, are made when they are asked for.
+    """
 
     def __init__(self, num_envs: int = 1, horizon: int = 50, **kwargs: Any) -> None:
         bound = np.array([2.0, 2.0, 1.0, 1.0], np.float32)
@@ -151,6 +159,36 @@ class PointReach(FixedLengthVectorEnv):
         self._place = np.clip(self._place + self._speed, -2.0, 2.0)
         distance = np.linalg.norm(self._place, axis=1)
         return np.exp(-4.0 * distance), {"success": distance < 0.1}
+
+    def state(self) -> FloatArray:
+        """Present places and speeds, float32 [N, 4]."""
+        return self._observe()
+
+    def final_state(self) -> FloatArray:
+        """Those that the last actions led to, float32 [N, 4]."""
+        reached: FloatArray = self._last_obs
+        return reached
+
+    def render_frames(
+        self, camera: str, env_ids: IntArray | None = None, *, final: bool = False
+    ) -> UInt8Array:
+        """Pictures of the environments `env_ids`, uint8 [n, 16, 16, 3]; see `from_above`."""
+        if camera != CAMERA:
+            raise ConfigError(f"PointReach has no camera {camera!r}, only {CAMERA!r}")
+        state = self.final_state() if final else self.state()
+        return from_above(state[slice(None) if env_ids is None else env_ids, :2])
+
+
+def from_above(places: FloatArray) -> UInt8Array:
+    """Pictures of points on the plane, [n, 2] -> uint8 [n, 16, 16, 3]: red spots, the middle green."""
+    pixels = (np.arange(CAMERA_SIZE) + 0.5) / CAMERA_SIZE * 2.0 * CAMERA_VIEW - CAMERA_VIEW
+    width = 1.2 * CAMERA_VIEW / CAMERA_SIZE  # wider than a pixel: it tells places between pixels, too
+    across = np.exp(-0.5 * ((pixels - places[:, :, None]) / width) ** 2)  # [n, 2, 16]
+    frames: UInt8Array = np.full((len(places), CAMERA_SIZE, CAMERA_SIZE, 3), 40, np.uint8)
+    frames[..., 0] += (200.0 * across[:, 1, :, None] * across[:, 0, None, :]).astype(np.uint8)
+    centre = slice(CAMERA_SIZE // 2 - 1, CAMERA_SIZE // 2 + 1)
+    frames[:, centre, centre, 1] = 160
+    return frames
 
 
 class DeepSea(FixedLengthVectorEnv):

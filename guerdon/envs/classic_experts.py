@@ -31,7 +31,7 @@ def swing_up(obs: Any) -> NDArray[np.float32]:
     missing = (
         15.0 * (1.0 - cosine) - 0.5 * turn**2
     )  # energy, in units in which gravity turns by 15 sin(angle)
-    swing = np.where(np.abs(turn) < 0.1, 2.0, 2.0 * np.sign(turn) * np.clip(missing, -1.0, 1.0))
+    swing = np.where(np.abs(turn) < 1e-3, 2.0, 2.0 * np.sign(turn) * np.clip(missing, -1.0, 1.0))
     hold = -8.0 * angle - 2.0 * turn
     near = np.abs(angle + 0.25 * turn) < 0.4
     return np.clip(np.where(near, hold, swing), -2.0, 2.0).astype(np.float32)[:, None]

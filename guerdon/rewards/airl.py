@@ -153,6 +153,7 @@ def demonstrated_log_probs(model: ZooModel, flat: Transitions) -> Tensor:
     if model.policy_log_probs is None:
         raise ConfigError(
             f"{type(model).__name__} asks the policy how likely the demonstrated actions are, which only the "
-            "on-policy pipeline (learner.algorithm: ppo) can tell; elsewhere set `policy_log_probs`"
+            "on-policy pipeline (learner.algorithm: ppo) can tell, of policies that look at vectors; else "
+            "set `policy_log_probs`"
         )
     return model.policy_log_probs(flat.obs, flat.actions).to(model.device).float()

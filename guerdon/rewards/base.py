@@ -96,6 +96,8 @@ class ZooModel(BaseRewardModel):
     """`rows`: a transition's reward depends on nothing but itself, so it is scored when it is learned from.
     `streams`: it depends on the episode up to it, so it is scored as it is experienced."""
 
+    obs_key: str | None = None
+    """The camera whose frames it judges, in place of observations; None: it looks at observations."""
     augments: ClassVar[bool] = False
     """Whether it makes further transitions of finished episodes, for the replay buffer."""
 

@@ -56,6 +56,7 @@ class Ensemble(ZooModel):
         super().__init__(config, device, tb_logger)
         self.members = [self._member(number) for number in range(self.cfg.size)]
         self.needs_experts = self.members[0].needs_experts
+        self.obs_key = self.members[0].obs_key
 
     def _member(self, number: int) -> ZooModel:
         from guerdon.rewards.table import create_reward_model  # the table has this class in it

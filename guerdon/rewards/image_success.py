@@ -1,6 +1,7 @@
 """The image success classifier of stage 2 as a model of the zoo: it judges the frame that an action led to.
 
-prob_success is what a fitted reward model (`guerdon train-reward`) says of `next_obs`, an image.
+prob_success is what a fitted reward model (`guerdon train-reward`) says of `frames`, which the pipelines get
+from the camera that it was fitted to, or, where there are none, of `next_obs`, if that is an image.
 The reward is that probability (`continuous`), or one of two values, decided at the checkpoint's own threshold
 (`binary`). It is fitted already: `train` does nothing here.
 """
@@ -73,6 +74,11 @@ class ImageSuccess(ZooModel):
                 f"{contract.num_frames} frames of {list(cameras)}: use a RewardManager"
             )
         self.obs_key = cameras[0]
+        if contract.only_at_rest:
+            raise ConfigError(
+                "the checkpoint judges robots at rest alone, which image_success does not know about: use a "
+                "RewardManager"
+            )
         given = self.cfg.reward_threshold
         self.threshold = contract.threshold if given is None else given
         if self.threshold is None and self.cfg.reward_type == "binary":
@@ -81,7 +87,9 @@ class ImageSuccess(ZooModel):
 
     def score(self, batch: Transitions) -> Tensor:
         """What the reached frames are worth, [*L]."""
-        prob_success: Tensor = self.network(batch.flat().next_obs.round().to(torch.uint8)).view(batch.shape)
+        flat = batch.flat()
+        images = flat.next_obs.round().to(torch.uint8) if flat.frames is None else flat.frames
+        prob_success: Tensor = self.network(images).view(batch.shape)
         if self.cfg.reward_type == "continuous":
             return prob_success
         assert self.threshold is not None
@@ -89,11 +97,14 @@ class ImageSuccess(ZooModel):
         return worth.float()
 
     def checked(self, batch: Transitions) -> Transitions:
-        """The batch, if its observations are images with values of 0 to 255."""
-        shape = list(batch.next_obs.shape[len(batch.shape) :])
+        """The batch, if it has frames, or observations that are images with values of 0 to 255."""
+        images = batch.next_obs if batch.frames is None else batch.frames
+        shape = list(images.shape[len(batch.shape) :])
         if len(shape) != 3 or shape[-1] not in (1, 3):
             raise DataError(f"image_success takes images [H, W, C], not observations of shape {shape}")
         batch.check_finite()
+        if images.dtype == torch.uint8:
+            return batch.to(self.device)
         if len(batch):
             low, high = float(batch.next_obs.min()), float(batch.next_obs.max())
             if low < 0.0 or high > 255.0 or 0.0 < high <= 1.0:

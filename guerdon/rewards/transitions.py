@@ -44,7 +44,9 @@ class Transitions:
     log_probs: Tensor | None = None
     """float32 [*L]; of the actions, under the policy that chose them."""
     learned_rewards: Tensor | None = None
-    """float32 [*L]; what a model that scores streams gave when the step was experienced."""
+    """float32 [*L]; what a model that scores streams or frames gave when the step was experienced."""
+    frames: Tensor | None = None
+    """uint8 [*L, H, W, C]; what a camera shows of where the action led, for models that look at pictures."""
 
     def __post_init__(self) -> None:
         lead = self.shape

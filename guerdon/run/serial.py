@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 
 from guerdon.config.load_zoo import load_serial
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.errors import ConfigError
+from guerdon.learn.networks import STATE
 from guerdon.learn.ppo import PPO
 from guerdon.rewards import BaseRewardModel, create_reward_model
 from guerdon.run.policy_files import make_learner
@@ -141,10 +142,15 @@ def _drawn_from(seed: int) -> Iterator[None]:
 
 
 def shapes_of(env: Any) -> dict[str, Any]:
-    """What a reward model has to know of the environments."""
+    """What a reward model has to know of the environments; beside cameras it gets the state."""
     space, actions = env.single_observation_space, env.single_action_space
+    if isinstance(space, Dict) and STATE in space.spaces:
+        space = space[STATE]
     if not isinstance(space, Box):
-        raise ConfigError(f"the serial pipelines take observations that are vectors or images, not {space}")
+        raise ConfigError(
+            f"the serial pipelines take observations that are vectors, or dicts with a vector `{STATE}` and "
+            f"cameras, not {space}"
+        )
     if isinstance(actions, Discrete):
         return {"obs_shape": list(space.shape), "action_size": int(actions.n), "discrete_actions": True}
     size = int(actions.shape[0])

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
 
-from guerdon.collect.observations import with_final
+from guerdon.collect.observations import FrameSource, with_final
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.envs.make import make_vector_env
 from guerdon.errors import ConfigError, DataError
@@ -30,7 +30,7 @@ from guerdon.rewards.transitions import Transitions, to_items
 from guerdon.run.chunks import random_actions
 from guerdon.run.policy_files import AnyLearner
 from guerdon.serve.relabel import RewardScale, combine
-from guerdon.types import FloatArray
+from guerdon.types import BoolArray, FloatArray, UInt8Array
 from guerdon.watch.reaches import check_learned_rewards
 
 
@@ -44,8 +44,23 @@ class SerialLoop(ABC):
         self.cooptrain = True
         self.path_checked = False
         self._first_action = int(getattr(env.single_action_space, "start", 0))
+        self._source: FrameSource | None = None
         if isinstance(model, ZooModel):
             model.meet(env)
+            if model.obs_key is not None:
+                self._source = FrameSource(env, (model.obs_key,))
+
+    def frames(self, reached: Any, done: BoolArray) -> UInt8Array | None:
+        """What the model's camera shows after a step, uint8 [N, H, W, C]; None if it needs no pictures.
+
+        Args:
+            reached: [N, ...]; what the actions led to, the final observation where an episode ended.
+            done: bool [N].
+        """
+        if self._source is None:
+            return None
+        (images,) = self._source.frames(reached, done, np.arange(self.env.num_envs)).values()
+        return np.array(images)  # an environment may draw the next ones in the same place
 
     @abstractmethod
     def reset(self, seed: int) -> None:
@@ -156,7 +171,7 @@ class OnPolicySerial(SerialLoop):
         self.collector = RolloutCollector(env, cfg.learner.ppo.num_steps)
         self._rollout: Rollout | None = None
         self._memory: Memory = None
-        if isinstance(model, ZooModel):
+        if isinstance(model, ZooModel) and isinstance(env.single_observation_space, Box):
             model.policy_log_probs = lambda obs, actions: learner.log_probs({STATE: obs}, actions)
 
     def reset(self, seed: int) -> None:
@@ -167,9 +182,13 @@ class OnPolicySerial(SerialLoop):
     def collect(self, progress: float) -> Transitions:
         """A rollout."""
         reached: list[NDArray[Any]] = []
+        shown: list[UInt8Array] = []
 
         def keep(t: int, env: Any, obs: Any, done: Any, info: Any) -> None:
-            reached.append(np.array(obs, np.float32))
+            reached.append(np.array(obs[STATE] if isinstance(obs, Mapping) else obs, np.float32))
+            images = self.frames(obs, done)
+            if images is not None:
+                shown.append(images)
 
         rollout = self._rollout = self.collector.collect(self.learner, keep)
         self.env_steps += rollout.num_transitions
@@ -187,6 +206,7 @@ class OnPolicySerial(SerialLoop):
             terminated=rollout.terminated,
             truncated=rollout.truncated,
             log_probs=rollout.log_probs,
+            frames=torch.from_numpy(np.stack(shown)) if shown else None,
         )
 
     def learn(self, experience: Transitions, progress: float) -> dict[str, float]:
@@ -233,6 +253,11 @@ class OffPolicySerial(SerialLoop):
 
     def __init__(self, cfg: SerialConfig, learner: AnyLearner, model: BaseRewardModel, env: Any) -> None:
         super().__init__(cfg, learner, model, env)
+        if not isinstance(env.single_observation_space, Box):
+            raise ConfigError(
+                f"learner.algorithm is {cfg.learner.algorithm}: off-policy, the serial pipelines take "
+                "observations that are vectors, beside which a reward model may look at a camera; use ppo"
+            )
         self.section = cfg.learner.dqn if isinstance(learner, DQN) else cfg.learner.sac
         if getattr(self.section, "num_n_steps", 1) != 1:
             raise ConfigError(
@@ -263,7 +288,10 @@ class OffPolicySerial(SerialLoop):
         """Put steps into the replay buffer, with rewards that depend on the episode, and what is made of it.
 
         The reward model has been taught by them before: rewards that stay in the buffer need its statistics.
+        Frames are judged at once, and only the verdicts are kept.
         """
+        if experience.frames is not None:
+            experience = replace(experience, learned_rewards=self.learned_rewards(experience), frames=None)
         if isinstance(self.model, ZooModel) and self.model.scores == "streams":
             with torch.no_grad():
                 checked = self.model.checked(experience)
@@ -282,6 +310,7 @@ class OffPolicySerial(SerialLoop):
         done = np.asarray(terminated) | np.asarray(truncated)
         reached = with_final(self._obs, info.get("final_obs"), done) if done.any() else self._obs
         self.env_steps += self.env.num_envs
+        images = self.frames(reached, done)
         return Transitions(
             obs=torch.from_numpy(obs),
             actions=torch.from_numpy(np.asarray(actions) - self._first_action),
@@ -289,6 +318,7 @@ class OffPolicySerial(SerialLoop):
             env_rewards=torch.from_numpy(np.asarray(env_rewards, np.float32)),
             terminated=torch.from_numpy(np.asarray(terminated, np.bool_)),
             truncated=torch.from_numpy(np.asarray(truncated, np.bool_)),
+            frames=None if images is None else torch.from_numpy(images),
         )
 
     def _actions(self, progress: float) -> NDArray[Any]:

@@ -1,14 +1,21 @@
-"""The image success classifier as a model of the zoo."""
+"""The image success classifier as a model of the zoo, and policies that learn from nothing else."""
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import zoo_images
+from guerdon.envs.classic import from_above
 from guerdon.errors import ConfigError, DataError
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
 from guerdon.rewards import Transitions, create_reward_model
+from guerdon.run.policy_files import make_learner
+from guerdon.run.serial import resolved, serial_pipeline_reward_model, shapes_of
+from guerdon.run.serial_loops import OffPolicySerial, OnPolicySerial, make_env
 from guerdon.wrappers import LearnedRewardWrapper
+from tests.rewards.zoo_tasks import CONTROLS, run
+from tests.run.serial_tools import POINT_REACH, small
 
 SHAPE = (16, 16, 3)
 
@@ -103,3 +110,75 @@ def test_what_is_refused(tmp_path):
     _, stacked = fitted(tmp_path / "stacked", num_frames=2)
     with pytest.raises(ConfigError, match="single frames of one camera"):
         made(stacked)
+    _, resting = fitted(tmp_path / "resting", only_at_rest=True)
+    with pytest.raises(ConfigError, match="robots at rest alone"):
+        made(resting)
+
+
+# In the pipelines
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """Fitted by stage 2 to pictures of random play; the checkpoint, and its score on held-out episodes."""
+    return zoo_images.fitted(tmp_path_factory.mktemp("pictures"))
+
+
+def test_a_policy_learns_from_pictures_of_success_alone(classifier):
+    checkpoint, auc = classifier
+    assert auc > 0.99
+    settings = zoo_images.settings()
+    settings["reward_model"]["checkpoint_path"] = checkpoint
+    result = run(settings)  # the env reward is NaN
+    assert result.last_return >= zoo_images.TARGET
+    assert result.evaluations[-1][2].success_at_end >= 0.95
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_without_the_classifier_the_same_run_fails(control):
+    result = run(zoo_images.settings(), control=control)
+    assert result.last_return < 0.5 * zoo_images.TARGET
+    assert result.evaluations[-1][2].success_at_end < 0.3
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_pipelines_show_the_frame_that_an_action_led_to(classifier, algorithm):
+    tree = small(algorithm, POINT_REACH, reward_model={"type": "image_success"}, steps_per_collect=128)
+    tree["env"]["train"]["init_params"] = {"horizon": 5}  # most rollouts have final frames in them
+    cfg = resolved(tree)
+    env = make_env(cfg)
+    learner = make_learner(cfg.learner, env.single_observation_space, env.single_action_space, 0)
+    model = made(classifier[0], **shapes_of(env))
+    loop = (OnPolicySerial if algorithm == "ppo" else OffPolicySerial)(cfg, learner, model, env)
+    loop.reset(0)
+    seen = loop.collect(0.0)
+    assert seen.frames.dtype == torch.uint8 and seen.frames.shape == (32, 4, *SHAPE) and seen.done.sum() >= 24
+    wanted = from_above(seen.next_obs.flatten(0, 1)[:, :2].numpy())
+    assert np.array_equal(seen.frames.flatten(0, 1).numpy(), wanted)
+    loop.learn(seen, 0.0)
+    judged = torch.from_numpy(wanted)
+    verdicts = model.network(judged)
+    if algorithm == "sac":  # verdicts are kept in the replay buffer, pictures are not
+        held = loop.replay.rows
+        assert held.frames is None and torch.allclose(held.learned_rewards, verdicts, atol=1e-6)
+    else:
+        assert torch.allclose(loop._rollout.training_rewards.flatten(), verdicts, atol=1e-6)
+
+
+def test_a_camera_in_the_observation_is_used(tmp_path):
+    """Tabletop with state and picture: the policy sees both, the classifier the picture."""
+    _, path = fitted(tmp_path)
+    tabletop = {
+        "id": "guerdon/Tabletop-v0",
+        "num_envs": 4,
+        "init_params": {"obs_mode": "state+rgb", "image_size": [16, 16]},
+    }
+    tree = small()
+    tree["env"] = {"train": tabletop, "eval": {**tabletop, "num_envs": 1}}
+    tree["reward_model"] = {"type": "image_success", "checkpoint_path": path}
+    tree["learner"] |= {"total_steps": 128, "eval_interval": 128, "eval_episodes": 1}
+    result = serial_pipeline_reward_model(tree)
+    assert result.env_steps == 128 and result.train_iter == 1
+    with pytest.raises(ConfigError, match="off-policy"):
+        sac = {**tree, "learner": {**tree["learner"], "algorithm": "sac"}}
+        serial_pipeline_reward_model(sac)

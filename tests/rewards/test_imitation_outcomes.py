@@ -1,13 +1,19 @@
 """PWIL, RED, PDEIL, T-REX and D-REX: policies learn from them what noise does not teach."""
 
+import numpy as np
 import pytest
 
+from benchmarks.zoo_adversarial import TARGETS
 from benchmarks.zoo_imitation import CASES
+from guerdon.config.load_zoo import ZOO_CONF, load_serial
+from guerdon.envs.classic_experts import swing_up
 from guerdon.rewards.demonstrations import returns_of
-from tests.rewards.zoo_tasks import run
+from tests.rewards.zoo_tasks import mean_return, play, run
 
 TASKS = ("fixed_cartpole", "point_reach")
 EXPERT_RETURN = {"fixed_cartpole": 200.0, "point_reach": 43.4}
+PENDULUM_STEPS = 96_000
+"""Of the short runs on Pendulum; the benchmark's may take more."""
 
 
 @pytest.mark.parametrize("control", ["zero", "noise"])
@@ -54,6 +60,36 @@ def assert_learns(case, task, model, demonstrations):
         cooptrain_reward=case["cooptrain"],
     )
     assert result.last_return >= case["target"]
+
+
+def test_the_target_on_pendulum_is_near_the_scripts_return():
+    rng = np.random.default_rng(0)
+    random = mean_return(play("Pendulum-v1", lambda obs: rng.uniform(-2.0, 2.0, (len(obs), 1)), 100))
+    expert = mean_return(play("Pendulum-v1", swing_up, 100))
+    assert TARGETS["pendulum"] == pytest.approx(random + 0.95 * (expert - random), abs=30.0)
+    shipped = [load_serial(file.stem).stop_value for file in ZOO_CONF.glob("pendulum_*.yaml")]
+    assert shipped and set(shipped) == {TARGETS["pendulum"]}
+
+
+def test_a_ranking_of_poor_episodes_swings_a_pendulum_up():
+    case = CASES["pendulum_trex"]
+    poor = case["demonstrations"]()
+    assert float(returns_of(poor).max()) < -500.0
+    result = run(
+        case["settings"],
+        demonstrations=poor,
+        pretrain_reward=True,
+        cooptrain_reward=False,
+        max_env_step=PENDULUM_STEPS,
+    )
+    assert result.last_return >= case["target"]
+
+
+@pytest.mark.parametrize("control", ["zero", "noise"])
+def test_without_a_learned_reward_no_pendulum_is_swung_up(control):
+    result = run(CASES["pendulum_trex"]["settings"], control=control, max_env_step=PENDULUM_STEPS)
+    assert result.env_steps >= PENDULUM_STEPS
+    assert result.last_return < -700.0  # less than half of the way from a random policy to the script
 
 
 @pytest.mark.parametrize("model", ["pwil", "red", "pdeil", "trex", "drex"])

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 import yaml
+from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 import guerdon.envs  # registers the tasks
@@ -39,6 +40,9 @@ def zoo_config(name: str) -> dict[str, Any]:
 
 
 def task(env_id: str, num_envs: int = 1, **kwargs: Any) -> Any:
+    if gym.spec(env_id).vector_entry_point is None:  # Pendulum
+        vector = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        return gym.make_vec(env_id, num_envs, vectorization_mode="sync", vector_kwargs=vector, **kwargs)
     env = gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
     return FlatGoals(env) if has_goals(env.single_observation_space) else env
 
