@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -71,40 +72,72 @@ def wait_for_none(what, seconds=120):
     assert not what()
 
 
-def shared_memory():
-    """Names of what no process uses: what others use while a test runs is theirs."""
-    left = {}
+def shared_memory_of(place):
+    """Names in /dev/shm of what processes with this TMPDIR use now."""
+    names = {}
     for file in Path("/dev/shm").iterdir():
         with contextlib.suppress(OSError):
-            left[file.stat().st_ino] = file.name
-    for entry in Path("/proc").glob("[0-9]*"):
+            names[file.stat().st_ino] = file.name
+    found = set()
+    for number in processes_of(place):
         with contextlib.suppress(OSError):
-            for line in (entry / "maps").read_text().splitlines():
+            for line in Path(f"/proc/{number}/maps").read_text().splitlines():
                 if "/dev/shm/" in line:  # under the name that it had first: the inode tells
-                    left.pop(int(line.split()[4]), None)
-    return set(left.values())
+                    found.add(names.get(int(line.split()[4])))
+    return found - {None}
 
 
-def nothing_is_left(place, before):
-    wait_for_none(lambda: processes_of(place))
-    wait_for_none(lambda: shared_memory() - before)  # others are between ending and clearing up for a moment
-    return not list(place.glob("guerdon-ray-*"))
+class Watch:
+    """Notes all shared memory that processes with a TMPDIR ever use; that of other tests is theirs."""
+
+    def __init__(self, place):
+        self.place, self.names, self._over = place, set(), threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def _look(self):
+        while not self._over.wait(0.2):
+            self.names |= shared_memory_of(self.place)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+    def nothing_is_left(self):
+        wait_for_none(lambda: processes_of(self.place))
+        wait_for_none(lambda: {name for name in self.names if Path("/dev/shm", name).exists()})
+        return not list(self.place.glob("guerdon-ray-*"))
 
 
-def test_shared_memory_of_others_is_not_taken_for_left_behind():
-    lock = multiprocessing.get_context("spawn").Lock()  # as another test has it while it runs
-    held = Path("/dev/shm", f"sem.{lock._semlock.name.lstrip('/')}")
-    orphan = Path(tempfile.mkstemp(dir="/dev/shm")[1])
-    try:
-        assert held.exists() and orphan.exists()
-        assert {held.name, orphan.name} & shared_memory() == {orphan.name}
-    finally:
-        orphan.unlink()
+@pytest.fixture
+def watch(place):
+    with Watch(place) as found:
+        yield found
 
 
-def test_a_killed_learner_resumes_and_the_command_leaves_nothing_behind(settings, tmp_path, place):
+def test_shared_memory_is_known_by_who_uses_it(place):
+    code = "import multiprocessing as m; lock = m.get_context('spawn').Lock(); print(1, flush=True); input()"
+    mine = multiprocessing.get_context("spawn").Lock()  # as another test has it while it runs
+    held = Path("/dev/shm", f"sem.{mine._semlock.name.lstrip('/')}")
+    run = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment(place), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with Watch(place) as watch:
+        assert run.stdout.readline() == b"1\n" and held.exists()
+        wait_for(lambda: watch.names)
+        assert len(watch.names) == 1 and held.name not in watch.names
+        (name,) = watch.names
+        assert Path("/dev/shm", name).exists()
+        run.communicate(b"\n")
+        assert watch.nothing_is_left() and held.exists()
+
+
+def test_a_killed_learner_resumes_and_the_command_leaves_nothing_behind(settings, tmp_path, place, watch):
     settings = [*settings, "learner.ppo.anneal_lr=false"]  # which depends on the length of the run
-    before = shared_memory()
     killed = tmp_path / "killed"
     run = start(place, [*settings, *LONG, f"runner.logger.log_path={killed}"])
     saved = killed / "checkpoints" / "step_400" / "state.pt"
@@ -114,7 +147,7 @@ def test_a_killed_learner_resumes_and_the_command_leaves_nothing_behind(settings
     finally:
         run.kill()
         run.communicate()
-    assert nothing_is_left(place, before)  # Ray's processes go with the one that started them
+    assert watch.nothing_is_left()  # Ray's processes go with the one that started them
 
     resumed = tmp_path / "resumed"
     checkpoint = killed / "checkpoints" / "step_400"
@@ -124,15 +157,14 @@ def test_a_killed_learner_resumes_and_the_command_leaves_nothing_behind(settings
     assert run.returncode == 0, err
     assert json.loads(out)["env_steps"] == 800  # one JSON object and nothing else
     assert "raylet" not in err and "ray::" not in err and "Traceback" not in err
-    assert nothing_is_left(place, before)
+    assert watch.nothing_is_left()
 
     whole, _ = train(load_config("train", [*settings, f"runner.logger.log_path={tmp_path / 'whole'}"]))
     expected = [without_times(entry) for entry in lines(whole) if entry["step"] > 400]
     assert [without_times(entry) for entry in lines(resumed)] == expected and len(expected) >= 2
 
 
-def test_an_interrupted_command_leaves_nothing_behind(settings, tmp_path, place):
-    before = shared_memory()
+def test_an_interrupted_command_leaves_nothing_behind(settings, tmp_path, place, watch):
     folder = tmp_path / "run"
     run = start(place, [*settings, *LONG, f"runner.logger.log_path={folder}"])
     try:
@@ -144,7 +176,7 @@ def test_an_interrupted_command_leaves_nothing_behind(settings, tmp_path, place)
     finally:
         run.kill()
     assert run.returncode == 1 and err.strip().endswith("guerdon: interrupted") and not out
-    assert nothing_is_left(place, before)
+    assert watch.nothing_is_left()
 
 
 def test_a_cluster_that_is_not_there(settings, place):
