@@ -19,7 +19,8 @@ from guerdon.learn.networks import STATE
 from guerdon.learn.ppo import PPO
 from guerdon.rewards import BaseRewardModel, create_reward_model
 from guerdon.run.policy_files import make_learner
-from guerdon.run.serial_loops import OffPolicySerial, OnPolicySerial, SerialLoop, make_env
+from guerdon.run.serial_loops import OnPolicySerial, SerialLoop, make_env
+from guerdon.run.serial_offpolicy import OffPolicySerial
 from guerdon.run.serial_run import Notes, SerialResult, SerialRun
 
 

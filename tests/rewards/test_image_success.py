@@ -12,7 +12,8 @@ from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
 from guerdon.rewards import Transitions, create_reward_model
 from guerdon.run.policy_files import make_learner
 from guerdon.run.serial import resolved, serial_pipeline_reward_model, shapes_of
-from guerdon.run.serial_loops import OffPolicySerial, OnPolicySerial, make_env
+from guerdon.run.serial_loops import OnPolicySerial, make_env
+from guerdon.run.serial_offpolicy import OffPolicySerial
 from guerdon.wrappers import LearnedRewardWrapper
 from tests.rewards.zoo_tasks import CONTROLS, run
 from tests.run.serial_tools import POINT_REACH, small
