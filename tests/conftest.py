@@ -5,6 +5,7 @@ import signal
 import threading
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_worker_niceness", "0")  # as in `guerdon.parallel`, for clusters of tests
 
 import pytest
 import torch

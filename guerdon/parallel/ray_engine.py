@@ -26,6 +26,8 @@ from guerdon.parallel.engine import Engine, WorkerSpec
 from guerdon.parallel.placement import Node, Plan, Slot, make_plan, order_nodes, own_rollout_group
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Ray's workers are nice to all others (15): beside a learner on the same cores they would hardly run.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 try:
     import ray
