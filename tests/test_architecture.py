@@ -12,6 +12,7 @@ STREET = [
     "types",
     "images",
     "moments",
+    "adam",
     "progress",
     "config",
     "store",

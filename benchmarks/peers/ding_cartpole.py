@@ -134,10 +134,7 @@ def imitate(name: str, data: Path, seed: int) -> None:
     from dizoo.classic_control.cartpole.config.cartpole_dqn_gail_config import create_config, main_config
 
     shown = Path("shown").resolve()
-    write(
-        shown / "expert_data.pkl",
-        [item for each in episodes(data / "demonstrations.npz") for item in items(each)],
-    )
+    write(shown / "expert_data.pkl", all_items(data / "demonstrations.npz"))
     config, create = deepcopy(main_config), deepcopy(create_config)
     config.env.stop_value = 1e9
     places = {"expert_data_path": str(shown / "expert_data.pkl"), "data_path": str(shown)}

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from guerdon.adam import EPS, fused_adam
 from guerdon.config import NetworkConfig
 
 SWEEP_INTERVAL, NEGLIGIBLE = 100, 1e-30
@@ -220,7 +221,7 @@ class FlatAdam:
     thousand steps, on which a processor is ten times slower. They are set to zero long before.
     """
 
-    def __init__(self, flat: Tensor, gradient: Tensor, lr: float, eps: float = 1e-8) -> None:
+    def __init__(self, flat: Tensor, gradient: Tensor, lr: float, eps: float = EPS) -> None:
         self._flat, self._gradient, self.lr, self._eps = flat, gradient, lr, eps
         self._mean, self._square = torch.zeros_like(flat), torch.zeros_like(flat)
         self._steps = torch.zeros((), device=flat.device)
@@ -230,21 +231,14 @@ class FlatAdam:
         if self._steps.item() % SWEEP_INTERVAL == 0:
             for moment in (self._mean, self._square):
                 moment.masked_fill_(moment.abs() < NEGLIGIBLE, 0.0)
-        self._steps += 1
-        torch._fused_adam_(
+        fused_adam(
             [self._flat],
             [self._gradient],
             [self._mean],
             [self._square],
-            [],
             [self._steps],
             lr=self.lr if lr is None else lr,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
             eps=self._eps,
-            amsgrad=False,
-            maximize=False,
         )
 
     def forget(self) -> None:

@@ -136,7 +136,7 @@ class ZooModel(BaseRewardModel):
 
     def draw(self) -> tuple[Any, ...]:
         """What `network.learn` takes in one gradient step."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has a network that learns, and no method `draw`")
 
     def draws(self, num_updates: int) -> Iterator[tuple[Any, ...]]:
         """What a round of gradient steps takes; for models that draw for all of them at once."""
@@ -145,7 +145,7 @@ class ZooModel(BaseRewardModel):
     def score(self, batch: Transitions) -> Tensor:
         """Rewards of transitions, float32 [*L], or of streams that begin here; changes nothing."""
         if self.scores == "rows":
-            raise NotImplementedError(f"{type(self).__name__} has no method score")
+            raise NotImplementedError(f"{type(self).__name__} has no method `score`")
         streams = batch.streams()
         return self.score_stream(streams, self.begin(streams.shape[1]))[0].view(batch.shape)
 
@@ -162,7 +162,7 @@ class ZooModel(BaseRewardModel):
 
     def augment(self, episodes: Sequence[Transitions]) -> Transitions:
         """Further transitions [N] made of finished episodes, [T] each; of models that augment."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} augments, and has no method `augment`")
 
     def notice(self, batch: Transitions) -> None:
         """Bring further statistics up to date with what was collected, [*L]."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from guerdon.adam import BETAS, EPS, fused_adam
 from guerdon.errors import DataError
 
 BLOCK = 512
@@ -21,7 +22,7 @@ class RewardNetwork(nn.Module):
 
     def learn(self, *data: Any) -> Tensor:
         """The loss, a tensor without axes; whoever calls it takes the gradient step."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not learn: it has no method `learn`")
 
     def gradients(self, *data: Any) -> Tensor:
         """The same loss, detached, and its gradients in the weights' `grad`."""
@@ -70,34 +71,24 @@ class Adam(torch.optim.Adam):
     """Adam that takes its steps by torch's kernel alone: for small networks all around it takes longer."""
 
     def __init__(self, weights: Sequence[nn.Parameter], lr: float) -> None:
-        super().__init__(weights, lr, fused=True)
+        super().__init__(weights, lr, betas=BETAS, eps=EPS, fused=True)
 
     def follow(self) -> None:
         """One step along the gradients that are there."""
         group = self.param_groups[0]
         moved = [weight for weight in group["params"] if weight.grad is not None]
-        if len(self.state) < len(moved):
-            self.step()  # the first one makes the moments too
+        if any(weight not in self.state for weight in moved):
+            self.step()  # the first one of a weight makes its moments too
             return
         states = [self.state[weight] for weight in moved]
-        steps = [state["step"] for state in states]
-        with torch.no_grad():
-            torch._foreach_add_(steps, 1)
-            torch._fused_adam_(
-                moved,
-                [weight.grad for weight in moved],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                steps,
-                lr=group["lr"],
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-            )
+        fused_adam(
+            moved,
+            [weight.grad for weight in moved],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["step"] for state in states],
+            lr=group["lr"],
+        )
 
 
 def check_actions(actions: Tensor, action_size: int, discrete: bool) -> None:

@@ -139,6 +139,20 @@ def test_steps_are_those_of_torch_adam_also_after_loading():
         torch.testing.assert_close(list(network.parameters()), list(twin.parameters()))
 
 
+def test_weights_may_take_turns():
+    """A loss may leave out a part of a network, and another part the next time."""
+    parts = torch.nn.ModuleList(torch.nn.Linear(2, 1) for _ in range(3))
+    twin = copy.deepcopy(parts)
+    ours, theirs = Adam(list(parts.parameters()), 0.01), torch.optim.Adam(twin.parameters(), 0.01)
+    for used in ((0, 1), (0, 2), (1, 2), (0,)):
+        for each, optimizer in ((parts, ours), (twin, theirs)):
+            optimizer.zero_grad()
+            sum(each[number](torch.ones(4, 2)).square().sum() for number in used).backward()
+        ours.follow()
+        theirs.step()
+        torch.testing.assert_close(list(parts.parameters()), list(twin.parameters()))
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_batches_do_not_depend_on_how_many_are_drawn_at_once(kind, monkeypatch):
     model, other = made(kind), made(kind)
