@@ -1,15 +1,18 @@
 """Files that are either complete or not there: temp file in the same directory, fsync, then the final name.
 
-Nothing here overwrites a file unless it is asked to, also if several processes write to one directory.
+Nothing here overwrites a file unless it is asked to, also if several processes write to one directory. A temp
+file is locked for as long as its writer lives, so that others can tell what a killed writer left behind.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +20,8 @@ from typing import BinaryIO
 
 from guerdon.errors import StorageError
 from guerdon.types import display_path
+
+log = logging.getLogger("guerdon")
 
 _REASONS = {
     errno.ENOSPC: "the disk is full",
@@ -29,6 +34,11 @@ _REASONS = {
     errno.EEXIST: "it exists already",
 }
 TEMP_SUFFIX = ".tmp"
+_TEMP_NAME = re.compile(r"\.\d+-[0-9a-f]+\.tmp")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""What writing can run into halfway; libraries hide it behind errors of their own."""
+_LOOK_SHARE = 100.0
+"""A directory is searched for temp files again after so many times as long as the search took."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -101,6 +111,8 @@ class NumberedFiles:
     def __init__(self, directories: Sequence[Path], *, prefix: str = "", suffix: str) -> None:
         self._directories = tuple(directories)
         self._prefix, self._suffix = prefix, suffix
+        for directory in self._directories:
+            clear_stale(directory)
         pattern = re.compile(re.escape(prefix) + r"(\d+)" + re.escape(suffix))
         self._next = max(next_number(directory, pattern) for directory in directories)
 
@@ -128,14 +140,16 @@ class NumberedFiles:
 
 
 @contextmanager
-def locked_directory(directory: Path) -> Iterator[None]:
-    """Keep other processes that use this function out; without effect where locks are not supported."""
+def locked_directory(directory: Path) -> Iterator[bool]:
+    """Keep other processes that use this function out; yields whether locks are supported here."""
     make_directory(directory)
     handle = os.open(directory, os.O_RDONLY)
+    locked = False
     try:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+            locked = True
+        yield locked
     finally:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough if this process was forked meanwhile
@@ -156,27 +170,92 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(TEMP_SUFFIX)
 
 
+def clear_stale(directory: Path, *, below: bool = False) -> None:
+    """Remove the temp files that killed writers left in `directory`; those of living writers stay.
+
+    Args:
+        directory: may be missing.
+        below: also in all directories below it.
+    """
+    for place, _, names in os.walk(directory):
+        for name in filter(_TEMP_NAME.fullmatch, names):
+            _remove_if_stale(Path(place, name))
+        if not below:
+            return
+
+
+def _remove_if_stale(temp: Path) -> None:
+    try:
+        handle = os.open(temp, os.O_RDWR)
+    except OSError:  # gone meanwhile, or another user's
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        temp.unlink(missing_ok=True)
+    except OSError as error:  # its writer lives, or nobody can tell
+        log.debug("%s is left alone: %s", temp, error)
+    finally:
+        os.close(handle)
+
+
+_next_look: dict[Path, float] = {}
+
+
+def _clear_stale_now_and_then(directory: Path) -> None:
+    """Before a write; in a directory of many files a search takes longer than a write, so not before each."""
+    began = time.monotonic()
+    if began < _next_look.get(directory, 0.0):
+        return
+    clear_stale(directory)
+    ended = time.monotonic()
+    _next_look[directory] = ended + _LOOK_SHARE * (ended - began)
+
+
+def _new_temp(directory: Path) -> tuple[Path, int]:
+    """A new temp file, open for writing and locked; another process may be clearing up at this moment."""
+    while True:
+        temp = directory / f".{os.getpid()}-{secrets.token_hex(6)}{TEMP_SUFFIX}"
+        handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with suppress(OSError):  # without locks nobody clears up
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return temp, handle
+        os.close(handle)  # it was taken for a leftover before it was locked
+
+
 @contextmanager
 def _finished_temp(directory: Path, write: Callable[[BinaryIO], object]) -> Iterator[Path]:
-    """A complete, synced temp file in `directory`; removed in the end unless it was renamed."""
-    temp = directory / f".{os.getpid()}-{secrets.token_hex(6)}{TEMP_SUFFIX}"
-    handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    """A complete, synced and locked temp file in `directory`; removed in the end unless it was renamed."""
+    _clear_stale_now_and_then(directory)
+    temp, handle = _new_temp(directory)
     try:
-        file = os.fdopen(handle, "wb")
+        file = os.fdopen(handle, "wb", closefd=False)  # the lock is held until the file has its final name
         try:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(handle)
         except BaseException as error:
             with suppress(OSError):  # closing flushes once more; the first error is the one to report
                 file.close()
-            if isinstance(error.__context__, OSError):  # torch.save hides a full disk behind a RuntimeError
-                raise error.__context__ from error
+            hidden = _hidden_cause(error)
+            if hidden is not None:
+                raise hidden from error
             raise
         file.close()
         yield temp
     finally:
         temp.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _hidden_cause(error: BaseException) -> OSError | None:
+    """The full disk behind an error: torch.save shows a RuntimeError, a zip archive a ValueError."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in _FULL:
+            return None if seen is error else seen
+        seen = seen.__cause__ or seen.__context__
+    return None
 
 
 def _link_new(temp: Path, path: Path) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 import guerdon
 from guerdon.errors import DataError, StorageError
 from guerdon.store import shard as layout
-from guerdon.store.atomic import fsync_directory, is_temporary, storage_error, write_atomic
+from guerdon.store.atomic import clear_stale, fsync_directory, is_temporary, storage_error, write_atomic
 from guerdon.store.episode_store import FORMAT, MANIFEST, SHARDS, EpisodeStore, read_manifest, shard_dirs
 from guerdon.store.formats.base import EpisodeWriter
 from guerdon.types import Episode, display_path
@@ -51,6 +51,7 @@ class StoreWriter(EpisodeWriter):
         self._shard: _OpenShard | None = None
         try:
             self._make_store()
+            clear_stale(self.path, below=True)
             with _locked(self.path / STORE_LOCK):
                 repair(self.path)
         except OSError as error:

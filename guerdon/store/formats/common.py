@@ -243,10 +243,9 @@ def extras_from(record: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 class SpooledWriter(EpisodeWriter):
-    """For formats that are one file: keeps the episodes in memory until `close` writes the file.
+    """For formats that are one file, which `close` writes; leaving a `with` block closes, also after an error.
 
-    Unlike with other writers an episode is therefore safe only after `close` (leaving a `with` block closes,
-    also after an error). Memory is bounded: beyond a quarter of what is available `add` refuses.
+    All episodes are in memory then. That is bounded: beyond a quarter of what is available `add` refuses.
     """
 
     def __init__(self, path: Path) -> None:

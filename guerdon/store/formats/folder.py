@@ -4,12 +4,17 @@ The writer's files are named `{source}_{episode:06d}_frame{step:03d}[_{camera}].
 if it is the only one and is called base_camera. Files with such names are put together to episodes again,
 though the frames of one may lie in both directories. A picture with another name is an episode of one frame.
 
+While an episode is written, a hidden file `.{source}_{episode:06d}.writing` lies beside the two directories.
+If its writer is killed, readers know by it that the frames are not all there, and the next writer removes
+both.
+
 Lost in writing: actions, states, rewards, flags, seed and split; labels between 0 and 1 are rounded; whether
 an episode counts as a success is known only from its frames.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +28,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from guerdon.errors import DataError
-from guerdon.store.atomic import locked_directory, make_directory, next_number, write_atomic
+from guerdon.store.atomic import (
+    clear_stale,
+    fsync_directory,
+    locked_directory,
+    make_directory,
+    next_number,
+    storage_errors,
+    write_atomic,
+)
 from guerdon.store.formats.base import EpisodeWriter, Format
 from guerdon.store.formats.common import (
     BASE_CAMERA,
@@ -36,7 +49,11 @@ from guerdon.store.formats.common import (
 )
 from guerdon.types import Episode, Fault, UInt8Array, display_path, is_positive
 
+log = logging.getLogger("guerdon")
+
 SUCCESS, FAILURE = "success", "failure"
+WRITING = ".writing"
+MAX_LOOKS = 4
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _NAME = re.compile(r"(?P<source>.*)_(?P<episode>\d{6,})_frame(?P<step>\d{3,})(?:_(?P<camera>.+))?")
 _NUMBER = re.compile(r".*_(\d{6,})_frame\d{3,}(?:_.+)?\.(?:png|jpg|jpeg)")
@@ -50,6 +67,8 @@ class _Picture:
     path: Path
     positive: bool
     source: str
+    stem: str = ""
+    """What the names of an episode's files begin with."""
     step: int = 0
     camera: str = BASE_CAMERA
 
@@ -68,11 +87,37 @@ def _pictures(root: Path) -> list[list[_Picture]]:
                 path=path,
                 positive=positive,
                 source=unquote(match["source"]),
+                stem=_stem(path.stem),
                 step=int(match["step"]),
                 camera=unquote(match["camera"] or BASE_CAMERA),
             )
             groups.setdefault((int(match["episode"]), match["source"]), []).append(picture)
     return [sorted(groups[key], key=lambda picture: (picture.step, picture.camera)) for key in sorted(groups)]
+
+
+def _stem(name: str) -> str:
+    """`{source}_{episode:06d}` of a file name that `_NAME` matches."""
+    match = _NAME.fullmatch(name)
+    return "" if match is None else f"{match['source']}_{match['episode']}"
+
+
+def _being_written(root: Path) -> dict[str, Path]:
+    """Stem -> mark of the episodes that are being written, or were when their writer was killed."""
+    return {mark.name[1 : -len(WRITING)]: mark for mark in root.glob(f".*{WRITING}")}
+
+
+def _settled(root: Path) -> tuple[list[list[_Picture]], set[str]]:
+    """The pictures by episode and the stems of unfinished ones; looked at again if a writer came between."""
+    unfinished: set[str] = set()
+    groups: list[list[_Picture]] = []
+    for _ in range(MAX_LOOKS):
+        before = root.stat().st_mtime_ns if root.is_dir() else 0  # marks that come and go change it
+        unfinished = set(_being_written(root))
+        groups = _pictures(root)
+        unfinished |= set(_being_written(root))
+        if (root.stat().st_mtime_ns if root.is_dir() else 0) == before:
+            break
+    return groups, unfinished
 
 
 def _read_group(pictures: list[_Picture], complete: bool) -> Iterator[Episode | Fault]:
@@ -138,6 +183,8 @@ class FolderWriter(EpisodeWriter):
         self._path = path
         self._directories = {True: make_directory(path / SUCCESS), False: make_directory(path / FAILURE)}
         self._apart: FolderWriter | None = None
+        for directory in (path, *self._directories.values()):
+            clear_stale(directory)
 
     def add(self, episode: Episode) -> str:
         """Write one episode; return the common beginning of its files' paths."""
@@ -146,9 +193,13 @@ class FolderWriter(EpisodeWriter):
             return self._apart.add(episode)
         source = _file_name_part(episode.source)
         written: list[Path] = []
-        with locked_directory(self._path):  # no other writer takes the same number
+        with locked_directory(self._path) as locked:  # no other writer takes the same number
+            if locked:
+                self._clear_unfinished()
             number = max(next_number(directory, _NUMBER) for directory in self._directories.values())
             stem = f"{source}_{number:06d}"
+            mark = self._path / f".{stem}{WRITING}"
+            write_atomic(mark, lambda file: file.write(b""))
             try:
                 for name, positive, image in _named_frames(episode, stem):
                     path = self._directories[positive] / name
@@ -157,8 +208,26 @@ class FolderWriter(EpisodeWriter):
             except BaseException:
                 for path in written:  # all frames of an episode or none
                     path.unlink()
+                mark.unlink()
                 raise
+            with storage_errors(mark):
+                mark.unlink()
+                fsync_directory(self._path)
         return str(self._path / stem)
+
+    def _clear_unfinished(self) -> None:
+        """Remove what a killed writer left of its last episode; nobody else writes at this moment."""
+        marks = _being_written(self._path)
+        if not marks:
+            return
+        for directory in self._directories.values():
+            for path in files_in(directory, *_SUFFIXES):
+                if _stem(path.stem) in marks:
+                    path.unlink()
+            fsync_directory(directory)
+        for stem, mark in marks.items():
+            log.info("%s: a writer was killed in the middle of it; its frames are removed", stem)
+            mark.unlink()
 
 
 def _file_name_part(source: str) -> str:
@@ -196,8 +265,13 @@ class Folder(Format):
         """In the order of episode numbers; those that were cut off come last."""
         for root in (existing(path), path / UNFINISHED):
             complete = root.absolute().name != UNFINISHED
-            for pictures in _pictures(root):
-                yield from _read_group(pictures, complete)
+            groups, unfinished = _settled(root)
+            for pictures in groups:
+                if pictures[0].stem in unfinished:
+                    reason = "its episode is being written at this moment, or its writer was killed"
+                    yield to_fault(pictures[0].path, DataError(reason))
+                else:
+                    yield from _read_group(pictures, complete)
 
     def writer(self, path: Path) -> FolderWriter:
         """Append to `success/` and `failure/` below `path`."""

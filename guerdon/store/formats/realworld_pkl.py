@@ -6,9 +6,10 @@ action led to: `next_obs`, and `obs` only where a file has no `next_obs`. A rewa
 frame shows success. An episode ends with a termination or a truncation; what follows the last of them is an
 episode that is not complete.
 
-The writer loses nothing: what the layout has no place for stands in `episode_info` of an episode's last
+The writers lose nothing: what the layout has no place for stands in `episode_info` of an episode's last
 transition. There is no frame before the first action in an `Episode`, so the first `obs` repeats the first
-`next_obs`. `rewards` holds the success labels; the environment's rewards are in `episode_info`.
+`next_obs`. `rewards` holds the success labels; the environment's rewards are in `episode_info`. How a file
+grows is said in `realworld_parts.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from guerdon.errors import DataError
-from guerdon.store.atomic import locked_directory, make_directory, write_atomic
 from guerdon.store.formats.base import Format
 from guerdon.store.formats.common import (
     BASE_CAMERA,
@@ -41,11 +41,19 @@ from guerdon.store.formats.common import (
     to_vectors,
 )
 from guerdon.store.formats.observations import frames_from, observation_at, states_from
-from guerdon.store.safe_pickle import load
-from guerdon.types import BoolArray, Episode, Fault, FloatArray, display_path, is_positive
+from guerdon.store.formats.realworld_parts import (
+    FILE_NAME,
+    INFO,
+    PartsWriter,
+    data_file,
+    ends,
+    find_parts,
+    load_transitions,
+)
+from guerdon.types import BoolArray, Episode, Fault, FloatArray, is_positive
 
-FILE_NAME = "data.pkl"
-_INFO = "episode_info"
+__all__ = ["FILE_NAME", "RealworldPkl", "Recorded", "RecordingWriter", "read_recorded", "to_transitions"]
+
 _ARRAYS = ("labels", "env_rewards", "terminated", "truncated", "is_grasped")
 
 
@@ -68,11 +76,11 @@ class Recorded:
 
 def read_recorded(path: Path) -> Iterator[Recorded | Fault]:
     """The episodes of a `data.pkl` as they were recorded."""
-    given, path = Path(path), _file(Path(path))
-    if not _parts(path):
+    given, path = Path(path), data_file(Path(path))
+    if not find_parts(path):
         existing(given)
         existing(path)
-    parts = attempt(path, lambda: list(_split(_load(path))))
+    parts = attempt(path, lambda: list(_split(load_transitions(path))))
     if isinstance(parts, Fault):
         yield parts
         return
@@ -87,7 +95,7 @@ def read_recorded(path: Path) -> Iterator[Recorded | Fault]:
 
 def _read_recorded(steps: Sequence[Any], ended: bool, path: Path) -> Recorded:
     episode = _read_episode(steps, ended, path)
-    info = steps[-1].get(_INFO) or {}
+    info = steps[-1].get(INFO) or {}
     rewards = to_floats([step["rewards"] for step in steps], len(steps), "rewards")
     assert rewards is not None  # `_read_episode` has seen to it
     ages = info.get("frame_age") or {}
@@ -107,50 +115,15 @@ def _read_recorded(steps: Sequence[Any], ended: bool, path: Path) -> Recorded:
     )
 
 
-def _load(path: Path) -> list[Any]:
-    """The transitions of a file, with those that a recording which was cut short left beside it."""
-    parts = _parts(path)
-    content = _load_list(path) if path.exists() or not parts else []
-    for number, part in parts:
-        if number >= len(content):  # else it is in the file already: only its removal was cut short
-            content = _closed(content) + _load_list(part)
-    return content
-
-
-def _load_list(path: Path) -> list[Any]:
-    content = load(path)
-    if not isinstance(content, list):
-        raise DataError(f"{display_path(path)}: holds a {type(content).__name__}, not a list of transitions")
-    return content
-
-
-def _parts_folder(path: Path) -> Path:
-    return path.with_name(f"{path.name}.parts")
-
-
-def _parts(path: Path) -> list[tuple[int, Path]]:
-    """(number of its first transition, file) of each episode that is not in the file yet, in order."""
-    folder = _parts_folder(path)
-    files = folder.glob("*.pkl") if folder.is_dir() else ()
-    return sorted((int(file.stem), file) for file in files if file.stem.isdigit())
-
-
 def _split(transitions: Sequence[Any]) -> Iterator[tuple[Sequence[Any], bool]]:
     """(transitions of one episode, whether it ended)."""
     start = 0
     for index, transition in enumerate(transitions):
-        if _ends(transition):
+        if ends(transition):
             yield transitions[start : index + 1], True
             start = index + 1
     if start < len(transitions):
         yield transitions[start:], False
-
-
-def _ends(transition: Any) -> bool:
-    if not isinstance(transition, Mapping):
-        return False
-    flags = (transition.get("terminations"), transition.get("truncations"))
-    return any(flag is not None and bool(to_scalar(flag, "an end flag")) for flag in flags)
 
 
 def _read_episode(steps: Sequence[Any], ended: bool, path: Path) -> Episode:
@@ -159,7 +132,7 @@ def _read_episode(steps: Sequence[Any], ended: bool, path: Path) -> Episode:
         key: [require(step, key, f"transition {index}") for index, step in enumerate(steps)]
         for key in ("rewards", "terminations", "truncations")
     }
-    count, info = len(steps), steps[-1].get(_INFO) or {}
+    count, info = len(steps), steps[-1].get(INFO) or {}
     rewards = to_floats(column["rewards"], count, "rewards")
     if rewards is None:
         raise DataError("has no rewards, and so no labels")
@@ -229,7 +202,7 @@ def to_transitions(episode: Episode, recorded: Recorded | None = None) -> list[d
             }
         )
     arrays = {name: _copy(getattr(episode, name)) for name in _ARRAYS}
-    transitions[-1][_INFO] = {
+    transitions[-1][INFO] = {
         **arrays,
         **extras_of(episode),
         "success": episode.success,
@@ -237,7 +210,7 @@ def to_transitions(episode: Episode, recorded: Recorded | None = None) -> list[d
         "camera_names": list(episode.frames),
     }
     if recorded is not None:
-        transitions[-1][_INFO] |= {
+        transitions[-1][INFO] |= {
             "hold_steps": recorded.hold_steps,
             "key": recorded.key,
             "frame_age": {camera: _copy(ages) for camera, ages in recorded.frame_age.items()},
@@ -261,78 +234,35 @@ def _to_tensors(value: Any) -> Any:
     return torch.from_numpy(np.array(value)[None])
 
 
-class RealworldPklWriter(SpooledWriter):
-    """Writes one `data.pkl`; what is in it already is kept, and the new episodes follow."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        make_directory(path.parent)
-        self._transitions: list[dict[str, Any]] = []
-        self._num_before = len(_load(path)) if path.exists() else 0  # raises if it cannot be added to
-
-    def add(self, episode: Episode) -> str:
-        """Keep one episode; it is on disk after `close`."""
-        self._reserve(episode)
-        first = self._num_before + len(self._transitions)
-        self._transitions += to_transitions(episode)
-        return f"{self.path}#{first}"
-
-    def close(self) -> None:
-        """Write the file."""
-        if not self._transitions:
-            return
-        with locked_directory(self.path.parent):  # another writer may have added to the file meanwhile
-            content = _load(self.path) if self.path.exists() else []
-            content = _closed(content) + self._transitions
-            write_atomic(self.path, lambda file: pickle.dump(content, file, protocol=5))
-        self._transitions = []
-        self._free()
-
-
-class RecordingWriter:
-    """Writes a `data.pkl` while a robot is recorded: every episode is on disk when `add` returns.
-
-    Episodes are files of their own first, in `data.pkl.parts/`, and `close` makes one file of them. Readers
-    of `data.pkl` see those that a recording which was killed left there.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = _file(Path(path))
-        make_directory(self.path.parent)
-        there = self.path.exists() or bool(_parts(self.path))
-        self._num_transitions = len(_load(self.path)) if there else 0
+class RecordingWriter(PartsWriter):
+    """Writes the `data.pkl` of a robot, also beside others: every episode is on disk when `add` returns."""
 
     def add(self, recorded: Recorded) -> None:
         """Keep one episode."""
-        transitions = to_transitions(recorded.episode, recorded)
-        folder = make_directory(_parts_folder(self.path))
-        place = folder / f"{self._num_transitions:08d}.pkl"
-        write_atomic(place, lambda file: pickle.dump(transitions, file, protocol=5))
-        self._num_transitions += len(transitions)
+        self.write(to_transitions(recorded.episode, recorded))
+
+
+class RealworldPklWriter(SpooledWriter):
+    """Adds episodes to a `data.pkl`; they are on disk when `add` returns, and one file after `close`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._parts = PartsWriter(path)
+        self._num_added = 0
+
+    def add(self, episode: Episode) -> str:
+        """Write one episode; return where its transitions begin, if nobody else writes."""
+        self._reserve(episode)
+        transitions = to_transitions(episode)
+        self._parts.write(transitions)
+        first = self._parts.num_before + self._num_added
+        self._num_added += len(transitions)
+        return f"{self.path}#{first}"
 
     def close(self) -> None:
-        """Make one file of all episodes; safe to call twice."""
-        parts = _parts(self.path)
-        if not parts:
-            return
-        with locked_directory(self.path.parent):
-            content = _load(self.path)
-            write_atomic(self.path, lambda file: pickle.dump(content, file, protocol=5))
-        for _, part in parts:
-            part.unlink()
-        _parts_folder(self.path).rmdir()
-
-
-def _closed(transitions: list[Any]) -> list[Any]:
-    """The transitions that are there, with an end after the last, so that the next episode stays apart."""
-    if not transitions or _ends(transitions[-1]) or not isinstance(transitions[-1], Mapping):
-        return transitions
-    import torch
-
-    last = dict(transitions[-1])
-    last["truncations"] = torch.tensor([[True]])
-    last[_INFO] = {**(last.get(_INFO) or {}), "complete": False}
-    return [*transitions[:-1], last]
+        """Make one file."""
+        self._parts.close()
+        self._free()
 
 
 class RealworldPkl(Format):
@@ -344,7 +274,7 @@ class RealworldPkl(Format):
     def detect(self, path: Path) -> bool:
         """Whether there is a `data.pkl`, or the file is a pickled list."""
         if path.is_dir():
-            return (path / FILE_NAME).is_file() or bool(_parts(path / FILE_NAME))
+            return (path / FILE_NAME).is_file() or bool(find_parts(path / FILE_NAME))
         return path.name == FILE_NAME or (path.suffix == ".pkl" and is_pickled_list(path))
 
     def read(self, path: Path) -> Iterator[Episode | Fault]:
@@ -354,11 +284,7 @@ class RealworldPkl(Format):
 
     def writer(self, path: Path) -> RealworldPklWriter:
         """Append to the `data.pkl` at or below `path`."""
-        return RealworldPklWriter(_file(Path(path)))
-
-
-def _file(path: Path) -> Path:
-    return path if path.suffix == ".pkl" and not path.is_dir() else path / FILE_NAME
+        return RealworldPklWriter(data_file(Path(path)))
 
 
 def is_pickled_list(path: Path) -> bool:

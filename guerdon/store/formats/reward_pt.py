@@ -22,7 +22,7 @@ import numpy as np
 
 from guerdon.errors import DataError
 from guerdon.images import is_tensor
-from guerdon.store.atomic import locked_directory, make_directory, write_atomic
+from guerdon.store.atomic import clear_stale, locked_directory, make_directory, write_atomic
 from guerdon.store.formats.base import Format
 from guerdon.store.formats.common import (
     BASE_CAMERA,
@@ -116,11 +116,16 @@ def _load_to_extend(path: Path) -> _Payload | None:
 
 
 class RewardPtWriter(SpooledWriter):
-    """Writes the files when it is closed; what is in them already is kept, and the new episodes follow."""
+    """Writes the files when it is closed; what is in them already is kept, and the new episodes follow.
+
+    Unlike with other writers an episode is in memory alone until then: a killed process loses all of them,
+    and so does a disk that is full when the writer is closed.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         make_directory(path)
+        clear_stale(path)
         self._waiting: dict[str, list[Episode]] = {}
         for name in FILES:
             _load_to_extend(path / name)  # raises now, and not in the end, if it cannot be added to
