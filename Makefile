@@ -7,7 +7,7 @@ STAMP := $(VENV)/.guerdon-setup
 SIM_STAMP := $(VENV)/.guerdon-setup-sim
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sim demo browser test test-realtime lint bench docs clean
+.PHONY: help setup setup-sim demo browser test test-realtime fuzz lint bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -42,6 +42,10 @@ test: $(STAMP) browser setup-sim  ## run the tests
 test-realtime: $(STAMP)  ## the driver over franky-control, on a quiet machine
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[franky]' franky-sim
 	$(BIN)/python -m pytest -m realtime
+
+INPUTS ?= 20000
+fuzz: $(STAMP)  ## damaged and hostile inputs for every reader; INPUTS=1000000 for more
+	$(BIN)/python -m fuzz --inputs $(INPUTS)
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

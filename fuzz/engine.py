@@ -1,0 +1,250 @@
+"""Runs targets in worker processes, notices how they end, and keeps count.
+
+Limits of one input: 20 s, 1 GiB above what it returns, no process started, no connection opened. A crash of a
+worker or a hang is a finding like an exception that is no `GuerdonError`; a new worker takes its place.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from fuzz.worker import MEMORY, Chunk, Finding, Slate, Target, file_name, work
+
+__all__ = ["Finding", "Result", "Target", "fuzz"]
+
+SECONDS = 20.0
+"""How long one input may take."""
+_CHUNK_SECONDS = 1.0
+_MAX_FINDINGS = 25  # of one target; it is not run on after that
+
+
+@dataclass
+class Result:
+    """What is known of a target so far."""
+
+    inputs: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+    slowest: float = 0.0
+    findings: list[Finding] = field(default_factory=list)
+    """With different signatures."""
+    num_findings: int = 0
+    given: int = 0
+    """Number of the next input to hand out."""
+
+    def add(self, chunk: Chunk) -> list[Finding]:
+        """Count a chunk; returns the findings that are new."""
+        self.inputs += chunk.inputs
+        self.refused += chunk.refused
+        self.seconds += chunk.seconds
+        self.slowest = max(self.slowest, chunk.slowest)
+        self.num_findings += len(chunk.findings)
+        new: dict[str, Finding] = {}
+        known = {finding.signature for finding in self.findings}
+        for finding in chunk.findings:
+            if finding.signature not in known:
+                new.setdefault(finding.signature, finding)
+        self.findings += new.values()
+        return list(new.values())
+
+
+class _Worker:
+    """A process and what it has been asked for."""
+
+    def __init__(
+        self, load: Callable[[], Mapping[str, Target]], scratch: Path, seed: int, memory: int
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(dir=scratch))
+        self.slate = Slate(self.folder / "slate")
+        self.slate.end()
+        context = multiprocessing.get_context("spawn")
+        self.connection: Connection
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(
+            target=work, args=(theirs, load, self.folder, seed, memory), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self.request: tuple[str, int, int] | None = None
+
+    def ask(self, name: str, first: int, count: int) -> None:
+        self.request = (name, first, count)
+        self.connection.send(self.request)
+
+    def hangs(self, seconds: float) -> bool:
+        running = self.slate.running()
+        return running is not None and time.monotonic() - running[2] > seconds
+
+    def autopsy(self, kind: str) -> Chunk:
+        """What a process that hung or died leaves behind: its finding, and how many inputs it had run."""
+        assert self.request is not None
+        name, first, _ = self.request
+        running = self.slate.running()
+        trace = (self.folder / "trace").read_text(errors="replace")
+        if running is None:
+            raise RuntimeError(f"the worker of {name} ended outside of an input ({kind}): {trace[-2000:]}")
+        number, data, began = running
+        took = time.monotonic() - began
+        return Chunk(name, number - first + 1, 0, took, took, [Finding(name, kind, data, trace)])
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def kill_hanging(self) -> Chunk:
+        """End a process that hangs; its trace says where."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        return self.autopsy("hang")
+
+    def died(self) -> Chunk:
+        self.process.join()
+        code = self.process.exitcode or 0
+        kind = signal.Signals(-code).name if code < 0 else f"exit {code}"
+        return self.autopsy(f"crash {kind}")
+
+
+def fuzz(
+    load: Callable[[], Mapping[str, Target]],
+    names: Sequence[str],
+    *,
+    inputs: int | None = None,
+    each: int | None = None,
+    minutes: float | None = None,
+    seed: int = 0,
+    workers: int = 1,
+    seconds: float = SECONDS,
+    memory: int = MEMORY,
+    findings: Path | None = None,
+    report: Callable[[Mapping[str, Result]], None] | None = None,
+) -> dict[str, Result]:
+    """Run inputs until a budget is used up.
+
+    Args:
+        load: a function of a module, by which a worker process gets the targets.
+        names: of the targets to run. Each gets a share that lies between equal numbers and equal time.
+        inputs: how many in all, and
+        each: how many of every target, and
+        minutes: how long; those that are None do not end it.
+        seed: of the generator; the same seed gives the same inputs.
+        workers: processes at a time.
+        seconds: how long one input may take.
+        memory: bytes that one input may take above what it returns.
+        findings: a folder for inputs and traces of findings.
+        report: called about every ten seconds.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    results = {name: Result() for name in names}
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    reported = time.monotonic()
+
+    def next_request() -> tuple[str, int, int] | None:
+        if deadline is not None and time.monotonic() > deadline:
+            return None
+        left = float("inf") if inputs is None else inputs - sum(item.given for item in results.values())
+        open_ones = [
+            name
+            for name, item in results.items()
+            if item.num_findings < _MAX_FINDINGS and (each is None or item.given < each)
+        ]
+        if left <= 0 or not open_ones:
+            return None
+        name = min(open_ones, key=lambda name: results[name].given * (results[name].seconds + 1e-3))
+        item = results[name]
+        rate = item.inputs / item.seconds if item.seconds else 20.0
+        count = int(
+            min(left, max(10, rate * _CHUNK_SECONDS), float("inf") if each is None else each - item.given)
+        )
+        first, item.given = item.given, item.given + count
+        return name, first, count
+
+    def take(chunk: Chunk) -> None:
+        for finding in results[chunk.target].add(chunk):
+            if findings is not None:
+                _save(finding, findings)
+
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as folder:
+        team: list[_Worker] = []
+        try:
+            while True:
+                for worker in team:
+                    if worker.request is None and (request := next_request()) is not None:
+                        worker.ask(*request)
+                while len(team) < workers and (request := next_request()) is not None:
+                    team.append(_Worker(load, Path(folder), seed, memory))
+                    team[-1].ask(*request)
+                busy = [worker for worker in team if worker.request is not None]
+                if not busy:
+                    return results
+                ready = wait([worker.connection for worker in busy], timeout=0.5)
+                for worker in busy:
+                    lost: Chunk | None = None
+                    if worker.connection in ready:
+                        try:
+                            take(worker.connection.recv())
+                            worker.request = None
+                        except (EOFError, ConnectionError):
+                            lost = worker.died()
+                    elif worker.hangs(seconds):
+                        lost = worker.kill_hanging()
+                    if lost is not None:
+                        take(lost)
+                        worker.end()
+                        team.remove(worker)
+                if report is not None and time.monotonic() - reported > 10:
+                    reported = time.monotonic()
+                    report(results)
+        finally:
+            for worker in team:
+                worker.end()
+
+
+def _save(finding: Finding, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file_name(finding)
+    path.with_suffix(".bin").write_bytes(finding.data)
+    path.with_suffix(".txt").write_text(f"{finding.target}: {finding.kind}\n{finding.detail}\n")
+
+
+def table(results: Mapping[str, Result]) -> str:
+    """One line for each target, and their sum."""
+    rows = [("target", "inputs", "refused", "per s", "slowest s", "findings")]
+    for name, item in sorted(results.items()):
+        rate = f"{item.inputs / item.seconds:.0f}" if item.seconds else "-"
+        rows.append(
+            (
+                name,
+                f"{item.inputs:,}",
+                f"{item.refused:,}",
+                rate,
+                f"{item.slowest:.2f}",
+                str(item.num_findings),
+            )
+        )
+    total = [
+        sum(getattr(item, part) for item in results.values())
+        for part in ("inputs", "refused", "num_findings")
+    ]
+    slowest = max((item.slowest for item in results.values()), default=0.0)
+    rows.append(("all", f"{total[0]:,}", f"{total[1]:,}", "", f"{slowest:.2f}", str(total[2])))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if not column else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )

@@ -1,0 +1,319 @@
+"""Foreign data sets and demonstrations: pickles, `.npy`, `.npz`, `.pt`, Arrow and pictures."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from PIL import Image
+from safetensors.torch import save as save_safetensors
+
+from fuzz.engine import Target
+from fuzz.mutations import mutate_bytes
+from fuzz.structures import mutate_opcodes, mutate_png, mutate_record, mutate_zip
+from guerdon.errors import GuerdonError
+from guerdon.images import to_unit_chw
+from guerdon.rewards.demonstrations import read_demonstrations
+from guerdon.store import safe_pickle
+from guerdon.store.formats import FORMATS
+from guerdon.store.formats.pkl_episode import to_record
+from guerdon.store.formats.realworld_pkl import to_transitions
+from guerdon.types import Episode, Fault
+
+_STEPS = 2
+_Record = Callable[[], Any]
+
+
+def _episode(cameras: int = 1, seed: int = 0) -> Episode:
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(2, _STEPS, 3)).astype(np.float32)
+    return Episode(
+        frames={
+            f"camera_{number}": rng.integers(0, 255, (_STEPS, 8, 8, 3), np.uint8) for number in range(cameras)
+        },
+        labels=np.array([0, 1], np.float32),
+        success=True,
+        actions=vectors[0],
+        states=vectors[1],
+        initial_state=vectors[1, 0],
+        env_rewards=np.array([0, 1], np.float32),
+        terminated=np.array([False, True]),
+        truncated=np.array([False, False]),
+        is_grasped=np.array([False, True]),
+        seed=3,
+    )
+
+
+# What the files hold
+
+
+def _npy_record() -> Any:
+    episode = _episode()
+    images = {camera: to_unit_chw(frames) for camera, frames in episode.frames.items()}
+    return {"images": images, "labels": episode.labels}
+
+
+def _pkl_record() -> Any:
+    return to_record(_episode(cameras=2))
+
+
+def _rlinf_record() -> Any:
+    episode = _episode()
+    observations = [
+        {"main_images": torch.from_numpy(frame), "states": torch.from_numpy(state)}
+        for frame, state in zip(episode.frames["camera_0"], episode.states, strict=True)  # type: ignore[arg-type]
+    ]
+    return {
+        "observations": [observations[0], *observations],
+        "actions": list(torch.from_numpy(episode.actions)),
+        "rewards": [torch.tensor([0.0]), torch.tensor([1.0])],
+        "terminated": [False, True],
+        "truncated": [False, False],
+        "infos": [
+            {},
+            {"success": True, "is_grasped": True},
+            {"success": torch.tensor([True]), "is_grasped": False},
+        ],
+    }
+
+
+def _realworld_record() -> Any:
+    return to_transitions(_episode()) + to_transitions(_episode(cameras=2, seed=1))
+
+
+def _pt_record() -> Any:
+    frames = torch.from_numpy(_episode().frames["camera_0"])
+    return {
+        "images": list(frames),
+        "labels": [0, 1],
+        "metadata": {
+            "camera_names": ["camera_0"],
+            "extra_images": {"side": frames},
+            "episode_ids": [0, 0],
+            "step_ids": [0, 1],
+            "episodes": {0: {"success": True, "seed": 3}},
+        },
+    }
+
+
+def _demonstration_record() -> Any:
+    step = {"obs": torch.ones(3), "action": torch.tensor([1]), "next_obs": torch.ones(3), "reward": 1.0}
+    return [{**step, "done": False}, {**step, "done": True}]
+
+
+# And how they are written
+
+
+def _pickled(record: Any) -> bytes:
+    return pickle.dumps(record, protocol=random.choice((2, 4, 5)))
+
+
+def _npy(record: Any) -> bytes:
+    file = io.BytesIO()
+    content = np.empty((), dtype=object)
+    content[()] = record  # as it is; np.array would look into nested lists
+    np.save(file, content, allow_pickle=True)
+    return file.getvalue()
+
+
+def _torch_saved(record: Any, zipped: bool = True) -> bytes:
+    file = io.BytesIO()
+    torch.save(record, file, _use_new_zipfile_serialization=zipped)
+    return file.getvalue()
+
+
+def _dumped(record: Any, dump: Callable[[Any], bytes], rng: random.Random, data: bytes) -> bytes:
+    """A record with hostile parts, written; `data` changed as bytes where it cannot be written."""
+    try:
+        return dump(mutate_record(record, rng))
+    except (RecursionError, TypeError, ValueError, OverflowError, MemoryError, pickle.PicklingError):
+        return mutate_bytes(data, rng)
+
+
+def _mutate(make: _Record, dump: Callable[[Any], bytes], data: bytes, rng: random.Random) -> bytes:
+    kind = rng.random()
+    if kind < 0.4:
+        return _dumped(make(), dump, rng, data)
+    return mutate_opcodes(data, rng) if kind < 0.7 else mutate_bytes(data, rng)
+
+
+# Targets
+
+
+def _nbytes(item: Episode | Fault) -> int:
+    if isinstance(item, Fault):
+        return 0
+    arrays = [*item.frames.values(), item.actions, item.states, item.env_rewards]
+    return sum(array.nbytes for array in arrays if array is not None)
+
+
+def _names(error: GuerdonError, path: Path) -> None:
+    text = str(error)
+    assert path.name in text or path.parent.name in text, f"the file is not named: {text!r}"
+    assert "\n" not in text, f"more than one line: {text!r}"
+
+
+def _read(name: str, root: Path, file: str, others: int, data: bytes, scratch: Path) -> int:
+    """Read a data set of a format with `data` as `file`, beside `others` that are sound."""
+    (scratch / root / file).write_bytes(data)
+    found = list(FORMATS[name].read(scratch / root))
+    for item in found:
+        if isinstance(item, Fault):
+            assert item.path and item.reason and "\n" not in item.reason, item
+    sound = sum(isinstance(item, Episode) and item.seed != 1 for item in found)
+    assert sum(isinstance(item, Episode) for item in found) >= others, f"{sound} of {others} others were read"
+    return sum(_nbytes(item) for item in found)
+
+
+def _format(
+    name: str,
+    file: str,
+    make: _Record,
+    dump: Callable[[Any], bytes],
+    other: str = "",
+    *,
+    pickled: bool = True,
+) -> Target:
+    """A format whose file `file` is fuzzed while the file `other`, where there may be one, is sound."""
+    root = Path("data")
+
+    def seeds(scratch: Path) -> list[bytes]:
+        data = dump(make())
+        for each in (file, other):
+            if each:
+                (scratch / root / each).parent.mkdir(parents=True, exist_ok=True)
+                (scratch / root / each).write_bytes(data)
+        return [data]
+
+    mutate = partial(_mutate, make, dump) if pickled else None
+    return Target(seeds, partial(_read, name, root, file, 1 if other else 0), mutate)
+
+
+def _pickle_target() -> Target:
+    def run(data: bytes, scratch: Path) -> None:
+        try:
+            safe_pickle.loads(data, name="some.pkl")
+        except GuerdonError as error:
+            _names(error, scratch / "some.pkl")
+            raise
+
+    records = (_pkl_record, _rlinf_record, _realworld_record, _demonstration_record)
+    return Target(
+        lambda _: [_pickled(make()) for make in records],
+        run,
+        lambda data, rng: _mutate(rng.choice(records), _pickled, data, rng),
+    )
+
+
+def _picture(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(_episode().frames["camera_0"][0]).save(file, format=kind)
+    return file.getvalue()
+
+
+def _pictures(suffix: str, kinds: tuple[str, ...]) -> Target:
+    root, file = Path("data"), f"success/a_000001_frame000.{suffix}"
+
+    def seeds(scratch: Path) -> list[bytes]:
+        for place in (file, "failure/b_000000_frame000.png"):
+            (scratch / root / place).parent.mkdir(parents=True, exist_ok=True)
+            (scratch / root / place).write_bytes(_picture("PNG"))
+        return [_picture(kind) for kind in kinds]
+
+    return Target(seeds, partial(_read, "folder", root, file, 1), mutate_png if suffix == "png" else None)
+
+
+def _demonstrations(file: str, make: Callable[[], list[bytes]], mutate: Any = None) -> Target:
+    def run(data: bytes, scratch: Path) -> None:
+        (scratch / file).write_bytes(data)
+        try:
+            read_demonstrations(scratch / file)
+        except GuerdonError as error:
+            _names(error, scratch / file)
+            raise
+
+    return Target(lambda _: make(), run, mutate)
+
+
+def _trajectory() -> dict[str, Any]:
+    return {
+        "obs": [[0.0, 1.0]] * 3,
+        "acts": [[1.0], [0.0]],
+        "rews": [0.0, 1.0],
+        "terminal": True,
+        "infos": "x",
+    }
+
+
+def _arrow(new: Any) -> bytes:
+    table = pa.table({name: [value, value] for name, value in _trajectory().items()})
+    file = io.BytesIO()
+    with new(file, table.schema) as writer:
+        writer.write_table(table)
+    return file.getvalue()
+
+
+def _npz() -> list[bytes]:
+    file, arrays = io.BytesIO(), {"acts": np.zeros((4, 1), np.float32), "rews": np.zeros(4, np.float32)}
+    np.savez_compressed(
+        file,
+        obs=np.zeros((6, 2), np.float32),
+        indices=np.array([2]),
+        terminal=np.array([True, False]),
+        **arrays,
+    )
+    stored = io.BytesIO()
+    with zipfile.ZipFile(file) as source, zipfile.ZipFile(stored, "w") as copy:
+        for name in source.namelist():
+            copy.writestr(name, source.read(name))
+    return [file.getvalue(), stored.getvalue()]
+
+
+def _safetensors() -> list[bytes]:
+    rows = {"obs": torch.ones(2, 3), "next_obs": torch.ones(2, 3), "actions": torch.zeros(2, 1)}
+    ends = {"terminated": torch.tensor([False, True]), "truncated": torch.tensor([False, False])}
+    return [save_safetensors({**rows, **ends, "env_rewards": torch.zeros(2)})]
+
+
+TARGETS: dict[str, Target] = {
+    "pickle": _pickle_target(),
+    "npy-trajectory": _format(
+        "npy-trajectory", "positive/000001.npy", _npy_record, _npy, "negative/000000.npy"
+    ),
+    "pkl-episode": _format(
+        "pkl-episode", "success/episode_000001.pkl", _pkl_record, _pickled, "failure/episode_000000.pkl"
+    ),
+    "rlinf-episode": _format(
+        "rlinf-episode",
+        "rank_0_env_0_episode_1_success.pkl",
+        _rlinf_record,
+        _pickled,
+        "rank_0_env_0_episode_0_fail.pkl",
+    ),
+    "realworld-pkl": _format("realworld-pkl", "data.pkl", _realworld_record, _pickled),
+    "reward-pt": _format("reward-pt", "train.pt", _pt_record, _torch_saved, "val.pt"),
+    "reward-pt-stream": _format(
+        "reward-pt", "train.pt", _pt_record, partial(_torch_saved, zipped=False), "val.pt"
+    ),
+    "folder-png": _pictures("png", ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP")),
+    "folder-jpg": _pictures("jpg", ("JPEG",)),
+    "demonstrations-pkl": _demonstrations(
+        "expert_data.pkl",
+        lambda: [_pickled(_demonstration_record())],
+        partial(_mutate, _demonstration_record, _pickled),
+    ),
+    "demonstrations-npz": _demonstrations("demos.npz", _npz, mutate_zip),
+    "demonstrations-arrow": _demonstrations(
+        "demos.arrow", lambda: [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]
+    ),
+    "demonstrations-safetensors": _demonstrations("demos.safetensors", _safetensors),
+}

@@ -1,0 +1,63 @@
+"""The fuzzing: every promise that a target breaks is a finding, and the targets of the tree break none."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import fuzz_example
+import pytest
+
+from fuzz.engine import Result, fuzz, table
+from fuzz.mutations import MAX_INPUT, mutate_bytes
+
+_BROKEN = {
+    "raise": "uncaught KeyError",
+    "crash": "crash SIGSEGV",
+    "hang": "hang",
+    "memory": "memory",
+    "process": "door",
+}
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Result], Path]:
+    folder = tmp_path_factory.mktemp("findings")
+    names = list(fuzz_example.load())
+    return fuzz(fuzz_example.load, names, each=3, seconds=5.0, memory=64 << 20, findings=folder), folder
+
+
+@pytest.mark.parametrize("name", _BROKEN)
+def test_a_broken_promise_is_found_with_its_input(name: str, example: tuple[dict[str, Result], Path]) -> None:
+    results, folder = example
+    (finding,) = results[name].findings
+    assert (finding.kind, finding.data) == (_BROKEN[name], name.encode())
+    assert results[name].num_findings >= 1
+    (saved,) = folder.glob(f"{name}-*.bin")
+    assert saved.read_bytes() == name.encode()
+    assert _BROKEN[name] in saved.with_suffix(".txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["sound", "returned"])
+def test_what_keeps_its_promises_is_counted(name: str, example: tuple[dict[str, Result], Path]) -> None:
+    result = example[0][name]
+    assert (result.inputs, result.refused, result.findings) == (3, 1, [])
+    assert f"{name} " in table(example[0])
+
+
+def test_a_budget_is_kept_over_all_targets() -> None:
+    results = fuzz(fuzz_example.load, ["sound", "process"], inputs=31)
+    assert sum(item.inputs for item in results.values()) == 31
+    assert all(item.inputs for item in results.values())
+
+
+def test_mutations_change_bytes_and_repeat_with_the_seed() -> None:
+    data, other = bytes(range(200)), b"12 other"
+    changed = [mutate_bytes(data, random.Random(seed), [data, other]) for seed in range(300)]
+    again = [mutate_bytes(data, random.Random(seed), [data, other]) for seed in range(300)]
+    assert changed == again
+    assert len(set(changed)) > 280
+    assert sum(item == data for item in changed) < 15
+    assert all(len(item) <= MAX_INPUT for item in changed)
+    for seed in range(300):  # nothing to change in
+        assert len(mutate_bytes(b"", random.Random(seed))) < MAX_INPUT
