@@ -4,10 +4,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.guerdon-setup
+# Test processes: one more than cores, as some of them wait; each takes about 1 GB.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 7 ? 8 : n + 1)))
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder --cpu-limit 20
 SIM_STAMP := $(VENV)/.guerdon-setup-sim
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sim demo browser test test-realtime fuzz lint bench docs clean
+.PHONY: help setup setup-sim demo browser test test-full test-realtime fuzz lint bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -36,8 +39,11 @@ browser:  ## the browser that the tests open pages with
 	  sudo="$$(test "$$(id -u)" = 0 || echo sudo)"; \
 	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends chromium; }
 
-test: $(STAMP) browser setup-sim  ## run the tests
-	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder --durations=30 -m 'not bench and not realtime'
+test: $(STAMP)  ## the tests of a developer: all code, no long trainings, simulator or browser (6 minutes)
+	$(PYTEST) -m 'not slow and not sim and not system and not bench and not realtime'
+
+test-full: $(STAMP) browser setup-sim  ## all tests, with the simulator, the browser and trainings (25 minutes)
+	$(PYTEST) -m 'not bench and not realtime'
 
 test-realtime: $(STAMP)  ## the driver over franky-control, on a quiet machine
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[franky]' franky-sim

@@ -58,7 +58,7 @@ class SleepingPendulum(PendulumEnv):
     def step(self, action: Any) -> Any:
         """Step, then sleep."""
         until = time.perf_counter() + STEP_SECONDS
-        outcome = super().step(action)
+        outcome = super().step(action)  # type: ignore[no-untyped-call]
         time.sleep(max(until - time.perf_counter(), 0.0))
         return outcome
 
@@ -69,7 +69,7 @@ class SpinningPendulum(PendulumEnv):
     def step(self, action: Any) -> Any:
         """Step, then spin."""
         until = time.perf_counter() + STEP_SECONDS
-        outcome = super().step(action)
+        outcome = super().step(action)  # type: ignore[no-untyped-call]
         while time.perf_counter() < until:
             pass
         return outcome
@@ -77,7 +77,7 @@ class SpinningPendulum(PendulumEnv):
 
 for name, env_class in (("Sleeping-v0", SleepingPendulum), ("Spinning-v0", SpinningPendulum)):
     if name not in gym.registry:  # as a program this file is imported twice
-        gym.register(name, env_class, max_episode_steps=200)
+        gym.register(name, env_class, max_episode_steps=200)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -20,7 +21,7 @@ from guerdon.envs import ScriptedExpert
 NUM_ENVS, STEPS, ROUNDS = 64, 200, 21
 
 
-def make() -> gym.vector.VectorEnv:
+def make() -> Any:
     """64 environments whose observations hold state and images, so that frames are rendered either way."""
     return gym.make_vec(
         "guerdon/Tabletop-v0",
@@ -31,7 +32,7 @@ def make() -> gym.vector.VectorEnv:
     )
 
 
-def seconds(env: gym.vector.VectorEnv, expert: ScriptedExpert, obs: dict) -> tuple[float, dict]:
+def seconds(env: Any, expert: ScriptedExpert, obs: dict[str, Any]) -> tuple[float, dict[str, Any]]:
     """Seconds inside `env.step` for a number of steps; choosing actions does not count."""
     spent = 0.0
     for _ in range(STEPS):
@@ -48,7 +49,7 @@ def run(format: str = "native") -> list[Result]:
     folder = Path(tempfile.mkdtemp())
     try:
         plain, recorded = make(), DataCollectorWrapper(make(), folder / "data", format=format)
-        state = []
+        state: list[list[Any]] = []
         for env in (plain, recorded):
             obs, _ = env.reset(seed=0)
             expert = ScriptedExpert(noise=0.3, seed=0)

@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
 
 from benchmarks.report import Result, report, silent
 from guerdon.collect.observations import with_final
@@ -79,7 +80,7 @@ def make(env: str, num_envs: int = 1) -> gym.vector.VectorEnv:
     )
 
 
-def make_learner(task: Task, env: gym.vector.VectorEnv, seed: int) -> SAC | DQN:
+def make_learner(task: Task, env: Any, seed: int) -> SAC | DQN:
     """Ours, for the spaces of an environment."""
     spec, space = ObsSpec.of(env.single_observation_space), env.single_action_space
     if isinstance(task.cfg, SACConfig):
@@ -105,7 +106,7 @@ def train(
     prior: ReplayBuffer | None = None,
 ) -> ReplayBuffer:
     """The plain loop: act, store, sample, update. Training rewards are environment rewards, scaled."""
-    cfg, discrete = task.cfg, isinstance(learner, DQN)
+    cfg = task.cfg
     replay = make_replay(env, cfg.buffer_size, seed)
     n = cfg.num_n_steps if isinstance(cfg, DQNConfig) else 1
     prior_rows = (
@@ -120,10 +121,11 @@ def train(
 
     owed = 0.0
     for step in range(0, task.steps, env.num_envs):
-        if discrete:
+        actions: NDArray[Any]
+        if isinstance(learner, DQN):
             actions = learner.act(obs, progress=step / task.steps)
         elif step < cfg.learning_starts:
-            space = env.single_action_space
+            space: Any = env.single_action_space
             actions = rng.uniform(space.low, space.high, (env.num_envs, *space.shape)).astype(np.float32)
         else:
             actions = learner.act(obs)

@@ -48,7 +48,7 @@ class Slow(gym.Env[Any, Any]):
 
 
 if "bench/Slow-v0" not in gym.registry:
-    gym.register("bench/Slow-v0", entry_point=Slow)
+    gym.register("bench/Slow-v0", entry_point=Slow)  # type: ignore[arg-type]
 
 
 def seconds(runners: Sequence[EmbodiedRunner]) -> list[float]:

@@ -94,10 +94,11 @@ def theirs(case: Case) -> Callable[[], object]:
     kwargs = {"net_arch": [case.width, case.width], "activation_fn": torch.nn.ReLU}
     model = OtherSAC("MlpPolicy", Spaces(case), policy_kwargs=kwargs, buffer_size=TRANSITIONS, device="cpu")
     model.set_logger(silent())
+    replay: Any = model.replay_buffer
     data = transitions(case)
     for t in range(TRANSITIONS):
         row, after = data["obs"][t : t + 1], data["obs"][t + 1 : t + 2]
-        model.replay_buffer.add(
+        replay.add(
             row,
             after,
             data["actions"][t : t + 1],

@@ -71,7 +71,8 @@ def measure(name: str, model: RewardModel) -> list[Result]:
 
     @torch.no_grad()
     def eager() -> torch.Tensor:
-        return model(frames)
+        logits: torch.Tensor = model(frames)
+        return logits
 
     candidates: dict[str, Callable[[], object]] = {
         "eager": eager,

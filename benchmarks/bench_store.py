@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ def read_pkl(files: list[Path], picks: list[tuple[int, int]]) -> np.ndarray:
     return np.stack(images)
 
 
-def seconds_per_batch(read, batches: int) -> float:
+def seconds_per_batch(read: Callable[[int], object], batches: int) -> float:
     """Median over batches; the first one warms the page cache and does not count."""
     read(0)
     times = []

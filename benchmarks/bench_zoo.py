@@ -127,7 +127,9 @@ def write_demonstrations(folder: Path) -> None:
 def _write(path: Path, episodes: Sequence[Transitions], **more: Any) -> None:
     """Episodes one after the other, and their lengths."""
     parts = ("obs", "actions", "next_obs", "env_rewards", "done")
-    arrays = {name: np.concatenate([getattr(each, name).numpy() for each in episodes]) for name in parts}
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(each, name).numpy() for each in episodes]) for name in parts
+    }
     np.savez(path, lengths=np.array([len(each) for each in episodes]), **arrays, **more)
 
 

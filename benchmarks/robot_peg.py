@@ -195,7 +195,7 @@ def main() -> int:
         measured = measure(robot, learned)
     print(json.dumps({"recorded": recorded, "measured": measured, "record": seen, "minutes": minutes}))
     settings = {"time_scale": TIME_SCALE, "seed": arguments.seed, "faults": faults or "none"}
-    truth = {"value": 100 * measured["inserted"], "target": 90.0, "unit": "%"}
+    truth: dict[str, Any] = {"value": 100 * measured["inserted"], "target": 90.0, "unit": "%"}
     few: dict[str, Any] = {"target": 0.0, "at_least": False}
     return report(
         "robot_peg",

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 import guerdon
 from guerdon.collect.run import collect
@@ -45,8 +45,8 @@ def settings() -> dict[str, Any]:
 def fitted(folder: Path, seed: int = 0) -> tuple[str, float]:
     """Stages 1 and 2 in a folder: the checkpoint, and the area under the curve on held-out episodes."""
     env, data = EnvConfig(id=settings()["env"]["train"]["id"], num_envs=32), str(folder / "data")
-    targets = {"target_success": EPISODES, "target_failure": EPISODES}
-    collect(env, CollectConfig(save_dir=data, policy="random", **targets), seed=seed)
+    both = CollectConfig(save_dir=data, policy="random", target_success=EPISODES, target_failure=EPISODES)
+    collect(env, both, seed=seed)
     model = RewardModelConfig(arch="resnet10", width=8, image_size=(3, 16, 16), hidden_dim=32)
     optim = OptimConfig(lr=2e-3)
     _, result = train_reward(

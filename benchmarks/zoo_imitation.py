@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
+import yaml  # type: ignore[import-untyped]
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 

@@ -10,9 +10,11 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 import guerdon.envs  # noqa: F401 - registers the environment
@@ -22,7 +24,7 @@ from guerdon.config import CollectConfig, EnvConfig, RewardConfig, RewardModelCo
 from guerdon.datasets.preview import write_preview
 from guerdon.envs import ScriptedExpert
 from guerdon.run.teleop import teleop
-from guerdon.store.formats.realworld_pkl import read_recorded
+from guerdon.store.formats.realworld_pkl import Recorded, read_recorded
 from tests.browser import screenshot
 
 ROOT = Path(__file__).parent.parent
@@ -35,7 +37,7 @@ def cameras(path: Path) -> None:
     """Both cameras over one episode of the expert; a second pair of rows with domain randomisation."""
     rows = []
     for amount, seed in ((0.0, 5), (1.0, 11)):
-        env = gym.make_vec(
+        env: Any = gym.make_vec(
             "guerdon/Tabletop-v0",
             1,
             vectorization_mode="vector_entry_point",
@@ -43,7 +45,8 @@ def cameras(path: Path) -> None:
             max_episode_steps=60,
         )
         env.reset(seed=seed)
-        expert, shown = ScriptedExpert(), {"base_camera": [], "wrist_camera": []}
+        expert = ScriptedExpert()
+        shown: dict[str, list[NDArray[np.uint8]]] = {"base_camera": [], "wrist_camera": []}
         for step in range(max(STEPS) + 1):
             env.step(expert.act(env.unwrapped.state()))
             if step in STEPS:
@@ -74,7 +77,8 @@ def robot(strip: Path, page: Path) -> None:
         ).env.eval
         told = {**cfg.override_cfg, "url": sim.url, "time_scale": TIME_SCALE, "robot_ip": None}
         cfg = replace(cfg, operator="scripted", operator_params=operator, override_cfg=told)
-        episode = next(item.episode for item in read_recorded(folder) if item.episode.success)
+        recorded = (item.episode for item in read_recorded(folder) if isinstance(item, Recorded))
+        episode = next(each for each in recorded if each.success)
         steps = np.linspace(0, int(np.argmax(episode.labels)) + 2, 6).astype(int)
         rows = [np.concatenate(list(frames[steps]), axis=1) for frames in episode.frames.values()]
         sheet = Image.fromarray(np.concatenate(rows))

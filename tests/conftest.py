@@ -1,14 +1,19 @@
-"""Three test processes share two cores, as some of them wait: one thread each, in what they start too."""
+"""What holds for all tests: one thread for each process, marks that are kept to, the order of a run."""
 
 import os
 import signal
+import sys
 import threading
 
+# Several test processes share the cores: one thread each, in what they start too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a test asks for more, they do not spin
 os.environ.setdefault("RAY_worker_niceness", "0")  # as in `guerdon.parallel`, for clusters of tests
 
 import pytest
 import torch
+
+import tests.browser
 
 torch.set_num_threads(1)
 
@@ -16,10 +21,13 @@ torch.set_num_threads(1)
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest_plugins = ["tests.cpu_times"]
+
 RAY = "parallel/"
 """One process runs all of these: clusters side by side make each other many times slower."""
 LONGEST = ("run/test_learning", RAY, "test_docs", "fit/test_distributed", "run/", "robot/")
 """Files that take minutes; they go first, so that in the end no process waits for another."""
+SIMULATOR = ("mani_skill", "sapien")
 
 
 def file_of(nodeid):
@@ -45,3 +53,22 @@ def pytest_xdist_make_scheduler(config, log):
             return RAY if file.startswith(RAY) else file
 
     return ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """A test that lacks the mark for what it needs fails also where that is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not item.get_closest_marker("sim"):
+            for name in [
+                *SIMULATOR,
+                *(n for n in sys.modules if n.startswith(tuple(f"{s}." for s in SIMULATOR))),
+            ]:
+                patch.setitem(sys.modules, name, None)  # an import of it raises ImportError
+        if not item.get_closest_marker("system"):
+            patch.setattr(tests.browser, "find_browser", unmarked_browser)
+        return (yield)
+
+
+def unmarked_browser():
+    raise AssertionError("a test that opens a browser carries the mark `system`")

@@ -21,16 +21,18 @@ import pickle
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from easydict import EasyDict
 
-SECTIONS = {
+SECTIONS: dict[str, dict[str, Any]] = {
     "gail": {
         "input_size": 5,
         "hidden_size": 64,
@@ -62,20 +64,27 @@ class Clock:
         self.limit, self.target = limit, target
         self.begin, self.fitting, self.measuring = 0.0, 0.0, 0.0
 
-    def fit(self, original):
+    def fit(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
         """A method whose time counts, though it runs before the clock starts."""
 
-        def timed(model):
+        def timed(model: Any) -> None:
             start = time.perf_counter()
             original(model)
             self.fitting += time.perf_counter() - start
 
         return timed
 
-    def evaluation(self, original):
+    def evaluation(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A method whose time does not count; at its first call all is set up, and the clock starts."""
 
-        def timed(evaluator, save_ckpt_fn=None, train_iter=-1, envstep=-1, *args, **kwargs):
+        def timed(
+            evaluator: Any,
+            save_ckpt_fn: Any = None,
+            train_iter: int = -1,
+            envstep: int = -1,
+            *args: Any,
+            **kwargs: Any,
+        ) -> tuple[bool, Any]:
             start = time.perf_counter()
             self.begin = self.begin or start
             _, info = original(evaluator, save_ckpt_fn, train_iter, envstep, *args, **kwargs)
@@ -102,7 +111,7 @@ def episodes(path: Path) -> list[dict[str, np.ndarray]]:
     return [dict(zip(parts, each, strict=True)) for each in zip(*parts.values(), strict=True)]
 
 
-def items(episode: dict[str, np.ndarray]) -> list[dict]:
+def items(episode: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """An episode as DI-engine keeps it."""
     return [
         {
@@ -116,12 +125,12 @@ def items(episode: dict[str, np.ndarray]) -> list[dict]:
     ]
 
 
-def all_items(path: Path) -> list[dict]:
+def all_items(path: Path) -> list[dict[str, Any]]:
     """All steps of a file."""
     return [item for each in episodes(path) for item in items(each)]
 
 
-def write(path: Path, content) -> None:
+def write(path: Path, content: object) -> None:
     """A file of DI-engine's."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
@@ -146,7 +155,7 @@ def imitate(name: str, data: Path, seed: int) -> None:
 class Shown:
     """Stands where guided cost collects from an expert policy: gives steps of the demonstrations."""
 
-    def __init__(self, collector, rows: list[dict], count: int, seed: int) -> None:
+    def __init__(self, collector: Any, rows: list[dict[str, Any]], count: int, seed: int) -> None:
         example = collector.collect()[0]  # what else a step has is not looked at, but has to be there
         self.rows = [
             {**example, **row, "action": row["action"].to(example["action"]).view(example["action"].shape)}
@@ -154,7 +163,7 @@ class Shown:
         ]
         self.count, self.envstep, self.rng = count, 0, np.random.default_rng(seed)
 
-    def collect(self, *args, **kwargs) -> list[dict]:
+    def collect(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
         """As many as an expert would be asked for."""
         return [dict(self.rows[row]) for row in self.rng.integers(len(self.rows), size=self.count)]
 
@@ -170,9 +179,10 @@ def guided_cost(name: str, data: Path, seed: int) -> None:
     config.policy.collect.model_path = "unused.pth.tar"  # loaded for the expert, which is not asked
     torch.save({"model": VAC(**config.policy.model).state_dict()}, config.policy.collect.model_path)
     rows = all_items(data / "demonstrations.npz")
-    make, made = entry.create_serial_collector, []
+    make = entry.create_serial_collector
+    made: list[Any] = []
 
-    def first_policy_then_expert(*args, **kwargs):
+    def first_policy_then_expert(*args: Any, **kwargs: Any) -> Any:
         collector = make(*args, **kwargs)
         made.append(Shown(collector, rows, config.policy.collect.n_sample, seed) if made else collector)
         return made[-1]

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -75,6 +76,7 @@ def main() -> None:
     def report(_round: int) -> None:
         nonlocal measuring
         start = time.perf_counter()
+        value: Any
         value, _ = evaluate_policy(learner, measure, n_eval_episodes=20, deterministic=True, warn=False)
         measuring += time.perf_counter() - start
         seconds = time.perf_counter() - begin - measuring

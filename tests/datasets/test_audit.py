@@ -229,6 +229,7 @@ def test_what_a_probe_can_say():
 
 
 @pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.sim
 def test_a_camera_of_the_simulator_that_looks_away(tmp_path, turned):
     """ManiSkill's PickCube, the final frames of episodes alone, so that it takes seconds."""
     view = {"camera_eye": [2.0, 2.0, 0.5], "camera_target": [4.0, 4.0, 0.5]} if turned else {}

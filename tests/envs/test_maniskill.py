@@ -322,6 +322,8 @@ def test_a_simulator_that_hangs_is_replaced(caplog):
 SCRIPT = """
 import os, signal, sys
 from guerdon.envs.maniskill import ManiSkillVectorEnv
+
+pytestmark = pytest.mark.sim
 if __name__ == "__main__":
     env = ManiSkillVectorEnv(2, id="PickCube-v1", num_processes=2)
     env.reset(seed=0)

@@ -19,6 +19,8 @@ from guerdon.envs.maniskill_planner import MotionPlanner
 from guerdon.errors import ConfigError, DataError
 from guerdon.store import EpisodeStore
 
+pytestmark = pytest.mark.sim
+
 PICKCUBE = {"id": "PickCube-v1", "control_mode": "pd_ee_delta_pos"}
 
 

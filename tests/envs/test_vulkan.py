@@ -51,6 +51,7 @@ def test_a_gpu_keeps_its_own_driver(tmp_path, monkeypatch, no_variables):
     assert "VK_ICD_FILENAMES" not in os.environ
 
 
+@pytest.mark.sim
 def test_no_device_is_an_error_that_says_what_to_do(monkeypatch):
     monkeypatch.setenv("VK_ICD_FILENAMES", "nowhere.json")
     ok, detail = vulkan.probe()
@@ -61,6 +62,7 @@ def test_no_device_is_an_error_that_says_what_to_do(monkeypatch):
         ManiSkillVectorEnv(1, id="PickCube-v1", render_mode="rgb_array")
 
 
+@pytest.mark.sim
 def test_this_machine_renders():
     """`make setup-sim` comes before the tests: there is a device, and the simulator tests do not skip."""
     part = check.PROOFS["mani_skill"]()

@@ -22,6 +22,8 @@ import torch
 
 from guerdon.models import load_checkpoint
 
+pytestmark = pytest.mark.sim
+
 ROOT = Path(__file__).parent.parent.parent
 PAGES = {name: ROOT / "docs" / f"howto-{name}.md" for name in ("ppo-cnn", "sac-cnn", "resnet-reward")}
 STEPS = 30

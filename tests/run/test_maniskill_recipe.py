@@ -14,6 +14,8 @@ from guerdon.run.judge import ScoredData
 from guerdon.store import EpisodeStore
 from tests.run.short_runs import lines
 
+pytestmark = pytest.mark.sim
+
 PAGE = Path(__file__).parent.parent.parent / "docs" / "maniskill.md"
 RECIPE = "maniskill_rlpd_learned_reward"
 QUIET = ["runner.logger.backends=[]"]

@@ -53,6 +53,7 @@ def read(path):
     return [i for i in items if isinstance(i, Episode)], [i for i in items if isinstance(i, Fault)]
 
 
+@pytest.mark.sim
 def test_states_actions_and_seeds(recorded):
     folder, returned = recorded["state"]
     assert detect_format(folder).name == detect_format(folder / "trajectory.h5").name == "maniskill-h5"
@@ -68,6 +69,7 @@ def test_states_actions_and_seeds(recorded):
         assert episode.frames["no_camera"].shape == (STEPS, 1, 1, 3)
 
 
+@pytest.mark.sim
 def test_images_and_what_stands_beside_them(recorded, tmp_path):
     folder, returned = recorded["rgb"]
     episodes, faults = read(folder)
@@ -85,6 +87,7 @@ def test_images_and_what_stands_beside_them(recorded, tmp_path):
     assert EpisodeStore(tmp_path / "store").cameras == {"base_camera": (24, 32, 3)}
 
 
+@pytest.mark.sim
 def test_they_are_demonstrations(recorded, tmp_path):
     """As recorded, but with success on the last two steps."""
     shutil.copytree(recorded["state"][0], tmp_path / "demos")
@@ -99,6 +102,7 @@ def test_they_are_demonstrations(recorded, tmp_path):
         np.testing.assert_array_equal(shown[0].reached["state"], episodes[0].states)
 
 
+@pytest.mark.sim
 def test_what_is_damaged_is_named_and_the_rest_is_read(recorded, tmp_path):
     shutil.copytree(recorded["state"][0], tmp_path / "some")
     with h5py.File(tmp_path / "some" / "trajectory.h5", "r+") as file:

@@ -152,6 +152,7 @@ def test_structure_is_whole_and_self_contained(card, inputs):
         assert words in text
 
 
+@pytest.mark.system
 def test_a_browser_draws_all_of_it(card, inputs, tmp_path):
     dom = dump_dom(card)
     samples = len(sample_episodes(inputs))
@@ -173,6 +174,7 @@ def test_a_browser_draws_all_of_it(card, inputs, tmp_path):
     assert used.max() > 2500 and np.diff(used).max() < 120  # no large blank stretch from top to bottom
 
 
+@pytest.mark.system
 def test_a_dark_phone_shows_it_too(card, tmp_path):
     picture = screenshot(card, tmp_path / "phone.png", width=500, height=3000, dark=True)
     page = np.asarray(Image.open(picture).convert("L"))

@@ -216,6 +216,7 @@ def test_text_is_escaped_and_no_file_outside_is_read(tmp_path):
     assert "secret.png is not in the run" in text
 
 
+@pytest.mark.system
 def test_a_browser_draws_all_of_it(cheated, tmp_path):
     dom = dump_dom(cheated / "report.html")
     assert dom.count("<svg") == 3 and dom.count("<img") == 5

@@ -130,6 +130,7 @@ def test_a_simulated_camera_takes_its_picture_when_asked(make_env, server):
     assert server.world.shot("front_camera").taken_at > taken
 
 
+@pytest.mark.system
 def test_opencv_devices_are_read_as_rgb(tmp_path):
     import cv2
 

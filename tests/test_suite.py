@@ -1,0 +1,123 @@
+"""The tests' own machinery: what a test costs is counted, marks are kept to, files stay together."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests import cpu_times
+from tests.browser import dump_dom
+from tests.conftest import LONGEST, RAY, file_of, pytest_collection_modifyitems
+
+pytest_plugins = ["pytester"]
+
+SPENDING = """
+    import subprocess, sys, time
+    import pytest
+
+    WORK = "import time\\nwhile time.process_time() < {}: pass"
+
+    def spend(seconds):
+        start = time.process_time()
+        while time.process_time() < start + seconds:
+            pass
+
+    @pytest.fixture(scope="module")
+    def dear():
+        spend(0.6)
+
+    def test_cheap(dear):
+        pass
+
+    def test_child():
+        subprocess.run([sys.executable, "-S", "-c", WORK.format(0.7)], check=True)
+
+    @pytest.mark.slow
+    def test_marked():
+        spend(0.5)
+
+    def test_idle():
+        time.sleep(0.5)
+"""
+
+
+def test_what_a_test_uses_is_counted_and_limited(pytester, monkeypatch):
+    """In a process that runs tests for another, as with `make test`."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others take seconds to import
+    pytester.makeini("[pytest]\nmarkers = slow: takes long")
+    pytester.makepyfile(SPENDING)
+    file = pytester.path / "times"
+    options = ["-p", "xdist", "-n1", "-p", "tests.cpu_times", "-p", "no:cacheprovider", f"--cpu-times={file}"]
+    # A limit of which even a machine 100 times slower makes 0.1 s.
+    result = pytester.runpytest_subprocess(*options, "--cpu-limit=0.001")
+
+    rows = {row["test"].partition("::")[2]: row for row in map(json.loads, file.read_text().splitlines())}
+    assert rows["test_cheap"]["fixtures"]["dear"] >= 0.55 > rows["test_cheap"]["cpu"]
+    assert rows["test_child"]["cpu"] >= 0.65 and rows["test_marked"]["cpu"] >= 0.45
+    assert rows["test_idle"]["cpu"] < 0.3  # half a second of waiting is none of computing
+    assert [name for name, row in rows.items() if row["slow"]] == ["test_marked"]
+
+    result.assert_outcomes(passed=4)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    text = result.stdout.str()
+    assert "test_child used" in text and "test_cheap used" in text
+    assert "test_marked used" not in text
+
+
+@pytest.mark.parametrize(("limit", "probe", "expected"), [(2.0, 1.0, 1), (2.0, 2.0, 0), (4.0, 0.1, 0)])
+def test_the_limit_grows_on_a_slower_machine_and_never_shrinks(monkeypatch, limit, probe, expected):
+    monkeypatch.setattr(cpu_times, "probe_seconds", lambda: probe * cpu_times.REFERENCE_SECONDS)
+    account = cpu_times.Account(None, limit)
+    account.rows = [{"test": "t", "cpu": 3.0, "fixtures": {}, "slow": False}]
+    session = SimpleNamespace(exitstatus=pytest.ExitCode.OK)
+    hook = account.pytest_sessionfinish(session)
+    next(hook)
+    assert len(account.over) == expected
+    assert session.exitstatus == (pytest.ExitCode.TESTS_FAILED if expected else pytest.ExitCode.OK)
+
+
+def test_the_time_of_living_children_counts():
+    before = cpu_times.cpu_seconds()
+    code = "import time\nwhile time.process_time() < .5: pass\nprint(1, flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout.readline() == b"1\n"
+        assert cpu_times.cpu_seconds() - before >= 0.45
+        child.communicate(b"\n")
+
+
+def test_without_its_mark_a_test_has_no_simulator_and_no_browser():
+    with pytest.raises(ImportError):
+        import mani_skill  # noqa: F401
+    with pytest.raises(ImportError):
+        import sapien.core  # noqa: F401
+    with pytest.raises(AssertionError, match="carries the mark `system`"):
+        dump_dom("page.html")
+
+
+@pytest.mark.sim
+def test_with_its_mark_a_test_has_the_simulator():
+    import mani_skill
+
+    assert mani_skill is sys.modules["mani_skill"]
+
+
+def test_test_processes_compute_on_one_thread():
+    assert torch.get_num_threads() == 1
+
+
+def test_long_files_go_first_and_clusters_stay_together():
+    names = [
+        "tests/a.py::t",
+        "tests/robot/b.py::t",
+        "tests/parallel/c.py::t[x::y]",
+        "tests/run/test_learning.py::t",
+    ]
+    items = [SimpleNamespace(nodeid=name) for name in names]
+    pytest_collection_modifyitems(items)
+    assert [item.nodeid for item in items] == [names[3], names[2], names[1], names[0]]
+    assert file_of(names[2]) == "parallel/c.py" and RAY in LONGEST
