@@ -14,6 +14,8 @@ from guerdon.errors import ConfigError
 Norm: TypeAlias = Literal["batch", "group"]
 Arch: TypeAlias = Literal["resnet10", "resnet18", "resnet34", "resnet50"]
 NORM_GROUPS = 4
+MIN_STRIDED_CHANNELS = 8
+"""Input channels from which oneDNN's strided 1x1 convolutions are sound; see `Conv1x1`."""
 
 
 def make_norm(norm: Norm, channels: int) -> nn.Module:
@@ -48,14 +50,28 @@ class Conv3x3(nn.Conv2d):
         return super().forward(x)
 
 
-def _conv1x1(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
+class Conv1x1(nn.Conv2d):
+    """A 1x1 convolution without bias whose gradient is safe on every processor.
+
+    On AVX2, oneDNN 3.12 (torch 2.13) writes past its buffers in the backward pass of a 1x1 convolution with
+    stride 2, channels_last and fewer than 8 input channels. With so few channels the pixels are selected
+    first and convolved with stride 1: the same sums, by another kernel.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
+        super().__init__(in_channels, out_channels, 1, stride=stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, C, H, W] -> [N, C', ceil(H / stride), ceil(W / stride)]."""
+        if self.stride == (1, 1) or self.in_channels >= MIN_STRIDED_CHANNELS:
+            return super().forward(x)
+        return F.conv2d(x[..., :: self.stride[0], :: self.stride[1]], self.weight)
 
 
 def _shortcut(in_channels: int, out_channels: int, stride: int, norm: Norm) -> nn.Sequential | None:
     if stride == 1 and in_channels == out_channels:
         return None
-    return nn.Sequential(_conv1x1(in_channels, out_channels, stride), make_norm(norm, out_channels))
+    return nn.Sequential(Conv1x1(in_channels, out_channels, stride), make_norm(norm, out_channels))
 
 
 class BasicBlock(nn.Module):
@@ -86,11 +102,11 @@ class Bottleneck(nn.Module):
     def __init__(self, in_channels: int, channels: int, stride: int, norm: Norm) -> None:
         super().__init__()
         out_channels = channels * self.expansion
-        self.conv1 = _conv1x1(in_channels, channels)
+        self.conv1 = Conv1x1(in_channels, channels)
         self.bn1 = make_norm(norm, channels)
         self.conv2 = Conv3x3(channels, channels, stride)
         self.bn2 = make_norm(norm, channels)
-        self.conv3 = _conv1x1(channels, out_channels)
+        self.conv3 = Conv1x1(channels, out_channels)
         self.bn3 = make_norm(norm, out_channels)
         self.downsample = _shortcut(in_channels, out_channels, stride, norm)
 

@@ -32,7 +32,7 @@ def torchvision_keys(depths: list[int], convolutions: int) -> set[str]:
     ],
 )
 def test_names_are_torchvisions(arch, depths, convolutions):
-    assert set(make_resnet(arch, 4).state_dict()) == torchvision_keys(depths, convolutions)
+    assert set(make_resnet(arch, 8).state_dict()) == torchvision_keys(depths, convolutions)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_feature_map_shape(arch, norm):
 @pytest.mark.parametrize("same_padding", [False, True])
 @pytest.mark.parametrize("size", [(64, 64), (65, 33), (63, 31), (50, 97), (1, 7)])
 def test_output_size_is_what_comes_out(size, same_padding):
-    net = make_resnet("resnet10", 4, same_padding=same_padding).eval()
+    net = make_resnet("resnet10", 8, same_padding=same_padding).eval()
     assert net(torch.rand(1, 3, *size)).shape[2:] == net.output_size(*size)
 
 
 def test_first_block_is_the_residual_formula():
-    net = make_resnet("resnet10", 4).eval()
-    x = torch.rand(2, 4, 8, 8)
+    net = make_resnet("resnet10", 8).eval()
+    x = torch.rand(2, 8, 8, 8)
     block = net.layer1[0]
     inner = block.bn2(block.conv2(torch.relu(block.bn1(block.conv1(x)))))
     torch.testing.assert_close(net.layer1(x), torch.relu(inner + x))
@@ -75,15 +75,15 @@ def test_first_block_is_the_residual_formula():
 
 def test_group_norm_needs_a_width_that_divides():
     with pytest.raises(ConfigError, match="multiple of 4"):
-        make_resnet("resnet10", 6, "group")
+        make_resnet("resnet10", 10, "group")
 
 
 def test_changing_the_layout_keeps_the_convolutions():
-    net = make_resnet("resnet10", 4)
+    net = make_resnet("resnet10", 8)
     before = {name: value.clone() for name, value in net.state_dict().items() if "conv" in name}
     net.use_layout("group", same_padding=True)
     assert not any("running_mean" in name for name in net.state_dict())
-    assert set(net.state_dict()) == set(make_resnet("resnet10", 4, "group").state_dict())
+    assert set(net.state_dict()) == set(make_resnet("resnet10", 8, "group").state_dict())
     assert all(torch.equal(net.state_dict()[name], value) for name, value in before.items())
 
 
