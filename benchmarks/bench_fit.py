@@ -26,11 +26,11 @@ from guerdon.config import (
 )
 from guerdon.datasets import RewardDataset
 from guerdon.fit import fit_reward_model
-from guerdon.fit.calibrate import Calibration
 from guerdon.fit.fit import score_rows
 from guerdon.fit.metrics import confusion
 from guerdon.fit.trainer import Trainer
 from guerdon.models import build_model, load_checkpoint
+from guerdon.models.calibration import Calibration
 from guerdon.store import EpisodeStore, StoreWriter
 from guerdon.store.shard import EpisodeRecord, ShardSchema, episode_digest, index_table, write_index
 from guerdon.types import Episode

@@ -6,86 +6,19 @@ Frames of one episode resemble each other, so everything here that compares or r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from guerdon.errors import DataError
 from guerdon.fit.metrics import Float64Array, is_success, log_loss_per_frame
-from guerdon.types import FloatArray
+from guerdon.models.calibration import Calibration, fields_of, sigmoid
 
-CalibrationKind: TypeAlias = Literal["identity", "temperature", "isotonic"]
-KINDS: tuple[CalibrationKind, ...] = ("identity", "temperature", "isotonic")
 TEMPERATURES = (0.05, 20.0)
 """The range in which a temperature is looked for."""
-TILT = 0.01
-"""Slope (logit per logit) of isotonic calibration where it is flat: the order of frames is never lost."""
-MAX_LOGIT = 1000.0
-"""Beyond this no logit is looked for."""
 MAX_FOLDS = 5
 MIN_ISOTONIC_EPISODES = 20
 """With fewer episodes isotonic calibration is not considered: it has too many degrees of freedom."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """A monotone map from logits to success probabilities; it never changes the order of frames."""
-
-    kind: CalibrationKind = "identity"
-    temperature: float = 1.0
-    """`temperature`: logits are divided by it."""
-    knots: tuple[float, ...] = ()
-    """`isotonic` [K]: logits, ascending."""
-    values: tuple[float, ...] = ()
-    """`isotonic` [K]: calibrated logits at the knots, linear between them and flat outside, plus the tilt."""
-    held_out_log_loss: Mapping[str, float] = field(default_factory=dict)
-    """Cross-validated log loss of each kind that was tried."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise DataError(f"Calibration.kind must be one of {KINDS}, not {self.kind!r}")
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise DataError(f"Calibration.temperature must be positive, not {self.temperature}")
-        if self.kind == "isotonic" and not self.knots:
-            raise DataError("an isotonic Calibration needs knots")
-        knots, values = np.asarray(self.knots, np.float64), np.asarray(self.values, np.float64)
-        if knots.shape != values.shape or not bool(np.isfinite([knots, values]).all()):
-            raise DataError("Calibration.knots and values must be finite and of one length")
-        if bool((np.diff(knots) <= 0).any() or (np.diff(values) < 0).any()):
-            raise DataError("Calibration.knots and values must ascend")
-
-    def apply(self, logits: ArrayLike) -> FloatArray:
-        """Calibrated success probabilities: float [N] -> float32 [N]."""
-        x = np.asarray(logits, np.float64)
-        if self.kind == "temperature":
-            x = x / self.temperature
-        elif self.kind == "isotonic":
-            x = np.interp(x, self.knots, self.values) + TILT * x
-        return _sigmoid(x).astype(np.float32)
-
-    def logit_at(self, prob_success: float) -> float:
-        """The logit above which `apply` gives more than `prob_success`, within +-`MAX_LOGIT`."""
-        low, high = -MAX_LOGIT, MAX_LOGIT
-        while high - low > 1e-9:
-            middle = (low + high) / 2
-            low, high = (low, middle) if float(self.apply([middle])[0]) > prob_success else (middle, high)
-        return high
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain containers, ready for JSON."""
-        lists = {"knots": list(self.knots), "values": list(self.values)}
-        return {**fields_of(self), **lists, "held_out_log_loss": dict(self.held_out_log_loss)}
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Calibration:
-        """The inverse of `to_dict`."""
-        known = known_fields(cls, plain)
-        for name in ("knots", "values"):
-            known[name] = tuple(known.get(name, ()))
-        return cls(**known)
 
 
 def calibrate(logits: ArrayLike, labels: ArrayLike, episode: ArrayLike, *, seed: int) -> Calibration:
@@ -118,7 +51,7 @@ def calibrate(logits: ArrayLike, labels: ArrayLike, episode: ArrayLike, *, seed:
     if folds < 2:
         return _fit_temperature(x, y)
     fold = (np.random.default_rng(seed).permutation(num_episodes) % folds)[number]
-    losses = {"identity": log_loss_per_frame(_sigmoid(x), y)}
+    losses = {"identity": log_loss_per_frame(sigmoid(x), y)}
     for name, fit in fits.items():
         losses[name] = np.zeros(len(x))
         for held_out in (fold == k for k in range(folds)):
@@ -182,25 +115,3 @@ def _fit_isotonic(logits: Float64Array, labels: Float64Array) -> Calibration:
     value = np.repeat(np.log(mean) - np.log1p(-mean), 2)
     keep = np.append(True, np.diff(ends) > 0)  # a pool of one value has one end
     return Calibration(kind="isotonic", knots=tuple(ends[keep].tolist()), values=tuple(value[keep].tolist()))
-
-
-def _sigmoid(x: Float64Array) -> Float64Array:
-    result: Float64Array = np.exp(-np.logaddexp(0.0, -x))
-    return result
-
-
-def fields_of(record: Any) -> dict[str, Any]:
-    """A record as a dict, not copied deeply."""
-    return {item.name: getattr(record, item.name) for item in fields(record)}
-
-
-def known_fields(cls: Any, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `plain` that `cls` has; raises if another is there or a needed one is missing."""
-    names = {item.name for item in fields(cls)}
-    needed = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
-    if set(plain) - names or needed - set(plain):
-        raise DataError(
-            f"{cls.__name__} has the fields {sorted(names)}; unknown: {sorted(set(plain) - names)}, "
-            f"missing: {sorted(needed - set(plain))}"
-        )
-    return dict(plain)

@@ -21,7 +21,7 @@ from guerdon.datasets.pictures import save_training_pictures
 from guerdon.datasets.probe import not_told_apart, probe_store
 from guerdon.datasets.sampling import EpochSampler
 from guerdon.errors import ConfigError, DataError
-from guerdon.fit.calibrate import Calibration, calibrate
+from guerdon.fit.calibrate import calibrate
 from guerdon.fit.metrics import Scores, summarize
 from guerdon.fit.quantized import quantize_checkpoint
 from guerdon.fit.spread import strategy_of
@@ -30,6 +30,7 @@ from guerdon.fit.team import Team
 from guerdon.fit.threshold import Threshold, choose_threshold
 from guerdon.fit.trainer import Trainer
 from guerdon.models import Contract, RewardModel, build_model, save_checkpoint
+from guerdon.models.calibration import Calibration
 from guerdon.store import EpisodeStore
 from guerdon.types import Fault, IntArray, display_path
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from guerdon.errors import DataError
+from guerdon.models.calibration import fires
 from guerdon.types import BoolArray, FloatArray, IntArray
 
 Float64Array: TypeAlias = NDArray[np.float64]
@@ -192,17 +193,17 @@ def log_loss_per_frame(prob: ArrayLike, labels: ArrayLike) -> Float64Array:
 
 def accuracy(prob: ArrayLike, labels: ArrayLike, threshold: float = 0.5) -> float:
     """Share of frames on the right side of the threshold."""
-    return float(np.mean((np.asarray(prob) > threshold) == is_success(labels)))
+    return float(np.mean(fires(prob, threshold) == is_success(labels)))
 
 
 def confusion(prob: ArrayLike, labels: ArrayLike, threshold: float) -> Confusion:
     """Count fires and silences against the labels."""
-    fires, positive = np.asarray(prob) > threshold, is_success(labels)
+    fired, positive = fires(prob, threshold), is_success(labels)
     return Confusion(
-        true_positive=int(np.sum(fires & positive)),
-        false_positive=int(np.sum(fires & ~positive)),
-        true_negative=int(np.sum(~fires & ~positive)),
-        false_negative=int(np.sum(~fires & positive)),
+        true_positive=int(np.sum(fired & positive)),
+        false_positive=int(np.sum(fired & ~positive)),
+        true_negative=int(np.sum(~fired & ~positive)),
+        false_negative=int(np.sum(~fired & positive)),
     )
 
 
@@ -231,7 +232,7 @@ def detection_delay(scores: Scores, threshold: float) -> Float64Array:
         where no frame is positive.
     """
     first = _first_positive_step(scores)
-    late = (scores.prob_success > threshold) & (scores.step >= first[scores.episode])
+    late = fires(scores.prob_success, threshold) & (scores.step >= first[scores.episode])
     fire = _first_step(scores, late)
     delay = np.where(np.isfinite(fire), fire, np.nan) - np.where(np.isfinite(first), first, np.nan)
     result: Float64Array = delay[scores.success]
@@ -243,18 +244,20 @@ def early_fires(scores: Scores, threshold: float) -> IntArray:
 
     In a success episode without a positive frame every fire is early.
     """
-    early = (scores.prob_success > threshold) & (scores.step < _first_positive_step(scores)[scores.episode])
+    early = fires(scores.prob_success, threshold) & (
+        scores.step < _first_positive_step(scores)[scores.episode]
+    )
     return scores.per_episode(early)[scores.success]
 
 
 def false_fires_per_episode(scores: Scores, threshold: float) -> FalseFires:
     """Fires on negative frames, counted as runs (a fire that stays on is one) and as frames."""
-    fires = (scores.prob_success > threshold) & ~scores.positive
-    ordered, episode = fires[scores.order], scores.episode[scores.order]
+    fired = fires(scores.prob_success, threshold) & ~scores.positive
+    ordered, episode = fired[scores.order], scores.episode[scores.order]
     continues = np.zeros(len(ordered), np.bool_)
     continues[1:] = ordered[:-1] & (episode[1:] == episode[:-1])
     runs = np.bincount(episode[ordered & ~continues], minlength=scores.num_episodes)
-    return FalseFires(runs.astype(np.int64), scores.per_episode(fires))
+    return FalseFires(runs.astype(np.int64), scores.per_episode(fired))
 
 
 def phases(scores: Scores) -> dict[str, BoolArray]:
@@ -282,7 +285,7 @@ def summarize(scores: Scores, threshold: float) -> dict[str, float]:
     """
     prob, labels = scores.prob_success, scores.labels
     counts = confusion(prob, labels, threshold)
-    delay, fires = detection_delay(scores, threshold), false_fires_per_episode(scores, threshold)
+    delay, false_fires = detection_delay(scores, threshold), false_fires_per_episode(scores, threshold)
     seen = delay[np.isfinite(delay)]
     failures = ~scores.success
     return {
@@ -299,9 +302,9 @@ def summarize(scores: Scores, threshold: float) -> dict[str, float]:
         "detection_delay_p90": float(np.quantile(seen, 0.9)) if len(seen) else float("nan"),
         "missed_episode_rate": _mean(np.isnan(delay)),
         "early_fire_episode_rate": _mean(early_fires(scores, threshold) > 0),
-        "false_fires_per_episode": _mean(fires.runs),
-        "false_fire_frames_per_episode": _mean(fires.frames),
-        "failure_episode_fire_rate": _mean(fires.frames[failures] > 0),
+        "false_fires_per_episode": _mean(false_fires.runs),
+        "false_fire_frames_per_episode": _mean(false_fires.frames),
+        "failure_episode_fire_rate": _mean(false_fires.frames[failures] > 0),
         "num_frames": float(len(labels)),
         "num_positive_frames": float(np.sum(scores.positive)),
         "num_episodes": float(scores.num_episodes),

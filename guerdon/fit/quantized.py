@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from guerdon.datasets import RewardDataset
-from guerdon.fit.calibrate import Calibration
 from guerdon.models import load_checkpoint
 from guerdon.models.int8 import Int8Model, int8_path, make_int8, save_int8
 from guerdon.types import IntArray, display_path
@@ -40,8 +39,6 @@ def quantize_checkpoint(
         seed: decides which frames are taken.
     """
     model, contract, _ = load_checkpoint(checkpoint)
-    stored = (contract.calibration or {}).get("map")
-    calibration = Calibration() if stored is None else Calibration.from_dict(stored)
     if threshold is None:
         threshold = 0.5 if contract.threshold is None else contract.threshold
     rng = np.random.default_rng(seed)
@@ -50,7 +47,7 @@ def quantize_checkpoint(
         for rows, count in ((train_rows, CALIBRATION_FRAMES), (check_rows, CHECK_FRAMES))
     )
     contract.check_frames(ranges)
-    int8 = make_int8(model, ranges, held_out, calibration.logit_at(threshold))
+    int8 = make_int8(model, ranges, held_out, contract.calibration_map.logit_at(threshold))
     path = int8_path(checkpoint)
     save_int8(path, int8)
     log.info(

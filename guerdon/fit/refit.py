@@ -27,6 +27,7 @@ from guerdon.fit.fit import FitResult, finish_fit, open_data
 from guerdon.fit.quantized import quantize_checkpoint
 from guerdon.fit.trainer import Trainer
 from guerdon.models import load_checkpoint, save_checkpoint
+from guerdon.models.calibration import fires
 from guerdon.models.contract import Contract
 from guerdon.store import EpisodeStore, StoreWriter
 from guerdon.store.atomic import write_atomic
@@ -85,9 +86,9 @@ class MinedFrames:
     def add(self, judged: Judged, threshold: float, rng: np.random.Generator) -> None:
         """Keep up to an eighth of `size`: half of it false fires, the rest drawn from all other frames."""
         there = np.isfinite(judged.prob_success)
-        fires = there & (judged.prob_success > threshold)
-        false = np.argwhere(fires & ~judged.success)
-        good, bad = np.argwhere(there & judged.success), np.argwhere(there & ~judged.success & ~fires)
+        fired = there & fires(judged.prob_success, threshold)
+        false = np.argwhere(fired & ~judged.success)
+        good, bad = np.argwhere(there & judged.success), np.argwhere(there & ~judged.success & ~fired)
         most = max(self.size // 8, 1)
         picked = [rng.permutation(false)[: most // 2]]
         others = max(len(picked[0]), most // 16)
@@ -102,7 +103,7 @@ class MinedFrames:
         }
         began = judged.first_step + t - judged.elapsed[t, env]
         self.label = np.concatenate([self.label, judged.success[t, env]])
-        self.fired = np.concatenate([self.fired, fires[t, env]])
+        self.fired = np.concatenate([self.fired, fired[t, env]])
         self.group = np.concatenate([self.group, began * judged.success.shape[1] + env])
         if len(self) > self.size:
             self.frames = {name: images[-self.size :] for name, images in self.frames.items()}

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError
-from guerdon.fit.calibrate import fields_of, known_fields
 from guerdon.fit.metrics import Float64Array, Scores, confusion
+from guerdon.models.calibration import fields_of, fires, known_fields
 from guerdon.types import FloatArray
 
 MIN_EPISODES = 20
@@ -111,11 +111,11 @@ def choose_threshold(
         kept = prob[positive & (prob > lowest)]
         free = float(np.nextafter(kept.min(), np.float32(-1))) if len(kept) else lowest
         threshold = max(lowest, min(float(np.float32(raise_to)), free))
-    fires, failure = prob > threshold, ~scores.success[scores.episode]
+    fired, failure = fires(prob, threshold), ~scores.success[scores.episode]
     replayed = _replay(scores, threshold, lowest, target_fpr, num_resamples, seed)
-    false_positive = _rare_interval(replayed[0], scores, fires, ~positive, confidence)
-    on_failures = _rare_interval(replayed[1], scores, fires, ~positive & failure, confidence)
-    missed = _rare_interval(1 - replayed[2], scores, ~fires, positive, confidence)
+    false_positive = _rare_interval(replayed[0], scores, fired, ~positive, confidence)
+    on_failures = _rare_interval(replayed[1], scores, fired, ~positive & failure, confidence)
+    missed = _rare_interval(1 - replayed[2], scores, ~fired, positive, confidence)
     observed = confusion(prob, scores.labels, threshold)
     enough, reasons = _judge_data(scores, observed.false_positive_rate, false_positive[1], target_fpr)
     return Threshold(

@@ -20,6 +20,7 @@ from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.images import to_numpy
 from guerdon.models.base import RewardModel
+from guerdon.models.calibration import Calibration
 from guerdon.models.encoders import Norm
 
 logger = logging.getLogger("guerdon")
@@ -47,6 +48,8 @@ _LATER_KEYS = {"num_frames": 1, "only_at_rest": False, "crop": None}
 _FREE_KEYS = ("dropout", "freeze_encoder")  # without effect on what a trained model says
 _CLASSIFIER_KEYS = ("num_spatial_blocks", "use_pretrain")  # without effect on the other model
 _MIN_CONTRAST = 6.0  # grey levels between red and blue, below which their order cannot be told
+
+_SAMPLE = (16, 32, 32)  # frames, rows and columns, at most, whose colours are looked at
 
 
 def changed_settings(config: RewardModelConfig) -> set[str]:
@@ -80,7 +83,7 @@ class Contract:
     threshold: float | None = None
     """Calibrated probability above which a frame counts as success."""
     calibration: dict[str, Any] | None = None
-    """Written and read by `fit/calibrate.py`."""
+    """`map`: what `models/calibration.py` reads; `threshold`: what `fit/threshold.py` promises."""
     metrics: dict[str, Any] = field(default_factory=dict)
     data_hash: str | None = None
     guerdon_version: str = guerdon.__version__
@@ -105,6 +108,12 @@ class Contract:
         except ConfigError as error:
             raise DataError(f"{source}: the contract is damaged or of another version: {error}") from error
         return contract
+
+    @property
+    def calibration_map(self) -> Calibration:
+        """From the model's logits to probabilities; the identity if it was never calibrated."""
+        stored = (self.calibration or {}).get("map")
+        return Calibration() if stored is None else Calibration.from_dict(stored)
 
     @property
     def num_frames(self) -> int:
@@ -157,12 +166,13 @@ class Contract:
         if clashes:
             raise ConfigError(f"reward.model does not fit the checkpoint: {'; '.join(clashes)}")
 
-    def check_frames(self, frames: Mapping[str, Any] | Any) -> None:
+    def check_frames(self, frames: Mapping[str, Any] | Any, *, colours: bool = True) -> None:
         """Raise a `DataError` if a batch is not of the kind that the model was trained on.
 
         Args:
             frames: camera -> images `[N, H, W, C]` or stacks of them `[N, k, H, W, C]`, or the images alone
                 if the model has one camera.
+            colours: also find out, from a sample of the pixels, whether red and blue are swapped.
         """
         keys = list(self.model["image_keys"])
         if not isinstance(frames, Mapping):
@@ -172,11 +182,11 @@ class Contract:
                 f"the frames have the cameras {list(frames)}, the checkpoint was trained on {keys}"
             )
         for key in keys:
-            problem = self._problem(key, to_numpy(frames[key]))
+            problem = self._problem(key, to_numpy(frames[key]), colours)
             if problem:
                 raise DataError(f"camera {key!r}: {problem}")
 
-    def _problem(self, camera: str, images: NDArray[Any]) -> str | None:
+    def _problem(self, camera: str, images: NDArray[Any], colours: bool) -> str | None:
         """How one camera's images differ from the training frames, with both sides."""
         if images.ndim == 5:
             if images.shape[1] != self.num_frames:
@@ -196,12 +206,19 @@ class Contract:
                 f"the checkpoint was trained on {self.value_range}"
             )
         mean, std = self.pixel_mean.get(camera), self.pixel_std.get(camera)
-        if mean is None or std is None or len(mean) != images.shape[-1]:
+        if mean is None or std is None or len(mean) != images.shape[-1] or not images.size:
             return None
         if images.max() == 1 and max(mean) > _MIN_CONTRAST:
             return f"frames have values from 0 to 1, the checkpoint was trained on {self.value_range}"
-        here = images.mean((0, 1, 2)), images.std((0, 1, 2))
-        if len(mean) == 3 and _reversed_fits(here, (np.array(mean), np.array(std))):
+        if not colours or len(mean) != 3:
+            return None
+        sample = images[
+            tuple(
+                slice(None, None, -(-size // most)) for size, most in zip(images.shape, _SAMPLE, strict=False)
+            )
+        ]
+        here = sample.mean((0, 1, 2)), sample.std((0, 1, 2))
+        if _reversed_fits(here, (np.array(mean), np.array(std))):
             return (
                 f"frames have mean colours {_levels(here[0])}, the checkpoint was trained on "
                 f"{self.colour_order} with {_levels(mean)}: red and blue are swapped"

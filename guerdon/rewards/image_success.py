@@ -8,22 +8,22 @@ The reward is that probability (`continuous`), or one of two values, decided at 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from guerdon.config.limits import Fraction
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.base import RewardModel
-from guerdon.models.checkpoint import load_checkpoint
+from guerdon.models.contract import Contract
+from guerdon.models.judge import MINI_BATCH, CheckpointJudge
 from guerdon.rewards.base import ZooModel, ZooSettings
 from guerdon.rewards.networks import RewardNetwork
 from guerdon.rewards.transitions import Transitions
-
-MINI_BATCH = 256
-"""Frames that are judged at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +43,22 @@ class ImageSuccessSettings(ZooSettings):
 
 
 class SuccessClassifier(RewardNetwork):
-    """A fitted classifier of one camera's frames."""
+    """A fitted classifier of one camera's frames; its verdicts are those of a `RewardManager`."""
 
-    def __init__(self, classifier: RewardModel) -> None:
+    def __init__(self, judge: CheckpointJudge) -> None:
         super().__init__()
-        self.classifier = classifier.eval().requires_grad_(False)
+        self.judge = judge
+        self.camera = judge.model.config.image_keys[0]
+        self.classifier = judge.model.requires_grad_(False)  # its weights are what is saved
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 [N, H, W, C] -> prob_success, float32 [N]."""
-        parts = [self.classifier.predict(part.cpu().numpy()) for part in torch.split(images, MINI_BATCH)]
-        return torch.cat([part.prob_success for part in parts]) if parts else torch.zeros(0)
+        """uint8 [N, H, W, C] -> calibrated prob_success, float32 [N]."""
+        parts = [
+            self.judge.judge({self.camera: part.cpu().numpy()}).prob_success
+            for part in torch.split(images, MINI_BATCH)
+            if len(part)
+        ]
+        return torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0)
 
 
 class ImageSuccess(ZooModel):
@@ -61,13 +67,14 @@ class ImageSuccess(ZooModel):
     Settings = ImageSuccessSettings
     needs_experience = False
     cfg: ImageSuccessSettings
+    network: SuccessClassifier
 
     def make_network(self) -> SuccessClassifier:
         """The classifier from its checkpoint."""
         if self.cfg.checkpoint_path is None:
             raise ConfigError("reward_model.checkpoint_path is missing: it names the fitted classifier")
-        model, contract, _ = load_checkpoint(self.cfg.checkpoint_path)
-        cameras = model.config.image_keys
+        judge = CheckpointJudge.load(self.cfg.checkpoint_path, threshold=self.cfg.reward_threshold)
+        contract, cameras = judge.contract, judge.model.config.image_keys
         if len(cameras) != 1 or contract.num_frames != 1:
             raise ConfigError(
                 f"image_success judges single frames of one camera, the checkpoint looks at "
@@ -79,11 +86,15 @@ class ImageSuccess(ZooModel):
                 "the checkpoint judges robots at rest alone, which image_success does not know about: use a "
                 "RewardManager"
             )
-        given = self.cfg.reward_threshold
-        self.threshold = contract.threshold if given is None else given
-        if self.threshold is None and self.cfg.reward_type == "binary":
+        unknown = contract.threshold is None and self.cfg.reward_threshold is None
+        if unknown and self.cfg.reward_type == "binary":
             raise ConfigError("the checkpoint has no threshold: set reward_model.reward_threshold")
-        return SuccessClassifier(model)
+        return SuccessClassifier(judge)
+
+    @property
+    def threshold(self) -> float:
+        """Above which a probability counts as success."""
+        return self.network.judge.threshold
 
     def score(self, batch: Transitions) -> Tensor:
         """What the reached frames are worth, [*L]."""
@@ -92,9 +103,8 @@ class ImageSuccess(ZooModel):
         prob_success: Tensor = self.network(images).view(batch.shape)
         if self.cfg.reward_type == "continuous":
             return prob_success
-        assert self.threshold is not None
-        worth = torch.where(prob_success > self.threshold, self.cfg.success_reward, self.cfg.fail_reward)
-        return worth.float()
+        fired = torch.from_numpy(self.network.judge.fires(prob_success.numpy()))
+        return torch.where(fired, self.cfg.success_reward, self.cfg.fail_reward).float()
 
     def checked(self, batch: Transitions) -> Transitions:
         """The batch, if it has frames, or observations that are images with values of 0 to 255."""
@@ -110,3 +120,25 @@ class ImageSuccess(ZooModel):
             if low < 0.0 or high > 255.0 or 0.0 < high <= 1.0:
                 raise DataError(f"images must have values of 0 to 255, these have {low:g} to {high:g}")
         return batch.to(self.device)
+
+    def own_state(self) -> dict[str, Any]:
+        """The contract: the weights mean little without their calibration and threshold."""
+        return {"contract": json.dumps(self.network.judge.contract.to_dict())}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Judge with the weights that were loaded, as their own contract says."""
+        judge = self.network.judge
+        kept = state.get("contract")  # older runs have none: the checkpoint's holds
+        contract = judge.contract if kept is None else Contract.from_dict(json.loads(kept), "the saved run")
+        self.network.judge = CheckpointJudge(
+            self.network.classifier.eval(),
+            contract,
+            source=judge.source,
+            threshold=self.cfg.reward_threshold,
+            device=str(self.device),
+        )
+
+    def to_device(self, device: torch.device | str) -> None:
+        """Move to another device."""
+        super().to_device(device)
+        self.network.judge.to_device(str(device))

@@ -16,6 +16,7 @@ from guerdon.images import stack_episode
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.recorded import Demonstration, open_demonstrations
 from guerdon.learn.replay import ReplayBuffer
+from guerdon.models.calibration import fires
 from guerdon.run.reward_group import RewardGroup
 from guerdon.serve.relabel import judged_frames
 from guerdon.types import BoolArray, Episode
@@ -99,7 +100,7 @@ def _add(replay: ReplayBuffer, shown: Demonstration, rewards: RewardGroup | None
         if cfg.relabel_at == "sampling":
             extras |= {f"frames/{name}": images for name, images in frames.items()}
         if cfg.standalone:
-            count, terminated = _until_success(extras["prob_success"] > rewards.facts.threshold)
+            count, terminated = _until_success(fires(extras["prob_success"], rewards.facts.threshold))
             done = np.arange(len(done)) == count - 1
     for t in range(count):
         row = slice(t, t + 1)

@@ -17,11 +17,11 @@ from guerdon.config import RewardConfig, RewardModelConfig
 from guerdon.datasets import RewardDataset, audit
 from guerdon.datasets.frames import check_store_shows_motion, frames_at_rest, open_store, rows_of, split_store
 from guerdon.errors import ConfigError, DataError
-from guerdon.fit.calibrate import Calibration
 from guerdon.fit.metrics import Scores, summarize
 from guerdon.fit.quantized import quantize_checkpoint
 from guerdon.fit.threshold import Threshold, choose_threshold
 from guerdon.models import load_checkpoint
+from guerdon.models.calibration import fires
 from guerdon.models.int8 import int8_path
 from guerdon.serve import ImageRewardWorker
 from guerdon.store.atomic import write_atomic
@@ -78,7 +78,7 @@ class ScoredData:
                 "step": self.store.step,
                 "label": self.store.labels,
                 "prob_success": self.prob_success,
-                "fires": self.prob_success > self.threshold,
+                "fires": fires(self.prob_success, self.threshold),
                 "source": pa.array(self.store.episode_column("source")).take(pa.array(self.store.episode)),
             }
         )
@@ -88,7 +88,7 @@ class ScoredData:
         return {
             "frames": len(self.prob_success),
             "threshold": self.threshold,
-            "fires": int((self.prob_success > self.threshold).sum()),
+            "fires": int(fires(self.prob_success, self.threshold).sum()),
             "frames_per_second": round(len(self.prob_success) / self.seconds, 1),
             "metrics": summarize(self.scores(), self.threshold),
         }
@@ -157,7 +157,7 @@ def _card_inputs(scored: ScoredData, data: Path, checkpoint: Path, precision: st
         checkpoint=display_path(checkpoint),
         scores=scores,
         threshold=threshold,
-        calibration=Calibration.from_dict(stored["map"]) if "map" in stored else Calibration(),
+        calibration=scored.contract.calibration_map,
         metrics=summarize(scores, threshold.threshold),
         frame=frame,
         contract=scored.contract.to_dict(),

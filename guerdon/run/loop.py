@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.fit.refit import Judged
+from guerdon.models.calibration import fires
 from guerdon.types import BoolArray, FloatArray, IntArray
 from guerdon.watch.monitor import Watched
 
@@ -101,13 +102,13 @@ def reward_metrics(
     judged = np.isfinite(prob_success)
     if not judged.any():
         return values
-    fires = prob_success[judged] > threshold
+    fired = fires(prob_success[judged], threshold)
     values |= {
         "reward/prob_mean": float(prob_success[judged].mean()),
-        "reward/fire_rate": float(fires.mean()),
+        "reward/fire_rate": float(fired.mean()),
     }
     if success is not None:
-        values["reward/agreement"] = float((fires == success[judged]).mean())
+        values["reward/agreement"] = float((fired == success[judged]).mean())
     return values
 
 

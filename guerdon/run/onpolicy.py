@@ -11,6 +11,7 @@ from guerdon.config import RewardConfig
 from guerdon.fit.refit import Judged
 from guerdon.learn.ppo import PPO
 from guerdon.learn.rollout import Rollout
+from guerdon.models.judge import Verdict
 from guerdon.parallel.engine import Engine, Pending
 from guerdon.run.env_group import EnvGroup, Fragment
 from guerdon.run.loop import (
@@ -25,7 +26,6 @@ from guerdon.run.reward_group import FramesLostError, RewardGroup
 from guerdon.run.workers import Actor
 from guerdon.serve.ahead import JudgeAhead
 from guerdon.serve.feed import complete, looked_at
-from guerdon.serve.manager import Verdict
 from guerdon.serve.relabel import RewardScale, learned_rewards, training_rewards
 from guerdon.types import FloatArray, IntArray, UInt8Array
 from guerdon.watch.monitor import Watched

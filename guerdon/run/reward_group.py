@@ -15,8 +15,9 @@ import torch
 
 from guerdon.config import RewardConfig
 from guerdon.errors import WorkerLostError
+from guerdon.models.judge import Verdict
 from guerdon.parallel.engine import Engine, LocalGroup, Pending, RestartCounter, WorkerSpec
-from guerdon.serve.manager import RewardFacts, Verdict
+from guerdon.serve.manager import RewardFacts
 from guerdon.serve.worker import REQUEST_FRAMES, ImageRewardWorker, join_verdicts, load_image_worker
 from guerdon.types import FloatArray, IntArray, UInt8Array
 

@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from guerdon.errors import ConfigError
+from guerdon.models.calibration import fires
 from guerdon.store import StoreWriter
 from guerdon.types import Episode, UInt8Array
 from guerdon.watch.page import document, section
@@ -87,7 +88,7 @@ class LiveView:
                 return "there is nothing to save yet"
             if shown.wrong:
                 return f"step {shown.step} is saved already"
-            called = shown.prob_success > self.threshold
+            called = bool(fires(shown.prob_success, self.threshold))
             count = len(next(iter(shown.judged.values())))
             labels = np.zeros(count, np.float32)
             labels[-1] = 0.0 if called else 1.0

@@ -26,6 +26,7 @@ from guerdon.errors import ConfigError
 from guerdon.learn.episodes import EpisodeRecord
 from guerdon.learn.ppo import PPO
 from guerdon.learn.rollout import Rollout, RolloutArrays, RolloutCollector, RolloutPolicy
+from guerdon.models.calibration import fires
 from guerdon.parallel.engine import Handle
 from guerdon.run.acting import DistantPolicy, PolicySpec, RolloutPolicyWorker, RolloutWorker
 from guerdon.run.chunks import Chunk, ChunkPlayer, Stepped
@@ -309,7 +310,8 @@ def _let_judge(env: Any, reward: RewardConfig) -> None:
     manager = RewardManager(reward)
 
     def judge(obs: Any) -> bool:
-        return bool(manager.judge(manager.images(obs)).prob_success[0] > manager.threshold)
+        verdict = manager.judge(manager.images(obs))
+        return bool(fires(verdict.prob_success, manager.threshold)[0])
 
     env.set_judge(judge)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from guerdon.serve.manager import Verdict
-from guerdon.serve.worker import MINI_BATCH, ImageRewardWorker, join_verdicts
+from guerdon.models.judge import MINI_BATCH, Verdict
+from guerdon.serve.worker import ImageRewardWorker, join_verdicts
 from guerdon.types import UInt8Array
 
 AHEAD_FRAMES = 2 * MINI_BATCH

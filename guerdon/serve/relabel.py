@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from guerdon.config import RewardConfig
 from guerdon.errors import DataError
+from guerdon.models.calibration import fires
 from guerdon.moments import Moments
 from guerdon.types import BoolArray, FloatArray
 
@@ -32,8 +33,9 @@ def map_rewards(prob_success: NDArray[np.floating], cfg: RewardConfig, threshold
     """
     if cfg.reward_type == "continuous":
         return prob_success.astype(np.float32)
-    fires = prob_success > threshold
-    return np.where(fires, np.float32(cfg.success_reward), np.float32(cfg.fail_reward)).astype(np.float32)
+    return np.where(
+        fires(prob_success, threshold), np.float32(cfg.success_reward), np.float32(cfg.fail_reward)
+    ).astype(np.float32)
 
 
 def judged_frames(done: BoolArray, cfg: RewardConfig) -> BoolArray:

@@ -12,11 +12,11 @@ import numpy as np
 from guerdon.config import RewardConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.models import save_checkpoint
-from guerdon.serve.manager import RewardFacts, RewardManager, Verdict, available_device
+from guerdon.models.judge import MINI_BATCH, Verdict
+from guerdon.serve.manager import RewardFacts, RewardManager, available_device
 from guerdon.serve.relabel import map_rewards
 from guerdon.types import FloatArray, IntArray, UInt8Array
 
-MINI_BATCH = 256
 REQUEST_FRAMES = 4 * MINI_BATCH
 """Frames in a request to a reward worker; whole mini-batches, so that sharing changes no verdict."""
 
@@ -78,12 +78,6 @@ class ImageRewardWorker:
     def judge_some(self, frames: Mapping[str, UInt8Array], start: int, stop: int) -> Verdict:
         """Verdicts on the frames from `start` to `stop`; frames that do not fit fail the request alone."""
         some = {name: images[start:stop] for name, images in frames.items()}
-        for name, size in self.manager.contract.input_sizes.items():
-            if name in some and some[name].shape[1:] != size:
-                shape = list(some[name].shape)
-                raise DataError(
-                    f"frames of {name!r} have shape {shape}, the model judges [N, {str(size)[1:-1]}]"
-                )
         return self.judge(some)
 
     def features_of(self, frames: Mapping[str, UInt8Array], rows: IntArray) -> FloatArray:

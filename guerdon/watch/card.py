@@ -25,6 +25,7 @@ from guerdon.fit.metrics import (
     reliability,
     roc_curve,
 )
+from guerdon.models.calibration import fires
 from guerdon.store.atomic import make_directory, write_atomic
 from guerdon.types import IntArray, UInt8Array
 from guerdon.watch.page import (
@@ -199,8 +200,8 @@ def _episode(inputs: CardInputs, name: str, number: int) -> str:
 def _worst(inputs: CardInputs, *, positive: bool) -> str:
     """The most mistaken frame of each episode, worst first."""
     scores = inputs.scores
-    fires = scores.prob_success > inputs.threshold.threshold
-    wrong = np.flatnonzero((scores.positive == positive) & (fires != positive))
+    fired = fires(scores.prob_success, inputs.threshold.threshold)
+    wrong = np.flatnonzero((scores.positive == positive) & (fired != positive))
     by_error = wrong[np.argsort(scores.prob_success[wrong] * (1 if positive else -1), kind="stable")]
     _, first = np.unique(scores.episode[by_error], return_index=True)  # one picture per episode
     rows = by_error[np.sort(first)][:WORST_FRAMES]

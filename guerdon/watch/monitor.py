@@ -17,6 +17,7 @@ import numpy as np
 
 from guerdon.config.schema_watch import MonitorConfig
 from guerdon.errors import DataError, WorkerLostError
+from guerdon.models.calibration import fires
 from guerdon.models.contract import Contract
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.watch.alarms import Alarm, raise_alarm
@@ -132,20 +133,20 @@ class RewardMonitor:
             raise DataError("the monitor expects env_success in every batch, and this one has none")
         prob = batch.prob_success
         judged = ~np.isnan(prob)
-        fires = judged & (prob > self._threshold)
-        nothing = np.zeros_like(fires)
+        fired = judged & fires(prob, self._threshold)
+        nothing = np.zeros_like(fired)
         success = batch.env_success if self.knows_success and batch.env_success is not None else nothing
-        early = fires & (batch.elapsed < self._first_success)  # never, if that is NaN
-        ended = self._follow(batch, judged, fires, success, early)
-        self._count(batch, judged, fires, success, ended)
-        wrong, unsure = (fires & ~success, prob), prob if batch.disagreement is None else batch.disagreement
+        early = fired & (batch.elapsed < self._first_success)  # never, if that is NaN
+        ended = self._follow(batch, judged, fired, success, early)
+        self._count(batch, judged, fired, success, ended)
+        wrong, unsure = (fired & ~success, prob), prob if batch.disagreement is None else batch.disagreement
         offenders: dict[str, Offenders] = {
             "success_gap": wrong,
             "wrong_fires": wrong,
             "fire_rate": wrong,
             "early_fires": (early & ~success, prob),
             "drift": (judged, np.zeros_like(prob)),
-            "disagreement": (fires, unsure),
+            "disagreement": (fired, unsure),
         }
         return [
             alarm

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from guerdon.datasets import AuditReport
-from guerdon.fit.calibrate import Calibration
 from guerdon.fit.metrics import Scores
 from guerdon.fit.threshold import Threshold
+from guerdon.models.calibration import Calibration
 from guerdon.types import UInt8Array
 from guerdon.watch.page import Level, grade, percent, worst_first
 

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from guerdon.config import RewardConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.images import to_numpy
+from guerdon.models.calibration import fires
+from guerdon.models.judge import Verdict
 from guerdon.serve.feed import EpisodeStacks
-from guerdon.serve.manager import RewardManager, Verdict
+from guerdon.serve.manager import RewardManager
 from guerdon.serve.relabel import RewardScale, judged_frames, learned_rewards, training_rewards
 from guerdon.serve.worker import ImageRewardWorker
 from guerdon.types import BoolArray, FloatArray, IntArray, UInt8Array
@@ -131,8 +133,7 @@ class StepJudge:
         """Episodes that the model's success ends (`standalone`) -> bool [N]."""
         if not self.cfg.standalone:
             return np.zeros(self.num_envs, np.bool_)
-        ended: BoolArray = prob_success > self._model.threshold  # NaN is never above
-        return ended
+        return fires(prob_success, self._model.threshold)
 
     def rewards(
         self, prob_success: FloatArray, env_rewards: Any, done: BoolArray, stepped: BoolArray

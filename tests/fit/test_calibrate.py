@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from guerdon.errors import DataError
-from guerdon.fit.calibrate import Calibration, calibrate
+from guerdon.fit.calibrate import calibrate
 from guerdon.fit.metrics import Scores, auc, ece, log_loss
 from guerdon.fit.threshold import Threshold, binomial_upper_bound, choose_threshold
+from guerdon.models.calibration import Calibration
 
 
 def sigmoid(x):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from guerdon.errors import DataError
+from guerdon.models.judge import Verdict
 from guerdon.serve.ahead import AHEAD_FRAMES, JudgeAhead
-from guerdon.serve.manager import Verdict
 from guerdon.serve.worker import MINI_BATCH
 
 
