@@ -32,7 +32,8 @@ from guerdon.fit.trainer import Trainer
 from guerdon.models import build_model, load_checkpoint
 from guerdon.models.calibration import Calibration
 from guerdon.store import EpisodeStore, StoreWriter
-from guerdon.store.shard import EpisodeRecord, ShardSchema, episode_digest, index_table, write_index
+from guerdon.store.shard import EpisodeRecord, ShardSchema, episode_digest
+from guerdon.store.shard_index import ShardIndex, index_table, write_index
 from guerdon.types import Episode
 
 EPISODES, EPOCHS, PLAIN_EPOCHS = 200, 100, 3
@@ -112,7 +113,8 @@ def sparse_data(path: Path) -> Path:
     count = SPARSE_BYTES // (4 * records[0].frames["base_camera"].nbytes) + 1
     kinds = [EpisodeRecord.of(item, episode_digest(item)) for item in records]
     with (shard / "index.parquet").open("wb") as file:
-        write_index(index_table(kinds * count, ShardSchema.of(records[0])), file)
+        schema = ShardSchema.of(records[0])
+        write_index(index_table(ShardIndex.of(kinds * count, schema, []), schema), file)
     os.truncate(shard / "frames-00.u8", 4 * count * records[0].frames["base_camera"].nbytes)
     return path
 

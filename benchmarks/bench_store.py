@@ -18,7 +18,8 @@ from benchmarks.report import Result, report
 from guerdon.collect.run import collect
 from guerdon.config import CollectConfig, EnvConfig
 from guerdon.store import EpisodeStore, StoreWriter, convert, inspect
-from guerdon.store.shard import EpisodeRecord, ShardSchema, episode_digest, index_table, write_index
+from guerdon.store.shard import EpisodeRecord, ShardSchema, episode_digest
+from guerdon.store.shard_index import ShardIndex, index_table, write_index
 from guerdon.types import Episode
 
 EPISODES, BATCH, BATCHES = 200, 256, 5
@@ -98,12 +99,9 @@ def sparse_store(path: Path) -> EpisodeStore:
     shard = path / "shards" / "s000000"
     count = SPARSE_BYTES // (50 * 64 * 64 * 3) + 1
     with (shard / "index.parquet").open("wb") as file:
-        write_index(
-            index_table(
-                [EpisodeRecord.of(episode, episode_digest(episode))] * count, ShardSchema.of(episode)
-            ),
-            file,
-        )
+        schema = ShardSchema.of(episode)
+        records = [EpisodeRecord.of(episode, episode_digest(episode))] * count
+        write_index(index_table(ShardIndex.of(records, schema, []), schema), file)
     os.truncate(shard / "frames-00.u8", count * 50 * 64 * 64 * 3)
     return EpisodeStore(path)
 

@@ -244,12 +244,24 @@ class DataSummary:
 
 
 def display_path(path: Path | str) -> str:
-    """A path as shown in messages: relative to the working directory where that is shorter."""
+    r"""A path as shown in messages: relative to the working directory where that is shorter.
+
+    Bytes of a name that are no UTF-8 are written out as `\xe9`, so that it can be printed and stored.
+    """
     path = Path(path)
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+        shown = str(path.resolve().relative_to(Path.cwd()))
+    except (ValueError, OSError, RuntimeError):  # elsewhere; or no path at all: null bytes, a circle of links
+        shown = str(path)
+    return printable(shown)
+
+
+def printable(text: str) -> str:
+    r"""A text that can be written as UTF-8: what cannot is written out, bytes of a file name as `\xe9`."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # surrogates that do not stand for a byte
+        return text.encode("utf-8", "backslashreplace").decode()
 
 
 def with_control_mode(source: str, control_mode: str | None) -> str:

@@ -1,4 +1,4 @@
-"""One shard of the native store: which files it has, its journal while it grows, its index once sealed.
+"""One shard of the native store: which files it has, and what its journal says of each episode.
 
 A shard is a directory with raw, append-only files, one per camera and per vector field, and either
 
@@ -6,8 +6,8 @@ A shard is a directory with raw, append-only files, one per camera and per vecto
   so that a line is the proof that its frames are on disk; or
 - `index.parquet` once sealed: one row per frame, made from the journal, which is then removed.
 
-Row `r` of the index is frame `r` of every camera file. Bytes behind the last row belong to an episode that
-was never finished and are ignored.
+Journal and index say where in the files an episode lies (`guerdon.store.shard_index` reads both). Bytes that
+belong to none were written for an episode that was never finished, or that was set aside, and are ignored.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError
-from guerdon.types import Episode, FloatArray
+from guerdon.types import SPLITS, BoolArray, Episode, FloatArray
 
 JOURNAL = "journal.log"
 INDEX = "index.parquet"
@@ -44,6 +41,11 @@ SCALARS: Mapping[str, Any] = {
     "at_rest": np.bool_,
 }
 """Fields with one number per step; they live in the index."""
+DIGEST_BYTES = 16
+MAX_SIZE = 1 << 20
+"""Of an image's sides, of a vector and of an episode's frames."""
+MAX_TEXT = 4096
+"""Characters of a source or of a camera's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,18 +86,79 @@ class ShardSchema:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ShardSchema:
-        """Read back `to_dict`; raises on anything else."""
-        if data.get("version") != 1:
-            raise DataError(
-                f"shard version {data.get('version')!r} is not known to this Guerdon (it knows 1)"
-            )
-        cameras = {str(name): (int(s[0]), int(s[1]), int(s[2])) for name, s in data["cameras"].items()}
+    def from_dict(cls, data: Any) -> ShardSchema:
+        """Read back `to_dict`; a `DataError` on anything else."""
+        version = data.get("version") if isinstance(data, Mapping) else None
+        if version != 1:
+            raise DataError(f"shard version {version!r} is not known to this Guerdon (it knows 1)")
+        vectors, scalars = data.get("vectors"), data.get("scalars")
+        if not isinstance(vectors, Mapping) or not all(map(_is_size, vectors.values())):
+            raise DataError("the sizes of the vector fields are damaged")
+        if not isinstance(scalars, list) or not all(isinstance(name, str) for name in scalars):
+            raise DataError("the list of scalar fields is damaged")
+        cameras = camera_sizes(data.get("cameras"))
+        if not cameras:
+            raise DataError("has no camera")
         return cls(
             cameras=cameras,
-            vectors={str(name): int(size) for name, size in data["vectors"].items() if name in VECTORS},
-            scalars=tuple(name for name in data["scalars"] if name in SCALARS),
+            vectors={name: int(size) for name, size in vectors.items() if name in VECTORS},
+            scalars=tuple(name for name in SCALARS if name in scalars),
         )
+
+
+def camera_sizes(value: Any) -> dict[str, tuple[int, int, int]]:
+    """Camera name -> (H, W, C), as a manifest or a schema has them; a `DataError` on anything else."""
+    if not isinstance(value, Mapping):
+        raise DataError("the cameras are damaged")
+    for name, size in value.items():
+        if not isinstance(size, list | tuple) or len(size) != 3 or not all(map(_is_size, size)) or 0 in size:
+            raise DataError(f"the size of the camera {name!r} is damaged; expected [H, W, C]")
+    return {name: (size[0], size[1], size[2]) for name, size in value.items()}
+
+
+def _is_size(value: Any) -> bool:
+    """Whether it is an integer that no product of three makes overflow."""
+    return type(value) is int and 0 <= value <= MAX_SIZE
+
+
+def text_problem(text: Any) -> str | None:
+    """Why a text cannot be kept, if it cannot: parquet holds UTF-8 alone."""
+    if not isinstance(text, str):
+        return f"is a {type(text).__name__}, not a text"
+    if len(text) > MAX_TEXT:
+        return f"has {len(text)} characters; at most {MAX_TEXT} are kept"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return f"{text!a} cannot be written as UTF-8"
+    return None
+
+
+def check_storable(episode: Episode) -> None:
+    """Raise a `DataError` if a shard could not be sealed with this episode in it."""
+    problem = _facts_problem(episode.num_frames, episode.seed, episode.source)
+    sizes = [*(size for shape in episode.camera_shapes.values() for size in shape)]
+    sizes += [each.shape[-1] for name in VECTORS if (each := getattr(episode, name)) is not None]
+    for name in episode.frames:
+        if problem is None and (wrong := text_problem(name)):
+            problem = f"the name of a camera {wrong}"
+    if problem is None and not all(_is_size(int(size)) for size in sizes):
+        problem = f"an image or vector is larger than {MAX_SIZE}"
+    if problem:
+        place = episode.source.encode("ascii", "backslashreplace").decode()[:200]
+        raise DataError(f"the episode {place!r} cannot be stored: {problem}")
+
+
+def _facts_problem(num_frames: Any, seed: Any, source: Any) -> str | None:
+    """Why an episode of these facts cannot be kept, if it cannot."""
+    if not _is_size(num_frames) or num_frames == 0:
+        return f"it has {num_frames} frames; an episode has 1 to {MAX_SIZE}"
+    if seed is not None and not (
+        isinstance(seed, int | np.integer) and not isinstance(seed, bool) and -(2**63) <= seed < 2**63
+    ):
+        return f"its seed {str(seed)[:40]} is no integer of 64 bits"
+    wrong = text_problem(source)
+    return f"its source {wrong}" if wrong else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,22 +177,47 @@ class EpisodeRecord:
     """float32 [T]."""
     scalars: Mapping[str, NDArray[Any]]
     """field -> [T]."""
+    first_frame: int | None = None
+    """The row of its first frame in the shard's files; None (older versions): behind the last."""
+    number: int | None = None
+    """How many episodes were written to the shard before it."""
 
     @classmethod
-    def of(cls, episode: Episode, digest: bytes) -> EpisodeRecord:
-        """The record of `episode`, whose hash is `digest`."""
+    def of(
+        cls, episode: Episode, digest: bytes, first_frame: int | None = None, number: int | None = None
+    ) -> EpisodeRecord:
+        """The record of `episode`, whose hash is `digest`, and its place in the shard."""
         scalars = {name: getattr(episode, name) for name in SCALARS if getattr(episode, name) is not None}
         return cls(
             num_frames=episode.num_frames,
             success=bool(episode.success),
-            complete=episode.complete,
-            seed=episode.seed,
+            complete=bool(episode.complete),
+            seed=None if episode.seed is None else int(episode.seed),
             source=episode.source,
             split=episode.split,
             digest=digest,
             labels=episode.labels,
             scalars=scalars,
+            first_frame=first_frame,
+            number=number,
         )
+
+    def problem(self, schema: ShardSchema) -> str | None:
+        """Why the episode cannot be kept in the index of a shard, if it cannot."""
+        if problem := _facts_problem(self.num_frames, self.seed, self.source):
+            return problem
+        if self.split not in SPLITS:
+            return f"its split is {str(self.split)[:40]!r}"
+        if len(self.digest) != DIGEST_BYTES:
+            return "its hash is damaged"
+        flags: tuple[Any, ...] = (self.success, self.complete)
+        if not all(type(each) is bool for each in flags):
+            return "its flags are damaged"
+        for name in ("labels", *schema.scalars):
+            values = self.labels if name == "labels" else self.scalars.get(name)
+            if values is None or len(values) != self.num_frames:
+                return f"it has {0 if values is None else len(values)} {name} for {self.num_frames} frames"
+        return "its labels do not lie in [0, 1]" if bad_labels(self.labels).any() else None
 
     def to_line(self) -> bytes:
         """One journal line: a checksum, a blank, JSON, a newline."""
@@ -143,24 +231,45 @@ class EpisodeRecord:
             "split": self.split,
             "digest": self.digest.hex(),
             "arrays": {name: base64.b64encode(array.tobytes()).decode() for name, array in arrays.items()},
+            "first_frame": self.first_frame,
+            "number": self.number,
         }
         text = json.dumps(body).encode()
         return b"%08x %s\n" % (zlib.crc32(text), text)
 
     @classmethod
     def from_line(cls, line: bytes) -> EpisodeRecord:
-        """Read back `to_line`; raises ValueError on a torn or altered line."""
+        """Read back `to_line`; raises ValueError on a torn or altered line.
+
+        The values need not make sense: `problem` looks at them. Those that say where the episode lies do.
+        """
         checksum, _, text = line.rstrip(b"\n").partition(b" ")
         if not line.endswith(b"\n") or int(checksum, 16) != zlib.crc32(text):
             raise ValueError("checksum does not fit")
-        body = json.loads(text)
-        arrays = {
-            name: np.frombuffer(base64.b64decode(data), SCALARS.get(name, np.float32))
-            for name, data in body.pop("arrays").items()
-        }
-        labels: FloatArray = arrays.pop("labels").astype(np.float32, copy=False)
-        body["digest"] = bytes.fromhex(body["digest"])
-        return cls(**body, labels=labels, scalars=arrays)
+        try:
+            body = json.loads(text)
+            packed = body.pop("arrays")
+            arrays = {
+                name: np.frombuffer(base64.b64decode(packed[name]), SCALARS.get(name, np.float32))
+                for name in ("labels", *SCALARS)
+                if name in packed
+            }
+            labels: FloatArray = arrays.pop("labels").astype(np.float32, copy=False)
+            body["digest"] = bytes.fromhex(body["digest"])
+            record = cls(**body, labels=labels, scalars=arrays)
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"it is no record of an episode: {error}") from error
+        place = (record.first_frame, record.number)
+        known = (record.num_frames,) if place == (None, None) else (record.num_frames, *place)
+        if not all(type(each) is int and 0 <= each < 2**62 for each in known):
+            raise ValueError("it does not tell where the episode lies")
+        return record
+
+
+def bad_labels(labels: NDArray[Any]) -> BoolArray:
+    """Which labels do not lie in [0, 1]; also NaN."""
+    bad: BoolArray = ~((labels >= 0.0) & (labels <= 1.0))
+    return bad
 
 
 def episode_digest(episode: Episode) -> bytes:
@@ -193,80 +302,3 @@ def _digest_of_numbers(episode: Episode) -> Any:
 def content_hash(digests: list[bytes]) -> str:
     """Hash of a data set: that of its episodes' hashes, whatever their order."""
     return str(xxhash.xxh3_128_hexdigest(b"".join(sorted(digests))))
-
-
-def read_journal(path: Path) -> tuple[list[EpisodeRecord], str | None]:
-    """All records up to the first line that does not check, and what is wrong behind them, if anything.
-
-    A torn last line is what a killed writer leaves and is no fault.
-    """
-    records: list[EpisodeRecord] = []
-    lines = path.read_bytes().splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(EpisodeRecord.from_line(line))
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):
-                return records, None
-            return (
-                records,
-                f"line {number} of {len(lines)} is damaged ({error}); the episodes after it are lost",
-            )
-    return records, None
-
-
-def index_table(records: list[EpisodeRecord], schema: ShardSchema) -> pa.Table:
-    """The parquet index of a shard: one row per frame, episodes in order."""
-    lengths = np.array([record.num_frames for record in records], np.int64)
-    episode = np.repeat(np.arange(len(records), dtype=np.int32), lengths)
-    columns: dict[str, Any] = {
-        "episode": episode,
-        "step": _steps(lengths),
-        "label": _joined([record.labels for record in records], np.float32),
-    }
-    per_episode: dict[str, tuple[list[Any], pa.DataType]] = {
-        "success": ([record.success for record in records], pa.bool_()),
-        "complete": ([record.complete for record in records], pa.bool_()),
-        "seed": ([record.seed for record in records], pa.int64()),
-        "split": ([record.split for record in records], pa.string()),
-        "source": ([record.source for record in records], pa.string()),
-        "digest": ([record.digest for record in records], pa.binary(16)),
-    }
-    for name, (values, kind) in per_episode.items():
-        columns[name] = pa.array(values, kind).take(pa.array(episode))
-    for name in schema.scalars:
-        columns[name] = _joined([record.scalars[name] for record in records], SCALARS[name])
-    return pa.table(columns)
-
-
-def write_index(table: pa.Table, file: BinaryIO) -> None:
-    """Write the index small: run lengths and zstd make the constant columns almost free."""
-    plain = [name for name in ("env_rewards",) if name in table.column_names]
-    dictionary = [name for name in table.column_names if name not in plain]
-    pq.write_table(table, file, compression="zstd", compression_level=9, use_dictionary=dictionary)
-
-
-def load_index(shard: Path, schema: ShardSchema) -> tuple[pa.Table, str | None]:
-    """The index of a shard, sealed or not, and what is wrong with it, if anything."""
-    try:  # it outlives a seal that was cut short, and then it is the truth
-        records, reason = read_journal(shard / JOURNAL)
-        return index_table(records, schema), reason
-    except FileNotFoundError:
-        pass  # sealed, maybe at this moment: the index was there before the journal went
-    if (shard / INDEX).exists():
-        try:
-            return pq.read_table(shard / INDEX), None
-        except (pa.ArrowException, OSError) as error:
-            return index_table([], schema), f"the index is damaged: {str(error).splitlines()[0]}"
-    return index_table([], schema), None
-
-
-def _steps(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
-    """0, 1, ... within each episode."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    return (np.arange(total) - np.repeat(ends - lengths, lengths)).astype(np.int32)
-
-
-def _joined(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)

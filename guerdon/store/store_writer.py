@@ -27,6 +27,8 @@ from guerdon.store import shard as layout
 from guerdon.store.atomic import clear_stale, fsync_directory, is_temporary, storage_error, write_atomic
 from guerdon.store.episode_store import FORMAT, MANIFEST, SHARDS, EpisodeStore, read_manifest, shard_dirs
 from guerdon.store.formats.base import EpisodeWriter
+from guerdon.store.shard_index import ShardIndex, index_table, read_journal, write_index
+from guerdon.store.small_files import read_json
 from guerdon.types import Episode, display_path
 
 log = logging.getLogger("guerdon")
@@ -71,12 +73,21 @@ class StoreWriter(EpisodeWriter):
             if not (self.path / MANIFEST).exists():
                 _write_manifest(self.path, {"cameras": {}, "num_episodes": 0, "num_frames": 0})
 
+    def check(self, episode: Episode) -> None:
+        """Raise a `DataError` if the store could not be sealed with this episode in it."""
+        layout.check_storable(episode)
+
     def add(self, episode: Episode) -> str:
         """Append one episode; returns `shard/number`."""
         return self.add_many([episode])[0]
 
     def add_many(self, episodes: list[Episode]) -> list[str]:
-        """Append several episodes with one sync for all of them; returns `shard/number` of each."""
+        """Append several episodes with one sync for all of them; returns `shard/number` of each.
+
+        If one of them cannot be kept (`check`), none is written.
+        """
+        for episode in episodes:
+            self.check(episode)
         places: list[str] = []
         try:
             for schema, alike in groupby(episodes, layout.ShardSchema.of):
@@ -197,9 +208,12 @@ class _OpenShard:
             self._give_back()
             raise storage_error(self.path, error, kept=self._num_episodes) from error
         first = self._num_episodes
-        self._pending += map(layout.EpisodeRecord.of, episodes, layout.episode_digests(episodes))
-        self._num_frames += sum(episode.num_frames for episode in episodes)
-        self._num_episodes += len(episodes)
+        for episode, digest in zip(episodes, layout.episode_digests(episodes), strict=True):
+            self._pending.append(
+                layout.EpisodeRecord.of(episode, digest, self._num_frames, self._num_episodes)
+            )
+            self._num_frames += episode.num_frames
+            self._num_episodes += 1
         self.frame_bytes += sum(images.nbytes for item in episodes for images in item.frames.values())
         return [f"{self.path.name}/{number:06d}" for number in range(first, self._num_episodes)]
 
@@ -209,7 +223,8 @@ class _OpenShard:
         per_frame = rows[0].ndim > 1
         row_bytes = rows[0].nbytes // len(rows[0]) if per_frame else rows[0].nbytes
         first_row = self._num_frames if per_frame else self._num_episodes
-        _pwrite_all(self._files[file], [item.data.cast("B") for item in rows], first_row * row_bytes)
+        if row_bytes:
+            _pwrite_all(self._files[file], [item.data.cast("B") for item in rows], first_row * row_bytes)
 
     def _give_back(self) -> None:
         """Free what a failed write took, so that a full disk has room for the journal line of the others."""
@@ -246,15 +261,21 @@ class _OpenShard:
 
 
 def seal(shard: Path, schema: layout.ShardSchema) -> None:
-    """Turn a shard's journal into its index. Repeating it after an interruption does no harm."""
+    """Turn a shard's journal into its index. Repeating it after an interruption does no harm.
+
+    Records that the index cannot hold are set aside: they are named in the index and stay in the journal,
+    which is then kept as `journal.damaged`.
+    """
     journal = shard / layout.JOURNAL
-    records, reason = layout.read_journal(journal)
-    table = layout.index_table(records, schema)
-    write_atomic(shard / layout.INDEX, lambda file: layout.write_index(table, file))
-    if reason is None:
+    records, problems = read_journal(journal)
+    index = ShardIndex.of(records, schema, problems)
+    table = index_table(index, schema)
+    write_atomic(shard / layout.INDEX, lambda file: write_index(table, file))
+    if not index.problems:
         journal.unlink()
     else:
-        log.warning("%s: %s; the journal is kept as journal.damaged", display_path(journal), reason)
+        for problem in index.problems:
+            log.warning("%s: %s; the journal is kept as journal.damaged", display_path(journal), problem)
         journal.rename(shard / "journal.damaged")
     fsync_directory(shard)
 
@@ -268,16 +289,14 @@ def repair(store: Path) -> int:
         lock = os.open(path / layout.LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            schema = layout.ShardSchema.from_dict(json.loads((path / layout.SCHEMA).read_text()))
+            schema = layout.ShardSchema.from_dict(read_json(path / layout.SCHEMA))
             seal(path, schema)
             log.info("repaired %s, which a writer had left open", display_path(path))
             sealed += 1
         except BlockingIOError:
             pass  # its writer is alive
-        except (ValueError, KeyError, TypeError, DataError) as error:
-            log.warning(
-                "%s cannot be repaired: %s is unreadable: %s", display_path(path), layout.SCHEMA, error
-            )
+        except DataError as error:
+            log.warning("%s cannot be repaired: %s", display_path(path), error)
         finally:
             os.close(lock)
     if sealed:
@@ -287,6 +306,10 @@ def repair(store: Path) -> int:
 
 def _refresh_manifest(store: Path) -> None:
     opened = EpisodeStore(store)
+    shards = opened.shard_promises()
+    for name, known in opened.manifest.get("shards", {}).items():  # what is lost stays on record
+        if shards.get(name, {"num_episodes": 0})["num_episodes"] < known["num_episodes"]:
+            shards[name] = known
     _write_manifest(
         store,
         {
@@ -294,6 +317,7 @@ def _refresh_manifest(store: Path) -> None:
             "num_episodes": opened.num_episodes,
             "num_frames": opened.num_frames,
             "content_hash": opened.content_hash,
+            "shards": shards,
         },
     )
 

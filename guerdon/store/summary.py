@@ -168,6 +168,11 @@ def write_all(
     batch: list[Episode] = []
     with kind.writer(target) as writer:
         for episode in progress(usable(items, cameras, faults), "writing", total=total, unit="episode"):
+            try:
+                writer.check(episode)
+            except DataError as error:  # costs this episode and no other
+                faults.append(Fault(path=display_path(episode.source), reason=str(error)))
+                continue
             batch.append(episode)
             if len(batch) == WRITE_BATCH:
                 written += len(writer.add_many(batch))

@@ -211,12 +211,13 @@ def test_a_torn_journal_line_costs_only_its_own_episode(tmp_path):
     assert_same(store.read_episode(1), make(1))
 
 
-def test_a_damaged_journal_line_is_reported(tmp_path):
+def test_a_damaged_journal_line_is_reported_and_costs_only_its_own_episode(tmp_path):
     writer = StoreWriter(tmp_path / "store")
     writer.add_many([make(seed) for seed in range(3)])
     journal = tmp_path / "store" / "shards" / "s000000" / "journal.log"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(lines[0] + lines[1].replace(b"test-1", b"test-9") + lines[2])
     store = EpisodeStore(tmp_path / "store")
-    assert len(store) == 1
+    assert store.episode_column("seed") == [0, 2]
+    assert_same(store.read_episode(1), make(2))
     assert "line 2 of 3 is damaged" in store.faults[0].reason

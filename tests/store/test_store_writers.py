@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from guerdon.errors import StorageError
-from guerdon.store import EpisodeStore, StoreWriter, episode_store
-from guerdon.store import shard as layout
+from guerdon.store import EpisodeStore, StoreWriter, episode_store, shard_index
 from guerdon.store.atomic import locked_directory
 from guerdon.store.store_writer import _locked
 from tests.store.test_native_store import assert_same, make, write
@@ -164,14 +163,14 @@ def test_a_store_can_be_read_at_the_moment_when_it_is_sealed(tmp_path, monkeypat
     path = tmp_path / "store"
     writer = StoreWriter(path)
     writer.add_many([make(0), make(1)])
-    real = layout.read_journal
+    real = shard_index.read_journal
 
     def too_late(journal):
-        monkeypatch.setattr(layout, "read_journal", real)
+        monkeypatch.setattr(shard_index, "read_journal", real)
         writer.close()  # the journal is there when it is looked for, and gone when it is opened
         return real(journal)
 
-    monkeypatch.setattr(layout, "read_journal", too_late)
+    monkeypatch.setattr(shard_index, "read_journal", too_late)
     store = EpisodeStore(path)
     assert (len(store), store.faults) == (2, [])
     assert not list(path.glob("shards/*/journal.log"))
@@ -267,7 +266,7 @@ def test_a_shard_that_nobody_can_read_does_not_keep_writers_out(tmp_path, caplog
     writer._shard.release()  # as if its process had died
     (tmp_path / "store" / "shards" / "s000000" / "shard.json").write_text("{half")
     write(tmp_path / "store", [make(1)])
-    assert "s000000 cannot be repaired: shard.json is unreadable" in caplog.text
+    assert "s000000 cannot be repaired" in caplog.text and "shard.json" in caplog.text
     store = EpisodeStore(tmp_path / "store")
     assert store.episode_column("seed") == [1] and len(store.faults) == 1
 

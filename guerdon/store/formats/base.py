@@ -21,6 +21,9 @@ class EpisodeWriter(ABC):
     raises `StorageError` and leaves every finished episode in place.
     """
 
+    def check(self, episode: Episode) -> None:  # noqa: B027 - most formats can keep every episode
+        """Raise a `DataError` if this episode cannot be kept; `add` and `add_many` then do the same."""
+
     @abstractmethod
     def add(self, episode: Episode) -> str:
         """Write one episode; return where it went (a path or an id)."""

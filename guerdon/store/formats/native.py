@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
+from guerdon.errors import DataError
 from guerdon.store.episode_store import FORMAT, MANIFEST, EpisodeStore
 from guerdon.store.formats.base import EpisodeWriter, Format
+from guerdon.store.small_files import read_json
 from guerdon.types import Episode, Fault
 
 
@@ -21,8 +22,8 @@ class Native(Format):
     def detect(self, path: Path) -> bool:
         """Whether there is a manifest of ours, of whatever version."""
         try:
-            manifest = json.loads((path / MANIFEST).read_text())
-        except (OSError, ValueError):
+            manifest = read_json(path / MANIFEST)
+        except (OSError, DataError):
             return False
         return isinstance(manifest, dict) and manifest.get("format") == FORMAT
 
