@@ -14,6 +14,7 @@ STREET = [
     "moments",
     "adam",
     "progress",
+    "web",
     "config",
     "store",
     "envs",

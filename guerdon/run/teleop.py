@@ -93,7 +93,7 @@ def teleop(
     except BaseException:
         env.close()
         raise
-    log.info("the page is at %s; w saves a wrong call, q ends", server.url)
+    log.info("the page is at %s/; w saves a wrong call, q ends", server.url)
     steps, reason = 0, "ended"
     try:
         steps = _drive(env, listener, manager, view, seed, max_steps)

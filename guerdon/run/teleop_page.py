@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -17,13 +16,11 @@ from urllib.parse import unquote
 import numpy as np
 from PIL import Image
 
-from guerdon.errors import ConfigError
 from guerdon.models.calibration import fires
 from guerdon.store import StoreWriter
 from guerdon.types import Episode, UInt8Array
 from guerdon.watch.page import document, section
-
-log = logging.getLogger("guerdon")
+from guerdon.web import TOKEN_HEADER, Answer, HttpError, Request, WebServer
 
 HISTORY = 300
 """Steps that the curve shows."""
@@ -66,7 +63,7 @@ class LiveView:
                 "step": 0 if self._shown is None else self._shown.step,
                 "cameras": [] if self._shown is None else list(self._shown.frames),
                 "threshold": self.threshold,
-                "curve": [round(value, 4) for value in self._curve],
+                "curve": [round(value, 4) if math.isfinite(value) else None for value in self._curve],
                 "num_wrong": self.num_wrong,
             }
 
@@ -112,7 +109,8 @@ const curve = document.getElementById('curve'), number = document.getElementById
 const note = document.getElementById('note'), line = document.getElementById('threshold');
 let names = '';
 async function tell() {
-  const answer = await fetch('wrong', {method: 'POST'}); note.textContent = await answer.text();
+  const answer = await fetch('wrong', {method: 'POST', headers: {[TOKEN[0]]: TOKEN[1]}});
+  note.textContent = answer.ok ? await answer.text() : (await answer.json()).error;
 }
 document.getElementById('wrong').onclick = tell;
 document.addEventListener('keydown', event => { if (event.key === 'w' && !event.repeat) tell(); });
@@ -131,11 +129,11 @@ async function look() {
     }
     for (const image of document.querySelectorAll('#frames img'))
       image.src = 'frame/' + encodeURIComponent(image.dataset.camera) + '?' + state.step;
-    const points = state.curve, last = points[points.length - 1] ?? 0, width = 600, height = 160;
+    const points = state.curve, last = points[points.length - 1], width = 600, height = 160;
     const x = i => width * i / Math.max(HISTORY - 1, 1), y = p => height * (1 - p);
     curve.setAttribute('points', points.map((p, i) => x(i).toFixed(1) + ',' + y(p).toFixed(1)).join(' '));
     line.setAttribute('y1', y(state.threshold)); line.setAttribute('y2', y(state.threshold));
-    number.textContent = last.toFixed(3);
+    number.textContent = last === undefined ? '-' : last === null ? 'not a number' : last.toFixed(3);
     number.className = 'big ' + (last > state.threshold ? 'good' : 'bad');
     document.getElementById('facts').textContent = 'step ' + state.step + ', threshold ' +
       state.threshold.toFixed(3) + ', ' + state.num_wrong + ' wrong calls saved';
@@ -152,8 +150,8 @@ button { font: inherit; padding: 6px 14px; }
 """
 
 
-def page() -> str:
-    """The page that shows a `LiveView`."""
+def page(token: str) -> str:
+    """The page that shows a `LiveView`; `token` lets it save wrong calls."""
     plot = (
         '<svg class="plot" viewBox="0 0 600 160" role="img" aria-label="probability of success over time">'
         '<line id="threshold" class="limit" x1="0" x2="600" y1="80" y2="80"/>'
@@ -161,71 +159,32 @@ def page() -> str:
     )
     body = f'<div id="number" class="big">-</div><p class="note" id="facts"></p>{plot}'
     button = '<p><button id="wrong">wrong call (w)</button> <span id="note" role="status"></span></p>'
-    script = f"<script>const HISTORY = {HISTORY};{_SCRIPT}</script>"
+    known = f"const HISTORY = {HISTORY}, TOKEN = {json.dumps([TOKEN_HEADER, token])};"
+    script = f"<script>{known}{_SCRIPT}</script>"
     sections = [section("What the cameras see", '<div id="frames"></div>')]
     sections.append(section("Probability of success", body + button) + script)
     return document("Reward model, live", "", sections, _STYLE)
 
 
-class ViewServer(ThreadingHTTPServer):
-    """Serves one `LiveView` on this machine alone."""
-
-    daemon_threads = True
+class ViewServer(WebServer):
+    """Serves one `LiveView` on this machine alone; it begins at once."""
 
     def __init__(self, view: LiveView, port: int) -> None:
         self.view = view
-        try:
-            super().__init__(("127.0.0.1", port), _Handler)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"cannot listen on port {port}: {error}") from error
-        self._thread = threading.Thread(target=self.serve_forever, daemon=True, name="teleop-page")
-        self._thread.start()
+        super().__init__("127.0.0.1", port, name="teleop", pages=True)
+        self.start()
 
-    @property
-    def url(self) -> str:
-        """Where the page is."""
-        return f"http://127.0.0.1:{self.server_address[1]}/"
-
-    def stop(self) -> None:
-        """End serving."""
-        self.shutdown()
-        self._thread.join()
-        self.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: ViewServer
-
-    def do_GET(self) -> None:
-        """The page, what it asks for, and pictures."""
-        path = self.path.partition("?")[0]
-        if path == "/":
-            self._answer(200, page().encode(), "text/html; charset=utf-8")
-        elif path == "/state.json":
-            self._answer(200, json.dumps(self.server.view.state()).encode(), "application/json")
-        elif (
-            path.startswith("/frame/") and (image := self.server.view.picture(unquote(path[7:]))) is not None
-        ):
-            self._answer(200, image, "image/png")
-        else:
-            self._answer(404, b"there is no such thing here", "text/plain")
-
-    def do_POST(self) -> None:
-        """A wrong call; other pages that a browser shows may not press the key."""
-        origin = self.headers.get("Origin")
-        if self.path != "/wrong" or (origin is not None and origin != self.server.url.rstrip("/")):
-            self._answer(403, b"not from here", "text/plain")
-            return
-        self._answer(200, self.server.view.save_wrong().encode(), "text/plain; charset=utf-8")
-
-    def _answer(self, status: int, body: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Only for those who ask for details."""
-        log.debug("teleop: " + format, *args)
+    def respond(self, request: Request) -> Answer | None:
+        """The page, what it asks for, and pictures; a wrong call."""
+        path = request.path
+        if (request.method, path) == ("POST", "/wrong"):
+            return Answer.of_text(self.view.save_wrong())
+        if request.method == "GET" and path == "/":
+            return Answer.of_text(page(self.token), "text/html")
+        if request.method == "GET" and path == "/state.json":
+            return Answer.of_json(self.view.state())
+        if request.method == "GET" and path.startswith("/frame/"):
+            image = self.view.picture(unquote(path[len("/frame/") :]))
+            if image is not None:
+                return Answer(body=image, kind="image/png")
+        raise HttpError(404, f"there is nothing at {request.method} {path[:80]}")

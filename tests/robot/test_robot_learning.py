@@ -29,6 +29,7 @@ from guerdon.run.teleop_page import LiveView, Shown, ViewServer
 from guerdon.serve.manager import RewardManager
 from guerdon.store import EpisodeStore
 from guerdon.store.formats.realworld_pkl import read_recorded
+from guerdon.web import TOKEN_HEADER
 from tests.robot.conftest import HOLD, SCALE, SIZE, section
 
 ROOT = Path(__file__).parent.parent.parent
@@ -244,6 +245,10 @@ def get(url, data=None, **headers):
         return answer.read()
 
 
+def token(server):
+    return {TOKEN_HEADER: server.token}
+
+
 def test_the_page_shows_the_verdict_and_saves_wrong_calls_for_the_next_fit(
     robot, fitted, tmp_path, monkeypatch
 ):
@@ -259,11 +264,11 @@ def test_the_page_shows_the_verdict_and_saves_wrong_calls_for_the_next_fit(
 
         def keys(self):
             keys, (server,) = super().keys(), servers
-            state = json.loads(get(server.url + "state.json"))
+            state = json.loads(get(f"{server.url}/state.json"))
             if state["step"] in (3, 20) and state["step"] not in [item[0]["step"] for item in seen]:
-                picture = Image.open(io.BytesIO(get(f"{server.url}frame/wrist_camera?{state['step']}")))
-                views.append(np.asarray(Image.open(io.BytesIO(get(f"{server.url}frame/front_camera")))))
-                words = get(server.url + "wrong", b"") if state["step"] == 3 else b""
+                picture = Image.open(io.BytesIO(get(f"{server.url}/frame/wrist_camera?{state['step']}")))
+                views.append(np.asarray(Image.open(io.BytesIO(get(f"{server.url}/frame/front_camera")))))
+                words = get(f"{server.url}/wrong", b"", **token(server)) if state["step"] == 3 else b""
                 seen.append((state, np.asarray(picture), words.decode()))
                 return [*keys, "w"]
             return keys
@@ -302,21 +307,22 @@ def test_the_page_shows_the_verdict_and_saves_wrong_calls_for_the_next_fit(
 def test_other_pages_cannot_press_the_key(tmp_path):
     view = LiveView(0.5, tmp_path / "wrong", "test")
     server = ViewServer(view, 0)
+    key = f"{server.url}/wrong"
     try:
-        assert get(server.url + "wrong", b"") == b"there is nothing to save yet"
+        assert get(key, b"", **token(server)) == b"there is nothing to save yet"
         frames = {"front camera": np.zeros((8, 8, 3), np.uint8)}
         judged = {"front_camera": np.zeros((1, 8, 8, 3), np.uint8)}
         view.show(Shown(step=1, frames=frames, judged=judged, prob_success=0.7))
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            get(server.url + "wrong", b"", Origin="http://elsewhere.example")
+            get(key, b"", **token(server), Origin="http://elsewhere.example")
         assert view.num_wrong == 0
         view.show(Shown(step=2, frames=frames, judged=judged, prob_success=0.3))
-        assert b"step 2 saved as success" in get(server.url + "wrong", b"")
+        assert b"step 2 saved as success" in get(key, b"", **token(server))
         view.show(Shown(step=3, frames=frames, judged=judged, prob_success=0.7))
-        assert b"saved as failure" in get(server.url + "wrong", b"", Origin=server.url.rstrip("/"))
+        assert b"saved as failure" in get(key, b"", **token(server), Origin=server.url)
         assert b"probability of success" in get(server.url)
-        assert get(server.url + "frame/front%20camera").startswith(b"\x89PNG")
+        assert get(server.url + "/frame/front%20camera").startswith(b"\x89PNG")
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            get(server.url + "frame/no_camera")
+            get(server.url + "/frame/no_camera")
     finally:
         server.stop()

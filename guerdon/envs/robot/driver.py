@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from guerdon.envs.robot.poses import Vector
+from guerdon.envs.robot.poses import Vector, pose_fault
 from guerdon.errors import RobotError
 
 _SHAPES: dict[str, tuple[int, ...]] = {
@@ -51,10 +51,9 @@ class RobotState:
             if not np.isfinite(value).all() or value.size != int(np.prod(_SHAPES.get(item.name, ()))):
                 raise RobotError(f"the robot's {item.name} makes no sense: {answer[item.name]!r}")
             values[item.name] = value.reshape(_SHAPES[item.name]) if item.name in _SHAPES else value.item()
-        norm = float(np.linalg.norm(values["pose"][3:]))
-        if not 0.9 < norm < 1.1:
-            raise RobotError(f"the robot's orientation is no unit quaternion: {values['pose'][3:].tolist()}")
-        values["pose"][3:] /= norm
+        if (fault := pose_fault(values["pose"])) is not None:
+            raise RobotError(f"the robot's pose makes no sense, {fault}: {values['pose'].tolist()}")
+        values["pose"][3:] /= np.linalg.norm(values["pose"][3:])
         return cls(**values)
 
 

@@ -74,6 +74,15 @@ def rotation_between(start: Sequence[float] | Vector, end: Sequence[float] | Vec
     return rotvec_from_quat(multiply(end, conjugate(start)))
 
 
+def pose_fault(pose: Vector) -> str | None:
+    """What keeps seven numbers from being a pose, in words; None if nothing does."""
+    if not np.isfinite(pose).all():
+        return "a number is not finite"
+    if not 0.9 < math.hypot(*pose[3:].tolist()) < 1.1:
+        return "the orientation is no unit quaternion"
+    return None
+
+
 def pose7(pose: Sequence[float] | Vector) -> Vector:
     """Position and Euler angles [6] -> position and quaternion [7]."""
     return np.concatenate([np.asarray(pose[:3], np.float64), quat_from_euler(pose[3:])])

@@ -12,7 +12,7 @@ import numpy as np
 
 from guerdon.config.build import build
 from guerdon.config.schema_robot import FaultsConfig, RobotSimConfig, outside_box
-from guerdon.envs.robot.poses import pose6
+from guerdon.envs.robot.poses import Vector, pose6, pose_fault
 from guerdon.envs.robot.sim.physics import TIME_STEP, PegArm
 from guerdon.envs.robot.sim.render import CAMERAS, draw
 from guerdon.errors import DataError
@@ -22,6 +22,21 @@ _SETTLED = 200
 """Time steps without a command after which the arm has come to rest, however long nobody asked."""
 _KEPT = 100
 """Violations that are kept in full."""
+
+
+_REACH = 2.0
+"""Metres along each axis; far beyond what the real arm has."""
+
+
+def _numbers(what: str, values: Sequence[float], count: int) -> Vector:
+    """float64 [count]; DataError unless `values` is a list of so many finite numbers."""
+    plain = isinstance(values, list | tuple | np.ndarray) and len(values) == count
+    if not plain or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+        raise DataError(f"{what} must be {count} numbers, not {str(values)[:200]}")
+    array = np.asarray(values, np.float64)
+    if not np.isfinite(array).all():
+        raise DataError(f"{what} must be {count} finite numbers, not {array.tolist()}")
+    return array
 
 
 @dataclass(kw_only=True)
@@ -83,9 +98,11 @@ class SimWorld:
 
     def command(self, pose: Sequence[float]) -> None:
         """A pose command [7]; kept in the record if it is outside the box."""
-        values = np.asarray(pose, np.float64)
-        if values.shape != (7,) or not np.isfinite(values).all():
-            raise DataError(f"a pose is seven finite numbers, not {pose!r}")
+        values = _numbers("a pose", pose, 7)
+        if (fault := pose_fault(values)) is not None:
+            raise DataError(f"that is no pose, {fault}: {values.tolist()}")
+        if np.abs(values[:3]).max() > _REACH:
+            raise DataError(f"the arm reaches {_REACH:g} m, and not to {values[:3].tolist()}")
         with self._lock:
             arm = self._arm_now()
             self.record.commands += 1
@@ -122,6 +139,9 @@ class SimWorld:
 
     def set_parameters(self, parameters: Mapping[str, Any]) -> None:
         """Settings of the controller."""
+        for name in ("translational_stiffness", "rotational_stiffness"):
+            if name in parameters and not 1.0 <= _numbers(name, [parameters[name]], 1)[0] <= 1e5:
+                raise DataError(f"{name} must be between 1 and 1e5, not {parameters[name]!r}")
         with self._lock:
             self._arm_now().set_stiffness(dict(parameters))
 
@@ -166,6 +186,8 @@ class SimWorld:
 
     def reset_scene(self, seed: int) -> None:
         """Everything as at the beginning, except the record."""
+        if seed < 0:
+            raise DataError(f"a seed must not be negative, and this is {seed}")
         with self._lock:
             self._arm_now().reset(seed)
             self._chance = np.random.default_rng([seed, 1])
@@ -186,11 +208,9 @@ class SimWorld:
 
     def set_box(self, low: Sequence[float], high: Sequence[float]) -> None:
         """The safety box that commands are checked against from now on, [6] each."""
-        for corner in (low, high):
-            if np.shape(corner) != (6,) or not np.isfinite(np.asarray(corner, np.float64)).all():
-                raise DataError(f"a corner of the box is six finite numbers, not {corner!r}")
+        corners = [_numbers("a corner of the box", corner, 6).tolist() for corner in (low, high)]
         with self._lock:
-            self._box = [float(v) for v in low], [float(v) for v in high]
+            self._box = corners[0], corners[1]
 
     def set_faults(self, settings: Mapping[str, Any]) -> None:
         """Other faults from now on."""
