@@ -53,7 +53,7 @@ def _run(arguments: list[str], html_path: Path | str) -> str:
             [*command, place],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=480,
             check=False,
         )
     assert result.returncode == 0, result.stderr[-2000:]

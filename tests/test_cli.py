@@ -342,7 +342,7 @@ ENDLESS = [
 def start_endless(place):
     command = [sys.executable, "-m", "guerdon.cli", "collect", *ENDLESS, f"collect.save_dir={place}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 480
     while time.monotonic() < deadline:
         if (place / "manifest.json").exists() and len(EpisodeStore(place)) >= 20:
             return process
@@ -375,7 +375,7 @@ def test_ctrl_c_finishes_writing(tmp_path):
     process = start_endless(place)
     process.send_signal(signal.SIGINT)
     try:
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=480)
     finally:
         process.kill()
     assert process.returncode == 1
@@ -393,7 +393,7 @@ def test_two_collectors_share_a_store(tmp_path):
         subprocess.Popen([*command, f"seed={seed}"], stderr=subprocess.PIPE, text=True) for seed in (1, 2)
     ]
     for process in processes:
-        _, err = process.communicate(timeout=200)
+        _, err = process.communicate(timeout=480)
         assert process.returncode == 0, err
     store = EpisodeStore(place)
     assert store.faults == []

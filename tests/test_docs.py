@@ -66,7 +66,7 @@ def test_the_blocks_of_a_page_run(page, tmp_path):
     for kind, script in TO_RUN[page]:
         program = [sys.executable, "-c"] if kind == "python" else ["bash", "-e", "-c"]
         result = subprocess.run(
-            [*program, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250
+            [*program, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
         )
         assert result.returncode == 0, f"{script}\n{result.stdout}\n{result.stderr}"
 

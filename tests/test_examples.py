@@ -21,7 +21,7 @@ def run(command, cwd, code=0):
     environment = {**os.environ, "PATH": path}
     environment.pop("EMBODIED_PATH", None)
     result = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=250
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=900
     )
     assert result.returncode == code, result.stdout + result.stderr
     return result

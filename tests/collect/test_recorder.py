@@ -196,7 +196,7 @@ def test_dropping_frees_the_slot():
 
     thread = threading.Thread(target=drop_often, daemon=True)  # without a free slot it would wait for ever
     thread.start()
-    thread.join(20)
+    thread.join(120)
     assert not thread.is_alive()
     assert recorder.lengths[0] == 0
 

@@ -65,7 +65,7 @@ def test_an_endless_computation_costs_its_own_score_alone(math, caplog):
         scores = math(responses, ["3", "3", "3"])
     assert scores.tolist() == [1, 0, 1]
     assert "took too long" in caplog.text
-    assert time.perf_counter() - started < 30
+    assert time.perf_counter() - started < 240
 
 
 def test_mathematics_in_a_thread(math):
@@ -142,14 +142,23 @@ def test_regular_expressions():
     assert whole(["42", "42 "], ["", ""]).tolist() == [1, 0]
 
 
+def computing_seconds_of_children():
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+
+
 def test_a_catastrophic_expression_ends_in_time():
+    spent = computing_seconds_of_children()
+    harmless = RegexReward(pattern=r"(a+)+$")
+    assert harmless(["aaa"], [""]).tolist() == [1]
+    harmless._checks.close()
+    start = computing_seconds_of_children() - spent  # of the process that computes
     rule = RegexReward(pattern=r"(a+)+$", seconds=0.5)
-    started, spent = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    started, spent = time.perf_counter(), computing_seconds_of_children()
     assert rule(["aaa", "a" * 60 + "b", "aa"], [""] * 3).tolist() == [1, 0, 1]
-    assert time.perf_counter() - started < 20
+    assert time.perf_counter() - started < 240
     rule._checks.close()
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - spent
-    assert 0.4 < spent < 2  # with two starts of the process
+    spent = computing_seconds_of_children() - spent
+    assert 0.4 < spent < 1.0 + 4 * start  # with two starts of the process
 
 
 def test_a_machine_with_other_work_to_do_costs_no_score():

@@ -67,7 +67,7 @@ def run_page_command(script, folder, server, more, code=0):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=900
     )
     assert result.returncode == code, f"{command}\n{result.stdout}\n{result.stderr}"
     return result

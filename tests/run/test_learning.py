@@ -21,7 +21,7 @@ from guerdon.serve import ImageRewardWorker
 from guerdon.wrappers import GymVectorToSB3, LearnedRewardVecEnv
 from tests.watch.test_monitor import CFG, make, play, watch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 EPISODE = 50
 
 

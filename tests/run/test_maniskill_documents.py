@@ -87,7 +87,7 @@ def run(work, line, *more, code=0):
     environment = {**os.environ, "PATH": path, "EMBODIED_PATH": str(work / "examples" / "embodiment")}
     command = " ".join([line, *(shlex.quote(str(part)) for part in (*added, *more))])
     result = subprocess.run(
-        ["bash", "-c", command], cwd=work, env=environment, capture_output=True, text=True, timeout=600
+        ["bash", "-c", command], cwd=work, env=environment, capture_output=True, text=True, timeout=1200
     )
     assert result.returncode == code, f"{command}\n{result.stdout}\n{result.stderr}"
     return result

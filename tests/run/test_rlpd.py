@@ -68,7 +68,7 @@ def test_a_pull_to_a_policy_that_nobody_cloned_is_refused_at_once(settings, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_it_gets_further_than_cloning_on_a_sparse_reward(tmp_path):
     torch.set_num_threads(1)
     shown = demonstrate(tmp_path / "shown", episodes=20)

@@ -38,7 +38,7 @@ def run(command, cwd):
     environment = {**os.environ, "PATH": path}
     environment.pop("EMBODIED_PATH", None)
     result = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=250
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=900
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

@@ -1,5 +1,7 @@
 """A simulated robot on a real socket, whose time passes faster than ours."""
 
+import time
+
 import pytest
 
 from guerdon.config.schema_robot import RobotEnvConfig, RobotSimConfig
@@ -14,6 +16,14 @@ def server():
     with SimServer(RobotSimConfig(port=0, time_scale=SCALE, image_size=(32, 32))) as running:
         running.world.set_box(*settings(running).box)
         yield running
+
+
+def wait_for(condition, seconds=120.0):
+    """Until it is true; the limit is for what hangs."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.005)
 
 
 def settings(server, **changes):

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
@@ -14,6 +13,7 @@ from guerdon.envs.robot.driver import RobotState
 from guerdon.envs.robot.poses import pose7
 from guerdon.envs.robot.serl_http import SerlHttpDriver
 from guerdon.errors import RobotError, RobotUnreachableError
+from tests.envs.robot.conftest import wait_for
 
 
 @pytest.fixture
@@ -120,13 +120,6 @@ def test_the_driver_moves_the_arm_and_reads_it_back(server):
     driver.reset()
     assert abs(driver.state().pose[2] - before[2]) > 0.005
     driver.close()
-
-
-def wait_for(condition, seconds=5.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.005)
 
 
 def test_lost_answers_are_asked_for_again(server):

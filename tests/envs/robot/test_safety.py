@@ -136,7 +136,7 @@ while True:
         time.sleep(0.2)
         assert server.world.truth()["controller_running"]
         program.terminate()
-        assert program.wait(20) not in (0, -signal.SIGTERM)
+        assert program.wait(240) not in (0, -signal.SIGTERM)
     assert not server.world.truth()["controller_running"]
 
 

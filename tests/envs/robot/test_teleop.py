@@ -1,10 +1,10 @@
 """Keys and mice: who steers, and how an episode is said to have gone."""
 
+import fcntl
 import os
 import pty
 import sys
 import termios
-import time
 import types
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 from guerdon.config.schema_robot import RobotEnvConfig
 from guerdon.envs.robot import KeyboardOperator, ScriptedOperator, SpaceMouseOperator
 from guerdon.errors import EmergencyStopError, RobotError
+from tests.envs.robot.conftest import wait_for
 from tests.envs.robot.test_env import NOTHING, play
 
 CONFIG = RobotEnvConfig(url="http://127.0.0.1:1", use_gripper=True)
@@ -31,18 +32,34 @@ def terminal():
 def keyboard(terminal):
     ours, theirs = terminal
     operator = KeyboardOperator(CONFIG, theirs, hold_seconds=0.3)
-    yield operator, lambda text: (os.write(ours, text.encode()), time.sleep(0.02))
+    yield operator, lambda text: type_keys(ours, theirs, text)
     operator.close()
 
 
-def test_keys_steer_as_long_as_they_are_held(keyboard):
+@pytest.fixture
+def clock(monkeypatch):
+    """The operators' time, which stands still until it is moved."""
+    clock = types.SimpleNamespace(now=100.0)
+    monkeypatch.setattr("guerdon.envs.robot.teleop.time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def type_keys(ours, theirs, text):
+    """Press keys, and wait until the program's end of the terminal has them all."""
+    os.write(ours, text.encode())
+    wait_for(
+        lambda: int.from_bytes(fcntl.ioctl(theirs, termios.FIONREAD, bytes(4)), sys.byteorder) == len(text)
+    )
+
+
+def test_keys_steer_as_long_as_they_are_held(clock, keyboard):
     operator, press = keyboard
     assert operator.read(None) is None
     press("iuO]")
     np.testing.assert_array_equal(operator.read(None).action, [1, 0, 1, 0, 0, -1, 1])
     press("k")
     assert operator.read(None).action[0] == 0, "opposite keys cancel each other"
-    time.sleep(0.35)
+    clock.now += 0.35
     assert operator.read(None) is None
 
 
@@ -76,9 +93,9 @@ def test_without_a_terminal_there_is_no_keyboard():
 @pytest.fixture
 def steered(terminal, make_env):
     ours, theirs = terminal
-    env = make_env(operator=lambda config: KeyboardOperator(config, theirs, hold_seconds=0.5))
+    env = make_env(operator=lambda config: KeyboardOperator(config, theirs, hold_seconds=600.0))
     env.reset(seed=0)
-    return env, lambda text: (os.write(ours, text.encode()), time.sleep(0.02))
+    return env, lambda text: type_keys(ours, theirs, text)
 
 
 def test_an_intervention_overrides_the_policy_and_is_told(steered):
@@ -138,14 +155,16 @@ class Mouse:
 
     def __init__(self):
         self.state = types.SimpleNamespace(t=0.0, x=0, y=0, z=0, roll=0, pitch=0, yaw=0, buttons=[0, 0])
-        self.closed = False
+        self.closed, self.num_reads = False, 0
 
     def read(self):
+        self.num_reads += 1
         return self.state
 
     def say(self, **values):
         self.state = types.SimpleNamespace(**{**vars(self.state), **values, "t": self.state.t + 1})
-        time.sleep(0.05)
+        read = self.num_reads
+        wait_for(lambda: self.num_reads >= read + 2)  # the first of them has been taken in
 
     def close(self):
         self.closed = True
@@ -164,7 +183,7 @@ def mouse(monkeypatch):
     assert device.closed
 
 
-def test_a_mouse_steers_beyond_its_dead_zone(mouse):
+def test_a_mouse_steers_beyond_its_dead_zone(clock, mouse):
     operator, device = mouse
     device.say(x=0.04, yaw=-0.02)
     assert operator.read(None) is None
@@ -174,10 +193,9 @@ def test_a_mouse_steers_beyond_its_dead_zone(mouse):
     np.testing.assert_allclose(operator.read(None).action, [0, 0, 0, 0, 0, 0, -1])
 
 
-def test_a_mouse_that_is_pulled_out_steers_no_more(mouse, monkeypatch):
+def test_a_mouse_that_is_pulled_out_steers_no_more(clock, mouse):
     operator, device = mouse
-    monkeypatch.setattr("guerdon.envs.robot.teleop._SILENCE", 0.1)
     device.say(x=1.0)
     assert operator.read(None) is not None
-    time.sleep(0.15)
+    clock.now += 0.6
     assert operator.read(None) is None
