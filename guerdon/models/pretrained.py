@@ -130,19 +130,11 @@ def _read_flax(path: Path) -> Any:
     The published file holds jax arrays, which pickle themselves as a call around numpy's own parts; those
     parts go through the same checks as everywhere. Nothing of jax is imported.
     """
-    limit = safe_pickle.memory_budget() // 256
-    names = {**torch_files.names(limit), _JAX_ARRAY: Allowed(".".join(_JAX_ARRAY), _jax_array)}
-    try:
+    with safe_pickle.named(path):
         data = memoryview(path.read_bytes())
-        return PickleMachine(data, names, max_objects=limit).run()
-    except DataError as error:
-        raise type(error)(f"{display_path(path)}: {error}") from error
-    except FileNotFoundError:
-        raise DataError(f"{display_path(path)}: does not exist") from None
-    except EOFError:
-        raise DataError(f"{display_path(path)}: is truncated") from None
-    except Exception as error:  # hostile bytes can fail in any way
-        raise DataError(f"{display_path(path)}: is damaged or no pickle: {one_line(error)}") from error
+        work = safe_pickle.work_for(len(data))
+        names = {**torch_files.names(work), _JAX_ARRAY: Allowed(".".join(_JAX_ARRAY), _jax_array)}
+        return PickleMachine(data, names, work=work).run()
 
 
 _JAX_ARRAY = ("jax._src.array", "_reconstruct_array")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,6 +22,11 @@ from guerdon.errors import DataError
 
 _DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|O8?|[SU]\d{1,7})")
 _FOREIGN_ORDER: Literal["<", ">"] = ">" if sys.byteorder == "little" else "<"
+_MAX_AXES = 64  # numpy's own limit
+_MAX_EMPTY_AXIS = 1 << 16
+_MAX_PARTS = 16  # of a key that is a tuple
+_MAX_ODD_MEMBERS = 1000  # of a set
+_HASH_MODULUS = sys.hash_info.modulus  # integers below it have different hashes
 _PLAIN_KEYS = (str, int, float, bytes, complex, type(None), np.generic)
 
 
@@ -40,28 +46,64 @@ class Token:
     value: Any = None
 
 
-def one_line(text: object, limit: int = 160) -> str:
-    """Text from a file as it may stand in a message: one printable line of bounded length."""
-    line = "".join(char if char.isprintable() else "?" for char in str(text)[: limit + 1])
+class _Brief(reprlib.Repr):
+    """`repr` of data from a file, however it is nested and whatever it shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 12
+        self.maxstring = 200
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() < 256 else f"an integer of {x.bit_length()} bits"
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        plain = isinstance(x, float | complex | type(None) | np.bool_ | np.number)
+        return repr(x) if plain else f"<{type(x).__name__}>"
+
+
+_BRIEF = _Brief()
+
+
+def one_line(value: object, limit: int = 160) -> str:
+    """Text, an error or data from a file, for a message: one printable line of bounded length."""
+    text = str(value) if isinstance(value, str | BaseException) else _BRIEF.repr(value)
+    line = "".join(char if char.isprintable() else "?" for char in text[: limit + 1])
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
-def check_keys(items: Any) -> None:
-    """Raise unless all items may be dict keys or set members: scalars, or flat tuples of scalars.
+def check_keys(items: Any) -> int:
+    """Raise unless all items may be dict keys or set members: scalars, or short flat tuples of scalars.
 
     Hashing a deeply nested tuple recurses in C and can crash the interpreter.
+
+    Returns:
+        How many are neither text nor ordinary integers. Those can be chosen so that their hashes are all the
+        same; the time for a dict then grows with the square of their number.
     """
+    odd = 0
     for item in items:
-        if type(item) is str:
+        if type(item) in (str, bytes):
             continue
-        if not all(isinstance(part, _PLAIN_KEYS) for part in (item if type(item) is tuple else (item,))):
+        parts = item if type(item) is tuple else (item,)
+        if len(parts) > _MAX_PARTS or not all(isinstance(part, _PLAIN_KEYS) for part in parts):
             raise DataError(f"has a key of type {type(item).__name__}; only scalars are allowed")
+        odd += not (type(item) is int and -_HASH_MODULUS < item < _HASH_MODULUS)
+    return odd
 
 
 def check_sizes(what: str, sizes: Any) -> tuple[int, ...]:
-    """A list of sizes from a file as a tuple; raises if it is something else."""
-    if not isinstance(sizes, tuple | list) or not all(type(size) is int and size >= 0 for size in sizes):
+    """A list of sizes from a file as a tuple; raises if it is something else, or no shape of an array.
+
+    An array without elements takes no bytes of a file, however long its other axes are: those are bounded.
+    """
+    if not isinstance(sizes, tuple | list) or len(sizes) > _MAX_AXES:
         raise DataError(f"{what} is not a list of sizes: {one_line(sizes)}")
+    if not all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
+        raise DataError(f"{what} is not a list of sizes: {one_line(sizes)}")
+    if 0 in sizes and max(sizes) > _MAX_EMPTY_AXIS:
+        raise DataError(f"{what} is {one_line(sizes)}: long, and without an element")
     return tuple(sizes)
 
 
@@ -99,6 +141,8 @@ def _set_array_state(array: NDArray[Any], state: Any) -> None:
         raise DataError("has a damaged array")
     shape, dtype, raw = check_sizes("an array's shape", state[1]), state[2], state[4]
     count = math.prod(shape)
+    if not dtype.itemsize:
+        raise DataError("has an array whose elements have no size")
     if dtype.hasobject:
         fits = type(raw) is list and len(raw) == count
     else:
@@ -119,6 +163,8 @@ def _frombuffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]
     shape = check_sizes("an array's shape", shape)
     if not isinstance(buffer, bytes | bytearray) or not isinstance(dtype, np.dtype) or dtype.hasobject:
         raise DataError("has a damaged array")
+    if not dtype.itemsize:
+        raise DataError("has an array whose elements have no size")
     if len(buffer) != math.prod(shape) * dtype.itemsize or order not in ("C", "F"):
         raise DataError(f"has an array of shape {list(shape)} whose data has another size")
     if not buffer:
@@ -152,7 +198,8 @@ def _bytearray(data: Any = b"", *_: Any) -> bytearray:
 def _members(items: Any) -> list[Any]:
     if not isinstance(items, list | tuple):  # a range would be a request for that much memory
         raise DataError(f"makes a set out of a {type(items).__name__}")
-    check_keys(items)
+    if check_keys(items) > _MAX_ODD_MEMBERS:
+        raise DataError(f"makes a set of more than {_MAX_ODD_MEMBERS} numbers or tuples")
     return list(items)
 
 

@@ -13,7 +13,7 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -23,13 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError, UnsafeDataError
-from guerdon.store.rebuild import one_line
-from guerdon.store.unpickler import PickleMachine
+from guerdon.store.rebuild import check_sizes, one_line
+from guerdon.store.unpickler import PickleMachine, Work
 from guerdon.types import display_path
 
-_BYTES_PER_OBJECT = 256  # an empty set takes 216 bytes, and the machine keeps a few more for each object
 _MAP_FROM = 64 << 20  # larger files are memory-mapped instead of read
 _FALLBACK_MEMORY = 4 << 30
+_NPZ_RATIO, _NPZ_SPARE = (
+    64,
+    64 << 20,
+)  # what a compressed archive may unpack to: bytes for each of its own, and more
 
 
 def memory_budget() -> int:
@@ -46,6 +49,11 @@ def memory_budget() -> int:
         return _FALLBACK_MEMORY // 2
 
 
+def work_for(size: int) -> Work:
+    """What may be done for a file of `size` bytes."""
+    return Work.for_file(size, memory_budget())
+
+
 def load(source: Path | str | BinaryIO, *, max_bytes: int | None = None) -> Any:
     """Read one pickle.
 
@@ -54,10 +62,10 @@ def load(source: Path | str | BinaryIO, *, max_bytes: int | None = None) -> Any:
         max_bytes: files beyond this size are refused; by default half of the available memory.
     """
     if isinstance(source, Path | str):
-        with _named(source), _open(source, max_bytes) as data:
+        with named(source), _open(source, max_bytes) as data:
             return _run(data)
     name = getattr(source, "name", "<stream>")
-    with _named(name):
+    with named(name):
         limit = memory_budget() if max_bytes is None else max_bytes
         raw = source.read(limit + 1)
         _check_size(len(raw), limit)
@@ -71,10 +79,10 @@ def loads(data: bytes, *, name: str = "<bytes>") -> Any:
 
 def load_npy(path: Path | str, *, max_bytes: int | None = None) -> NDArray[Any]:
     """Read a `.npy` file; plain arrays are memory-mapped and read-only, object arrays are built safely."""
-    with _named(path), Path(path).open("rb") as file:
+    with named(path), Path(path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         _check_size(size, None)
-        shape, fortran, dtype = _npy_header(file)
+        shape, fortran, dtype = _npy_header(file, size)
         if dtype.hasobject:
             start = file.tell()
             with _open(path, max_bytes) as data:
@@ -82,27 +90,52 @@ def load_npy(path: Path | str, *, max_bytes: int | None = None) -> NDArray[Any]:
             if not isinstance(content, np.ndarray) or content.size != math.prod(shape):
                 raise DataError("holds something else than the array that its header promises")
             return content.reshape(shape)
-        promised, there = math.prod(shape) * dtype.itemsize, size - file.tell()
-        if promised > there:
-            raise DataError(f"is truncated: its header promises {promised} bytes of data, it has {there}")
-        if promised == 0:
+        count = math.prod(shape) * dtype.itemsize
+        if count == 0:
             return np.empty(shape, dtype)
-        raw = np.memmap(path, dtype=np.uint8, mode="r", offset=file.tell(), shape=(promised,))
+        raw = np.memmap(path, dtype=np.uint8, mode="r", offset=file.tell(), shape=(count,))
         return np.ndarray(shape, dtype, buffer=raw, order="F" if fortran else "C")
+
+
+def load_npz(path: Path | str, names: Collection[str]) -> dict[str, NDArray[Any]]:
+    """Read those of the arrays `names` that a `.npz` file has; object arrays are refused."""
+    arrays: dict[str, NDArray[Any]] = {}
+    with named(path), zipfile.ZipFile(path) as archive:
+        room = min(memory_budget(), _NPZ_RATIO * Path(path).stat().st_size + _NPZ_SPARE)
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name not in names or name in arrays:
+                continue
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise DataError(f"is compressed by a method that numpy does not use ({info.compress_type})")
+            room -= info.file_size
+            if room < 0:
+                raise DataError(f"unpacks to more than {_NPZ_RATIO} times its size, or than fits into memory")
+            with archive.open(info) as member:
+                arrays[name] = _plain_npy(BytesIO(member.read(info.file_size)), info.file_size)
+    return arrays
+
+
+def _plain_npy(file: BytesIO, size: int) -> NDArray[Any]:
+    shape, fortran, dtype = _npy_header(file, size)
+    if dtype.hasobject:
+        raise DataError("holds Python objects instead of numbers")
+    flat = np.frombuffer(file.getbuffer(), dtype, math.prod(shape), offset=file.tell())
+    return flat.reshape(shape, order="F" if fortran else "C")
 
 
 def load_torch(path: Path | str, *, max_bytes: int | None = None) -> Any:
     """Read what `torch.save` wrote, to the CPU; tensors of the usual (zip) layout are memory-mapped."""
     from guerdon.store import torch_files
 
-    with _named(path):
-        max_objects = memory_budget() // _BYTES_PER_OBJECT
+    with named(path):
         with Path(path).open("rb") as file:
             is_zip = file.read(4) == b"PK\x03\x04"
+            size = os.fstat(file.fileno()).st_size
         if is_zip:
-            return torch_files.read_zip(Path(path), max_objects=max_objects)
+            return torch_files.read_zip(Path(path), work=work_for(size))
         with _open(path, max_bytes) as data:
-            return torch_files.read_stream(data, max_objects=max_objects)
+            return torch_files.read_stream(data, work=work_for(size))
 
 
 class _NamedBytes(BytesIO):
@@ -114,8 +147,8 @@ class _NamedBytes(BytesIO):
 def _run(data: memoryview) -> Any:
     from guerdon.store import torch_files  # and with it torch, which only pickles need
 
-    max_objects = memory_budget() // _BYTES_PER_OBJECT
-    machine = PickleMachine(data, torch_files.names(max_objects), max_objects=max_objects)
+    work = work_for(len(data))
+    machine = PickleMachine(data, torch_files.names(work), work=work)
     if data[0] == pickle.PROTO[0]:
         return machine.run()
     try:
@@ -146,7 +179,8 @@ def _open(path: Path | str, max_bytes: int | None) -> Iterator[memoryview]:
             yield view
 
 
-def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _npy_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, whether it is in Fortran's order, element type) of an array in a file of `size` bytes."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
@@ -154,13 +188,17 @@ def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
     else:
         raise DataError(f"is a .npy file of version {version[0]}.{version[1]}, which is not supported")
-    if any(size < 0 for size in shape):
-        raise DataError(f"has the impossible shape {list(shape)}")
+    shape = check_sizes("its shape", shape)
+    if dtype.kind not in "biufcSUO" or not dtype.itemsize:
+        raise DataError(f"holds the element type {one_line(str(dtype))}, which is not supported")
+    promised, there = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if not dtype.hasobject and promised > there:
+        raise DataError(f"is truncated: its header promises {promised} bytes of data, it has {there}")
     return shape, fortran, dtype
 
 
 @contextmanager
-def _named(source: Path | str) -> Iterator[None]:
+def named(source: Path | str) -> Iterator[None]:
     """Turn whatever damaged input sets off into one line that names the file."""
     name = display_path(source)
     try:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from guerdon.errors import DataError
 from guerdon.store.rebuild import PLAIN, Allowed, Token, check_sizes
-from guerdon.store.unpickler import Names, PickleMachine
+from guerdon.store.unpickler import Names, PickleMachine, Work
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_VERSION = 1001
@@ -111,7 +111,7 @@ def _as_storage(raw: NDArray[np.uint8], dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(raw).view(dtype)
 
 
-def read_zip(path: Path, *, max_objects: int) -> Any:
+def read_zip(path: Path, *, work: Work) -> Any:
     """The object in a zip archive of `torch.save`; tensors are mapped from the file, copied on write."""
     mapped = np.memmap(path, dtype=np.uint8, mode="c").view(np.ndarray)
     with zipfile.ZipFile(path) as archive:
@@ -138,7 +138,7 @@ def read_zip(path: Path, *, max_objects: int) -> Any:
     if f"{root}byteorder" in entries and content(f"{root}byteorder").tobytes() != b"little":
         raise DataError("was written on a big-endian machine, which is not supported")
     data = memoryview(content(pickles[0]).data)
-    return PickleMachine(data, ALLOWED, max_objects=max_objects, resolve_storage=resolve).run()
+    return PickleMachine(data, ALLOWED, work=work, resolve_storage=resolve).run()
 
 
 def _entry_content(mapped: NDArray[np.uint8], info: zipfile.ZipInfo) -> NDArray[np.uint8]:
@@ -150,7 +150,7 @@ def _entry_content(mapped: NDArray[np.uint8], info: zipfile.ZipInfo) -> NDArray[
     return mapped[start : start + info.file_size]
 
 
-def read_stream(data: memoryview, *, max_objects: int) -> Any:
+def read_stream(data: memoryview, *, work: Work) -> Any:
     """The object in torch's older layout: five pickles, then the storages that they refer to."""
     storages: dict[str, NDArray[np.uint8]] = {}
     taken = 0
@@ -171,9 +171,9 @@ def read_stream(data: memoryview, *, max_objects: int) -> Any:
         nonlocal position
         machine = PickleMachine(
             data,
-            names(max_objects),
+            names(work),
             position=position,
-            max_objects=max_objects,
+            work=work,
             resolve_storage=resolve_storage,
         )
         value = machine.run()
@@ -198,13 +198,13 @@ def read_stream(data: memoryview, *, max_objects: int) -> Any:
     return result
 
 
-def names(max_objects: int) -> Names:
+def names(work: Work) -> Names:
     """The allow-list together with the storages that a plain pickle of a tensor carries as bytes."""
 
     def storage_from_bytes(raw: Any) -> Any:
         if type(raw) is not bytes:
             raise DataError("has a damaged tensor storage")
-        return read_stream(memoryview(raw), max_objects=max_objects)
+        return read_stream(memoryview(raw), work=work)
 
     key = ("torch.storage", "_load_from_bytes")
     return {**ALLOWED, key: Allowed(".".join(key), storage_from_bytes)}

@@ -7,7 +7,8 @@ opcodes (protocol 2 and later), but
 - only those functions are called, and each checks its arguments (`guerdon.store.rebuild`);
 - BUILD fills new numpy arrays and dtypes with a checked state and touches nothing else;
 - every size is compared with the bytes that are left before they are taken;
-- the number of objects is bounded, for a byte in the file can stand for two hundred in memory.
+- what objects take is counted, for a byte in the file can stand for two hundred in memory; and so is what the
+  functions copy, for one object can be given to them any number of times.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pickletools
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +30,46 @@ Names: TypeAlias = Mapping[tuple[str, str], Any]
 
 _MAX_LINE = 1024  # of a module or function name
 _ROOT_STATE = "_metadata"  # the one attribute that torch sets on the OrderedDict of a state dict
+
+
+_MAX_ARGUMENTS = 16
+_MAX_INTEGER = 1024  # bytes
+_SIZED = (bytes, bytearray, str, list, tuple, dict)
+_ODD_KEY = 600  # units; see `check_keys`
+
+
+@dataclass
+class Work:
+    """What may still be done for one file, by all pickles that it consists of."""
+
+    units: int
+    """Of 64 bytes or a microsecond, roughly; see `_UNITS`."""
+    copies: int
+    """Bytes and items that functions are given, which they may copy."""
+
+    @classmethod
+    def for_file(cls, size: int, memory: int) -> Work:
+        """For a file of `size` bytes: in a small one a second's work and below 1 GiB, in a large one more."""
+        return cls(min(memory // 64, (12 << 20) + size // 8), 4 * size + (64 << 10))
+
+    def take(self, units: int) -> None:
+        """Before objects are made."""
+        self.units -= units
+        if self.units < 0:
+            raise DataError("holds more objects than fit into memory, or than a file of its size may hold")
+
+    def take_copies(self, arguments: tuple[Any, ...]) -> None:
+        """Before a function is given these; legitimate ones stand in the file once."""
+        if len(arguments) > _MAX_ARGUMENTS:
+            raise DataError(f"calls a function with {len(arguments)} arguments")
+        for each in arguments:
+            self.copies -= len(each) if isinstance(each, _SIZED) else 0
+            if (
+                type(each) is tuple and len(each) <= _MAX_ARGUMENTS
+            ):  # an array's state, within other arguments
+                self.copies -= sum(len(part) for part in each if isinstance(part, _SIZED))
+        if self.copies < 0:
+            raise DataError("makes many copies of the same data")
 
 
 class PickleMachine:
@@ -42,13 +84,13 @@ class PickleMachine:
         names: Names,
         *,
         position: int = 0,
-        max_objects: int,
+        work: Work,
         resolve_storage: Callable[[Any], Any] | None = None,
     ) -> None:
         self.data = data
         self.position = position
         self._names = names
-        self._objects_left = max_objects
+        self._work = work
         self._resolve_storage = resolve_storage
         self._stack: list[Any] = []
         self._outer: list[list[Any]] = []
@@ -65,9 +107,7 @@ class PickleMachine:
             handler = _HANDLERS.get(opcode)
             if handler is None:
                 raise DataError(f"uses the pickle opcode {_opcode_name(opcode)}, which is not supported")
-            self._objects_left -= 1
-            if self._objects_left < 0:
-                raise DataError("holds more objects than fit into memory")
+            self._work.take(_UNITS.get(opcode, 1))
             handler(self)
         raise EOFError
 
@@ -90,6 +130,11 @@ class PickleMachine:
 
     def _count(self, width: int) -> int:
         return self._byte() if width == 1 else int.from_bytes(self._take(width), "little")
+
+    def _integer(self, width: int) -> int:
+        if width > _MAX_INTEGER:
+            raise DataError(f"has an integer of {width} bytes")
+        return _signed(self._take(width))
 
     def _line(self) -> str:
         chunk = bytes(self.data[self.position : self.position + _MAX_LINE])
@@ -124,11 +169,14 @@ class PickleMachine:
         function = self._stack[-1]
         if type(function) is not Allowed or type(arguments) is not tuple:
             raise UnsafeDataError(f"asks to call a {type(function).__name__}; nothing was run")
+        self._work.take_copies(arguments)
         self._stack[-1] = function.call(*arguments)
 
     def _build(self) -> None:
         state = self._stack.pop()
         target = self._stack[-1]
+        if isinstance(state, tuple | dict):
+            self._work.take_copies(state if isinstance(state, tuple) else (state,))
         if isinstance(target, np.ndarray | np.dtype):
             set_state(target, state)
         elif type(target) is OrderedDict and type(state) is dict and set(state) <= {_ROOT_STATE}:
@@ -149,6 +197,9 @@ class PickleMachine:
         self._stack.append(self._resolve_storage(self._stack.pop()))
 
     # Containers
+
+    def _check_keys(self, keys: list[Any]) -> None:
+        self._work.take(_ODD_KEY * check_keys(keys))
 
     def _mark(self) -> None:
         self._outer.append(self._stack)
@@ -175,17 +226,17 @@ class PickleMachine:
 
     def _set_items(self, items: list[Any]) -> None:
         keys = items[::2]
-        check_keys(keys)
+        self._check_keys(keys)
         self._top(dict).update(zip(keys, items[1::2], strict=True))
 
     def _add_items(self) -> None:
         items = self._pop_mark()
-        check_keys(items)
+        self._check_keys(items)
         self._top(set).update(items)
 
     def _frozenset(self) -> None:
         items = self._pop_mark()
-        check_keys(items)
+        self._check_keys(items)
         self._stack.append(frozenset(items))
 
     def _tuple_of(self, count: int) -> None:
@@ -250,7 +301,7 @@ _HANDLERS: dict[int, _Handler] = {
         pickle.BININT1: _push(PickleMachine._byte),
         pickle.BININT2: _push(lambda m: m._count(2)),
         pickle.LONG1: _push(lambda m: _signed(m._take(m._byte()))),
-        pickle.LONG4: _push(lambda m: _signed(m._take(_signed(m._take(4))))),
+        pickle.LONG4: _push(lambda m: m._integer(_signed(m._take(4)))),
         pickle.BINFLOAT: _push(lambda m: struct.unpack(">d", m._take(8))[0]),
         pickle.SHORT_BINUNICODE: _text(1),
         pickle.BINUNICODE: _text(4),
@@ -296,3 +347,24 @@ _HANDLERS: dict[int, _Handler] = {
         pickle.BINPERSID: PickleMachine._persistent,
     }.items()
 }
+
+_UNITS: dict[int, int] = {
+    code[0]: units
+    for code, units in {
+        pickle.EMPTY_LIST: 2,
+        pickle.EMPTY_DICT: 2,
+        pickle.EMPTY_SET: 4,
+        pickle.FROZENSET: 4,
+        pickle.SETITEM: 4,
+        pickle.SETITEMS: 4,
+        pickle.ADDITEMS: 2,
+        pickle.MARK: 2,
+        pickle.MEMOIZE: 2,
+        pickle.BINPUT: 2,
+        pickle.LONG_BINPUT: 2,
+        pickle.BYTEARRAY8: 2,
+        pickle.REDUCE: 8,
+        pickle.BUILD: 4,
+    }.items()
+}
+"""What an opcode may add to memory, in units of 64 bytes; 1 for all others."""

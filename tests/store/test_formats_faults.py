@@ -394,7 +394,7 @@ def test_one_image_a_million_times(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps({"frames": [frame] * 200_000}))
     assert path.stat().st_size < 1 << 20
     _, faults = read("pkl-episode", tmp_path)
-    assert "200000 frames, more than fit into memory" in faults[0].reason
+    assert "200000 frames in 670670 bytes" in faults[0].reason
 
 
 def test_picture_in_both_directories(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError, StorageError
-from guerdon.images import to_numpy, to_uint8_hwc
+from guerdon.images import ValueRange, to_uint8_hwc
+from guerdon.store.bounds import Allowance, as_array
 from guerdon.store.formats.base import EpisodeWriter
 from guerdon.store.rebuild import one_line
 from guerdon.store.safe_pickle import memory_budget
@@ -23,7 +25,8 @@ UNFINISHED = "unfinished"
 
 
 T = TypeVar("T")
-_UNEXPECTED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+_CHUNK = 8 << 20  # bytes of images that are converted at a time
+_MAX_CAMERA_NAME = 200
 
 
 # Faults
@@ -45,7 +48,7 @@ def attempt(path: Path, make: Callable[[], T]) -> T | Fault:
     """What `make` reads from a file, or the fault that keeps it from being read."""
     try:
         return make()
-    except (DataError, OSError, *_UNEXPECTED) as error:
+    except Exception as error:  # hostile bytes can fail in any way, and the other files are read all the same
         return to_fault(path, error)
 
 
@@ -81,13 +84,14 @@ def require(record: Any, key: str, what: str = "it") -> Any:
     if not isinstance(record, Mapping):
         raise DataError(f"{what} is a {type(record).__name__}, not a dict")
     if key not in record:
-        raise DataError(f"{what} has no {key!r}; it has {one_line(sorted(map(str, record)))}")
+        there = sorted(one_line(name, 40) for name in islice(record, 20))
+        raise DataError(f"{what} has no {key!r}; it has {one_line(there)}")
     return record[key]
 
 
 def to_scalar(value: Any, name: str) -> Any:
     """The one number or flag in a tensor, array or plain value."""
-    array = to_numpy(value)
+    array = as_array(value)
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise DataError(f"{name} is not a single number")
     return array.item()
@@ -96,9 +100,11 @@ def to_scalar(value: Any, name: str) -> Any:
 def to_row(values: Any, count: int, name: str) -> NDArray[Any]:
     """One number for each frame -> [T]."""
     if isinstance(values, list | tuple):
+        if len(values) != count:
+            raise DataError(f"has {len(values)} {name} for {count} frames")
         numbers: NDArray[Any] = np.array([to_scalar(value, name) for value in values])
     else:
-        numbers = to_numpy(values)
+        numbers = as_array(values)
         if numbers.dtype.kind not in "biuf" or numbers.ndim == 0 or numbers.size != len(numbers):
             raise DataError(f"has {name} of shape {list(numbers.shape)}, not one for each frame")
         numbers = numbers.reshape(-1)
@@ -130,25 +136,47 @@ def to_floats(values: Any, count: int, name: str) -> FloatArray | None:
     return to_row(values, count, name).astype(np.float32)
 
 
-def to_vectors(values: Any, count: int, name: str) -> FloatArray | None:
+def to_vectors(values: Any, count: int, name: str, room: Allowance | None = None) -> FloatArray | None:
     """One vector for each frame -> float32 [T, size]; None if there are none."""
     if _all_missing(values, name):
         return None
-    rows = [to_vector(value, name) for value in values]
-    if len(rows) != count:
-        raise DataError(f"has {len(rows)} {name} for {count} frames")
+    if not hasattr(values, "__len__") or len(values) != count:
+        raise DataError(
+            f"has {len(values) if hasattr(values, '__len__') else 'no'} {name} for {count} frames"
+        )
+    rows = _as_arrays(values)
     for step, row in enumerate(rows):
-        if len(row) != len(rows[0]):
-            raise DataError(f"has {name} of size {len(row)} in frame {step} and {len(rows[0])} in frame 0")
-    return np.stack(rows)
+        if row.size != rows[0].size:
+            raise DataError(f"has {name} of size {row.size} in frame {step} and {rows[0].size} in frame 0")
+        if row.dtype.kind not in "biuf":
+            raise DataError(f"has {name} that are not numbers")
+    if room is not None:
+        room.take_bytes(4 * count * rows[0].size)
+    vectors = np.empty((count, rows[0].size), np.float32)
+    for step, row in enumerate(rows):
+        vectors[step] = row.reshape(-1)
+    return vectors
 
 
 def to_vector(value: Any, name: str) -> FloatArray:
     """A vector, also with leading axes of size 1 -> float32 [size]."""
-    array = to_numpy(value)
+    array = as_array(value)
     if array.dtype.kind not in "biuf":
         raise DataError(f"has {name} that are not numbers")
     return array.astype(np.float32).reshape(-1)
+
+
+def _as_arrays(values: Iterable[Any]) -> list[NDArray[Any]]:
+    """Each of them as an array; one that is there several times is converted once."""
+    known: dict[int, NDArray[Any]] = {}
+    kept: list[Any] = []  # keeps the keys of `known` in use
+    arrays: list[NDArray[Any]] = []
+    for value in values:
+        if id(value) not in known:
+            kept.append(value)
+            known[id(value)] = as_array(value)
+        arrays.append(known[id(value)])
+    return arrays
 
 
 def _all_missing(values: Any, name: str) -> bool:
@@ -165,32 +193,77 @@ def _all_missing(values: Any, name: str) -> bool:
 # Images
 
 
-def stack_images(images: Any, camera: str) -> UInt8Array:
+def camera_name(value: Any) -> str:
+    """The name of a camera in a file."""
+    if not isinstance(value, str | int) or len(text := str(value)) > _MAX_CAMERA_NAME:
+        raise DataError(f"has a camera that is called {one_line(value)}")
+    return text
+
+
+def stack_images(images: Any, camera: str, room: Allowance | None = None) -> UInt8Array:
     """Images of one camera over time -> uint8 [T, H, W, C].
 
     Args:
         images: a list of images, or one array or tensor [T, ...]; layouts and types of `to_uint8_hwc`. All
-            are converted together, so that a dark frame is not taken for one of another value range.
+            are converted with one range of values, so that a dark frame is not taken for one of another.
         camera: its name, for messages.
+        room: what the file may still give; by default what fits into memory.
     """
+    frames = _same_images(images, camera)
+    count, size, name = len(frames), frames[0].size, f"camera {camera!r}"
+    if room is not None:
+        room.take_bytes(count * size)
+    elif count * size > memory_budget():  # one stored image can be referred to many times
+        raise DataError(f"{name} has {count} frames, more than fit into memory")
+    at_a_time = max(1, _CHUNK // max(1, frames[0].nbytes))
+    chunks = [slice(start, start + at_a_time) for start in range(0, count, at_a_time)]
+    unit = frames[0].dtype.kind == "f" and _highest(frames, chunks, name) <= 1.0
+    stacked: UInt8Array | None = None
+    for chunk in chunks:
+        value_range: ValueRange = "unit" if unit else "byte"
+        converted = to_uint8_hwc(np.stack(frames[chunk]), name=name, value_range=value_range)
+        if stacked is None:
+            stacked = np.empty((count, *converted.shape[1:]), np.uint8)
+        stacked[chunk] = converted
+    assert stacked is not None  # there is a frame, and so a chunk
+    return stacked
+
+
+def _same_images(images: Any, camera: str) -> Sequence[NDArray[Any]]:
+    """Images [H, W, C] or [C, H, W] of one shape and type; there is at least one."""
     if not isinstance(images, list | tuple):
-        images = to_numpy(images)
-        if images.dtype == object:
-            images = list(images)
-    if isinstance(images, list | tuple):
-        images = _stack_same([_one_image(image, step, camera) for step, image in enumerate(images)], camera)
-    if images.ndim != 4:
-        raise DataError(f"camera {camera!r} has images of shape {list(images.shape)}; expected [T, H, W, C]")
-    if images.dtype.kind == "f":
-        sums = images.sum(axis=(1, 2, 3), dtype=np.float64)
-        bad = np.flatnonzero(~np.isfinite(sums))
+        array = as_array(images)
+        if array.dtype != object and array.ndim != 4:
+            raise DataError(
+                f"camera {camera!r} has images of shape {list(array.shape)}; expected [T, H, W, C]"
+            )
+        images = list(array) if array.ndim else [array]
+    frames = [_one_image(array, step, camera) for step, array in enumerate(_as_arrays(images))]
+    if not frames:
+        raise DataError("has no frames")
+    first = frames[0]
+    for step, image in enumerate(frames):
+        if image.shape != first.shape:
+            sizes = f"{list(image.shape)}, frame 0 has {list(first.shape)}"
+            raise DataError(f"mixed image sizes: frame {step} of camera {camera!r} has shape {sizes}")
+        if image.dtype != first.dtype:
+            raise DataError(f"frame {step} of camera {camera!r} is {image.dtype}, frame 0 is {first.dtype}")
+    return frames
+
+
+def _highest(frames: Sequence[NDArray[Any]], chunks: Sequence[slice], name: str) -> float:
+    """The highest value of all; raises if one is not finite."""
+    highest = -np.inf
+    for chunk in chunks:
+        images = np.stack(frames[chunk])
+        bad = np.flatnonzero(~np.isfinite(images.sum(axis=(1, 2, 3), dtype=np.float64)))
         if bad.size:
-            raise DataError(f"frame {bad[0]} of camera {camera!r} holds NaN or infinite values")
-    return np.ascontiguousarray(to_uint8_hwc(images, name=f"camera {camera!r}"))
+            raise DataError(f"frame {chunk.start + bad[0]} of {name} holds NaN or infinite values")
+        highest = max(highest, float(images.max(initial=-np.inf)))
+    return highest
 
 
-def _one_image(image: Any, step: int, camera: str) -> NDArray[Any]:
-    array = to_numpy(image)
+def _one_image(array: NDArray[Any], step: int, camera: str) -> NDArray[Any]:
     while array.ndim > 3 and array.shape[0] == 1:  # a batch of one
         array = array[0]
     if array.ndim == 2:
@@ -198,21 +271,6 @@ def _one_image(image: Any, step: int, camera: str) -> NDArray[Any]:
     if array.ndim != 3:
         raise DataError(f"frame {step} of camera {camera!r} has shape {list(array.shape)}; it is no image")
     return array
-
-
-def _stack_same(images: Sequence[NDArray[Any]], camera: str) -> NDArray[Any]:
-    if not images:
-        raise DataError("has no frames")
-    first = images[0]
-    for step, image in enumerate(images):
-        if image.shape != first.shape:
-            sizes = f"{list(image.shape)}, frame 0 has {list(first.shape)}"
-            raise DataError(f"mixed image sizes: frame {step} of camera {camera!r} has shape {sizes}")
-        if image.dtype != first.dtype:
-            raise DataError(f"frame {step} of camera {camera!r} is {image.dtype}, frame 0 is {first.dtype}")
-    if len(images) * first.nbytes > memory_budget():  # one stored image can be referred to many times
-        raise DataError(f"camera {camera!r} has {len(images)} frames, more than fit into memory")
-    return np.stack(images)
 
 
 # What a format can keep beside the frames
@@ -243,7 +301,7 @@ def extras_from(record: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 class SpooledWriter(EpisodeWriter):
-    """For formats that are one file, which `close` writes; leaving a `with` block closes, also after an error.
+    """For formats that are one file, which `close` writes; leaving a `with` block closes, after an error too.
 
     All episodes are in memory then. That is bounded: beyond a quarter of what is available `add` refuses.
     """

@@ -14,11 +14,13 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from guerdon.errors import DataError
-from guerdon.images import CHANNELS, to_numpy, to_unit_chw
+from guerdon.images import CHANNELS, to_unit_chw
 from guerdon.store.atomic import NumberedFiles, make_directory
+from guerdon.store.bounds import Allowance, as_array
 from guerdon.store.formats.base import EpisodeWriter, Format
 from guerdon.store.formats.common import (
     UNFINISHED,
+    camera_name,
     existing,
     files_in,
     read_files,
@@ -42,7 +44,10 @@ def read_trajectory(path: Path, *, success_once: bool = False, complete: bool = 
     images = require(record, "images")
     if not isinstance(images, Mapping) or not images:
         raise DataError("missing camera key: 'images' is not a dict with an array for each camera")
-    frames = {str(camera): _frames(value, str(camera)) for camera, value in images.items()}
+    room = Allowance.of(path)
+    room.take_steps(len(images))
+    named = [(camera_name(camera), value) for camera, value in images.items()]
+    frames = {camera: _frames(value, camera, room) for camera, value in named}
     counts = {camera: len(value) for camera, value in frames.items()}
     first = next(iter(counts))
     if len(set(counts.values())) > 1:
@@ -57,13 +62,15 @@ def read_trajectory(path: Path, *, success_once: bool = False, complete: bool = 
     )
 
 
-def _frames(value: Any, camera: str) -> UInt8Array:
+def _frames(value: Any, camera: str, room: Allowance) -> UInt8Array:
     """The document says channels first; a file with channels last is read too."""
-    if not isinstance(value, list | tuple):
-        value = to_numpy(value)
+    if isinstance(value, list | tuple):
+        room.take_steps(len(value))
+    else:
+        value = as_array(value)
         if value.ndim == 4 and value.shape[1] in CHANNELS:
             value = np.moveaxis(value, 1, -1)
-    return stack_images(value, camera)
+    return stack_images(value, camera, room)
 
 
 def read_directories(positive_dir: Path, negative_dir: Path) -> Iterator[Episode | Fault]:
@@ -153,5 +160,5 @@ def _is_trajectory(path: Path) -> bool:
             head = file.read(128)
     except OSError:
         return False
-    damaged = not head.startswith(b"\x93NUMPY") and path.stem.isdigit()  # its name says what it was
+    damaged = not head.startswith(b"\x93NUMPY") and path.stem.isdecimal()  # its name says what it was
     return _OBJECT_HEADER in head or damaged

@@ -16,10 +16,12 @@ from typing import Any, ClassVar
 
 from guerdon.errors import DataError
 from guerdon.store.atomic import NumberedFiles, make_directory
+from guerdon.store.bounds import Allowance
 from guerdon.store.formats.base import EpisodeWriter, Format
 from guerdon.store.formats.common import (
     BASE_CAMERA,
     UNFINISHED,
+    camera_name,
     existing,
     extras_from,
     extras_of,
@@ -47,6 +49,8 @@ def read_episode(path: Path) -> Episode:
     frames = require(record, "frames")
     if not isinstance(frames, list | tuple) or not frames:
         raise DataError("has no frames")
+    room = Allowance.of(path)
+    room.take_steps(len(frames))
     observations = [require(frame, "obs", f"frame {step}") for step, frame in enumerate(frames)]
     count = len(frames)
     labels = to_labels([_label(frame, step) for step, frame in enumerate(frames)], count)
@@ -55,11 +59,11 @@ def read_episode(path: Path) -> Episode:
     if path.absolute().parent.parent.name == UNFINISHED:
         extras["complete"] = False
     return Episode(
-        frames=frames_from(observations, _main_camera(record)),
+        frames=frames_from(observations, room, _main_camera(record)),
         labels=labels,
         success=is_positive(labels, _declared_success(record, path)),
-        actions=to_vectors(_column(frames, "action"), count, "actions"),
-        states=states_from(observations),
+        actions=to_vectors(_column(frames, "action"), count, "actions", room),
+        states=states_from(observations, room),
         initial_state=None if initial_state is None else to_vector(initial_state, "initial_state"),
         env_rewards=to_floats(_column(frames, "reward"), count, "rewards"),
         terminated=to_flags(_column(frames, "terminated"), count, "terminated flags"),
@@ -88,7 +92,7 @@ def _declared_success(record: Mapping[str, Any], path: Path) -> bool:
 
 def _main_camera(record: Mapping[str, Any]) -> str:
     names = record.get("camera_names")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else BASE_CAMERA
+    return camera_name(names[0]) if isinstance(names, list) and names else BASE_CAMERA
 
 
 def to_record(episode: Episode) -> dict[str, Any]:

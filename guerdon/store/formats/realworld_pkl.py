@@ -24,11 +24,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from guerdon.errors import DataError
+from guerdon.store.bounds import Allowance
 from guerdon.store.formats.base import Format
 from guerdon.store.formats.common import (
     BASE_CAMERA,
     SpooledWriter,
     attempt,
+    camera_name,
     existing,
     extras_from,
     extras_of,
@@ -80,12 +82,13 @@ def read_recorded(path: Path) -> Iterator[Recorded | Fault]:
     if not find_parts(path):
         existing(given)
         existing(path)
-    parts = attempt(path, lambda: list(_split(load_transitions(path))))
-    if isinstance(parts, Fault):
-        yield parts
+    opened = attempt(path, partial(_open, path))
+    if isinstance(opened, Fault):
+        yield opened
         return
+    parts, room = opened
     for number, (steps, ended) in enumerate(parts):
-        item = attempt(path, partial(_read_recorded, steps, ended, path))
+        item = attempt(path, partial(_read_recorded, steps, ended, path, room))
         yield (
             dataclasses.replace(item, reason=f"episode {number}: {item.reason}")
             if isinstance(item, Fault)
@@ -93,8 +96,8 @@ def read_recorded(path: Path) -> Iterator[Recorded | Fault]:
         )
 
 
-def _read_recorded(steps: Sequence[Any], ended: bool, path: Path) -> Recorded:
-    episode = _read_episode(steps, ended, path)
+def _read_recorded(steps: Sequence[Any], ended: bool, path: Path, room: Allowance) -> Recorded:
+    episode = _read_episode(steps, ended, path, room)
     info = steps[-1].get(INFO) or {}
     rewards = to_floats([step["rewards"] for step in steps], len(steps), "rewards")
     assert rewards is not None  # `_read_episode` has seen to it
@@ -105,14 +108,23 @@ def _read_recorded(steps: Sequence[Any], ended: bool, path: Path) -> Recorded:
         episode=episode,
         at_target=rewards > 0.5,
         hold_steps=None if hold is None else int(to_scalar(hold, "hold_steps")),
-        key=str(info.get("key") or ""),
+        key=key if isinstance(key := info.get("key"), str) else "",
         frame_age={
-            str(camera): value
+            camera_name(camera): value
             for camera, each in ages.items()
-            if (value := to_floats(each, len(steps), f"the ages of {camera}")) is not None
+            if (value := to_floats(each, len(steps), "ages of frames")) is not None
         },
         intervened=None if intervened is None else to_flags(intervened, len(steps), "interventions"),
     )
+
+
+def _open(path: Path) -> tuple[list[tuple[Sequence[Any], bool]], Allowance]:
+    """(what `_split` gives, what the file and the parts beside it may give together)."""
+    content = load_transitions(path)
+    parts = [part for _, part in find_parts(path)]
+    room = Allowance.of(*(file for file in (path, *parts) if file.exists()))
+    room.take_steps(len(content))
+    return list(_split(content)), room
 
 
 def _split(transitions: Sequence[Any]) -> Iterator[tuple[Sequence[Any], bool]]:
@@ -126,7 +138,7 @@ def _split(transitions: Sequence[Any]) -> Iterator[tuple[Sequence[Any], bool]]:
         yield transitions[start:], False
 
 
-def _read_episode(steps: Sequence[Any], ended: bool, path: Path) -> Episode:
+def _read_episode(steps: Sequence[Any], ended: bool, path: Path, room: Allowance) -> Episode:
     reached = [_observation(step, index) for index, step in enumerate(steps)]
     column = {
         key: [require(step, key, f"transition {index}") for index, step in enumerate(steps)]
@@ -149,11 +161,11 @@ def _read_episode(steps: Sequence[Any], ended: bool, path: Path) -> Episode:
     before = info["initial_state"] if "initial_state" in info else _state_before(steps[0])
     names = info.get("camera_names") or [BASE_CAMERA]
     return Episode(
-        frames=frames_from(reached, str(names[0])),
+        frames=frames_from(reached, room, camera_name(names[0])),
         labels=labels,
         success=is_positive(labels, bool(info.get("success", False))),
-        actions=to_vectors([step.get("action") for step in steps], count, "actions"),
-        states=states_from(reached),
+        actions=to_vectors([step.get("action") for step in steps], count, "actions", room),
+        states=states_from(reached, room),
         initial_state=None if before is None else to_vector(before, "states"),
         env_rewards=to_floats(values["env_rewards"], count, "rewards"),
         terminated=to_flags(values["terminated"], count, "termination flags"),

@@ -23,11 +23,13 @@ import numpy as np
 from guerdon.errors import DataError
 from guerdon.images import is_tensor
 from guerdon.store.atomic import clear_stale, locked_directory, make_directory, write_atomic
+from guerdon.store.bounds import Allowance
 from guerdon.store.formats.base import Format
 from guerdon.store.formats.common import (
     BASE_CAMERA,
     SpooledWriter,
     attempt,
+    camera_name,
     existing,
     extras_from,
     extras_of,
@@ -57,6 +59,7 @@ class _Payload:
     episodes: Mapping[int, Mapping[str, Any]]
     """episode id -> what is known about it."""
     metadata: Mapping[str, Any]
+    room: Allowance
 
 
 def _load(path: Path) -> _Payload:
@@ -67,10 +70,14 @@ def _load(path: Path) -> _Payload:
     count = len(images)
     if count == 0:
         raise DataError("has no frames")
+    room = Allowance.of(path)
+    room.take_steps(count)
     exact = metadata.get("label_values")
     labels = to_labels(require(record, "labels") if exact is None else exact, count)
     names = metadata.get("camera_names") or [BASE_CAMERA]
-    views = {str(names[0]): images, **(metadata.get("extra_images") or {})}
+    more = metadata.get("extra_images") or {}
+    views = {camera_name(names[0]): images, **{camera_name(name): each for name, each in more.items()}}
+    room.take_steps(count * len(more))
     for camera, each in views.items():
         if len(each) != count:
             raise DataError(f"missing camera key: {camera!r} has {len(each)} of {count} frames")
@@ -86,17 +93,23 @@ def _load(path: Path) -> _Payload:
         step_ids=np.arange(count) if steps is None else to_row(steps, count, "step_ids").astype(np.int64),
         episodes=metadata.get("episodes") or {},
         metadata=metadata,
+        room=room,
     )
 
 
-def _read_episode(payload: _Payload, episode_id: int, path: Path) -> Episode:
-    rows = np.flatnonzero(payload.episode_ids == episode_id)
-    rows = rows[np.argsort(payload.step_ids[rows], kind="stable")]
+def _rows_by_episode(payload: _Payload) -> Iterator[tuple[int, IntArray]]:
+    """(episode id, its rows in the order of steps), in the order of ids."""
+    order = np.lexsort((payload.step_ids, payload.episode_ids))
+    ids, first = np.unique(payload.episode_ids[order], return_index=True)
+    yield from zip(ids.tolist(), np.split(order, first[1:]), strict=True)
+
+
+def _read_episode(payload: _Payload, episode_id: int, rows: IntArray, path: Path) -> Episode:
     known = payload.episodes.get(episode_id, {"split": FILES.get(path.name, "")})
     labels = payload.labels[rows]
     return Episode(
         frames={
-            camera: stack_images([images[int(row)] for row in rows], camera)
+            camera: stack_images([images[int(row)] for row in rows], camera, payload.room)
             for camera, images in payload.images.items()
         },
         labels=labels,
@@ -219,8 +232,8 @@ class RewardPt(Format):
             if isinstance(payload, Fault):
                 yield payload
                 continue
-            for episode_id in np.unique(payload.episode_ids).tolist():
-                item = attempt(file, partial(_read_episode, payload, episode_id, file))
+            for episode_id, rows in _rows_by_episode(payload):
+                item = attempt(file, partial(_read_episode, payload, episode_id, rows, file))
                 if isinstance(item, Fault):
                     item = replace(item, reason=f"episode {episode_id}: {item.reason}")
                 yield item

@@ -20,6 +20,7 @@ import numpy as np
 
 from guerdon.errors import DataError
 from guerdon.images import is_tensor
+from guerdon.store.bounds import Allowance
 from guerdon.store.formats.base import Format
 from guerdon.store.formats.common import (
     existing,
@@ -43,25 +44,26 @@ _LABEL_KEYS = ("success", "is_obj_placed")
 def read_episode(path: Path) -> Episode:
     """One file."""
     record = load(path)
-    actions = _list(record, "actions")
+    room = Allowance.of(path)
+    actions = _list(record, "actions", room)
     count = len(actions)
     if count == 0:
         raise DataError("has no actions, and so no frames")
-    observations, reset = _aligned(record, "observations", count)
-    infos, _ = _aligned(record, "infos", count)
-    rewards = to_floats(_aligned(record, "rewards", count)[0], count, "rewards")
-    terminated = to_flags(_aligned(record, "terminated", count)[0], count, "terminated flags")
-    truncated = to_flags(_aligned(record, "truncated", count)[0], count, "truncated flags")
+    observations, reset = _aligned(record, "observations", count, room)
+    infos, _ = _aligned(record, "infos", count, room)
+    rewards = to_floats(_aligned(record, "rewards", count, room)[0], count, "rewards")
+    terminated = to_flags(_aligned(record, "terminated", count, room)[0], count, "terminated flags")
+    truncated = to_flags(_aligned(record, "truncated", count, room)[0], count, "truncated flags")
     declared = _declared_success(record, path)
     labels = _labels(infos, rewards, declared)
     ended = [flags.any() for flags in (terminated, truncated) if flags is not None]
-    initial = states_from([reset]) if isinstance(reset, Mapping) else None
+    initial = states_from([reset], room) if isinstance(reset, Mapping) else None
     return Episode(
-        frames=frames_from(observations),
+        frames=frames_from(observations, room),
         labels=labels,
         success=is_positive(labels, declared),
-        actions=to_vectors(actions, count, "actions"),
-        states=states_from(observations),
+        actions=to_vectors(actions, count, "actions", room),
+        states=states_from(observations, room),
         initial_state=None if initial is None else initial[0],
         env_rewards=rewards,
         terminated=terminated,
@@ -72,16 +74,19 @@ def read_episode(path: Path) -> Episode:
     )
 
 
-def _list(record: Any, key: str) -> Sequence[Any]:
+def _list(record: Any, key: str, room: Allowance) -> Sequence[Any]:
     value = require(record, key)
     if not isinstance(value, list | tuple | np.ndarray) and not is_tensor(value):
         raise DataError(f"{key!r} is a {type(value).__name__}, not a list")
+    if getattr(value, "ndim", 1) == 0:
+        raise DataError(f"{key!r} is one number, not a list")
+    room.take_steps(len(value) // 6)  # one of six lists
     return list(value)
 
 
-def _aligned(record: Any, key: str, count: int) -> tuple[Sequence[Any], Any]:
+def _aligned(record: Any, key: str, count: int, room: Allowance) -> tuple[Sequence[Any], Any]:
     """(one entry for each action, the entry of the reset or None)."""
-    values = _list(record, key)
+    values = _list(record, key, room)
     if len(values) not in (count, count + 1):
         raise DataError(f"has {len(values)} {key} for {count} actions")
     return (values[1:], values[0]) if len(values) == count + 1 else (values, None)
