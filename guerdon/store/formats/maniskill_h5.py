@@ -6,13 +6,16 @@ observations (`obs/sensor_data/<camera>/rgb`) the state is what stands beside th
 strung together in their order. Episodes without images get one black pixel per frame under the camera
 `no_camera`: their states and actions are good for demonstrations, and no reward model takes them for frames.
 
-A file is read as data alone: links out of it, and data sets that are kept elsewhere, are refused.
+A file is read as data alone: links out of it, and data sets that are kept elsewhere, are refused. It is read
+in a process of its own (`h5_process`), because libhdf5 may crash or hang on a damaged file.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import importlib.util
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError
+from guerdon.store.formats import h5_process
 from guerdon.store.formats.base import Format
 from guerdon.store.formats.common import (
     attempt,
@@ -34,6 +38,8 @@ from guerdon.store.formats.common import (
 )
 from guerdon.store.rebuild import one_line
 from guerdon.store.safe_pickle import memory_budget
+from guerdon.store.shard import MAX_SIZE
+from guerdon.store.small_files import read_json
 from guerdon.types import (
     BoolArray,
     Episode,
@@ -47,7 +53,12 @@ from guerdon.types import (
 
 NO_CAMERA = "no_camera"
 _MAGIC = b"\x89HDF\r\n\x1a\n"
-_PREFIX = "traj_"
+_NAME = re.compile(r"traj_([0-9]{1,9})")
+_MAX_DEPTH = 8
+_MAX_LEAVES = 1000
+_MAX_JSON = 64 << 20
+_MAX_NUMBERS = 64 << 20
+"""Bytes of a data set that holds no frames."""
 
 
 class ManiSkillH5(Format):
@@ -63,8 +74,10 @@ class ManiSkillH5(Format):
 
     def read(self, path: Path) -> Iterator[Episode | Fault]:
         """The trajectories of each file in the order of their numbers."""
+        if importlib.util.find_spec("h5py") is None:
+            raise DataError("maniskill-h5 needs h5py: pip install 'guerdon[maniskill]'")
         for file in _files(existing(path)):
-            yield from _read_file(file)
+            yield from h5_process.read_guarded(file)
 
 
 def _files(path: Path) -> list[Path]:
@@ -79,40 +92,53 @@ def _is_hdf5(path: Path) -> bool:
         return False
 
 
-def _read_file(path: Path) -> Iterator[Episode | Fault]:
-    try:
-        import h5py
-    except ImportError as error:
-        raise DataError(f"maniskill-h5 needs h5py: pip install 'guerdon[maniskill]' ({error})") from error
+def read_file(path: Path, done: Collection[str], begin: Callable[[str], None]) -> Iterator[Episode | Fault]:
+    """The trajectories of a file, read in this process.
+
+    Args:
+        path: of the file.
+        done: names of trajectories that are left out.
+        begin: is told the name of each trajectory before it is read.
+    """
+    import h5py
+
     opened = attempt(path, partial(h5py.File, path, "r"))
     if isinstance(opened, Fault):
         yield opened
         return
     with opened as file:
-        names = sorted(
-            (name for name in file if name.startswith(_PREFIX) and name[len(_PREFIX) :].isdigit()),
-            key=lambda name: int(name[len(_PREFIX) :]),
-        )
+        numbers = attempt(path, partial(_numbers, file))
+        if isinstance(numbers, Fault):
+            yield numbers
+            return
         described = attempt(path.with_suffix(".json"), partial(_described, path.with_suffix(".json")))
         if isinstance(described, Fault):
-            yield described
+            if not done:
+                yield described
             described = {}
-        if not names:
+        if not numbers:
             yield Fault(path=display_path(path), reason="has no group traj_N; it is no ManiSkill trajectory")
-        for name in names:
-            about = described.get(int(name[len(_PREFIX) :]), {})
+        for number, name in numbers:
+            if name in done:
+                continue
+            begin(name)
             where = path.with_name(f"{path.name}:{name}")
+            about = described.get(number, {})
             yield attempt(where, partial(_episode, file, name, about, display_path(where)))
+
+
+def _numbers(file: Any) -> list[tuple[int, str]]:
+    """The trajectories of a file by number."""
+    found = (_NAME.fullmatch(name) for name in file if isinstance(name, str))
+    return sorted((int(match[1]), match[0]) for match in found if match)
 
 
 def _described(path: Path) -> dict[int, Mapping[str, Any]]:
     """What the JSON file says of each episode, by number; nothing if there is no such file."""
-    if not path.exists():
-        return {}
     try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise DataError(f"is no JSON: {error}") from error
+        content = read_json(path, _MAX_JSON)
+    except FileNotFoundError:
+        return {}
     episodes = content.get("episodes") if isinstance(content, dict) else None
     if not isinstance(episodes, list):
         raise DataError("has no list of episodes")
@@ -123,8 +149,8 @@ def _episode(file: Any, name: str, about: Mapping[str, Any], source: str) -> Epi
     group = _member(file, name)
     actions = _array(group, "actions")
     count = len(actions)
-    if count == 0:
-        raise DataError("has no actions, and so no frames")
+    if not 0 < count <= MAX_SIZE:
+        raise DataError(f"has {count} actions; an episode has 1 to {MAX_SIZE}")
     terminated, truncated = (_flags(group, each, count) for each in ("terminated", "truncated"))
     success = _flags(group, "success", count)
     if success is None:
@@ -172,7 +198,7 @@ def _observed(group: Any, count: int) -> tuple[dict[str, UInt8Array], FloatArray
         for camera in sensors:
             sensor = _member(sensors, camera)
             if "rgb" in sensor:
-                frames[camera] = stack_images(_after_reset(_array(sensor, "rgb"), count), camera)
+                frames[camera] = stack_images(_after_reset(_images(sensor), count), camera)
     parts = [part for key in ("agent", "extra") if key in obs for part in _leaves(_member(obs, key))]
     rows = [np.asarray(part, np.float32).reshape(len(part), -1) for part in parts]
     for row in rows:
@@ -181,14 +207,26 @@ def _observed(group: Any, count: int) -> tuple[dict[str, UInt8Array], FloatArray
     return frames or {NO_CAMERA: blank}, np.concatenate(rows, axis=1) if rows else None
 
 
-def _leaves(group: Any) -> Iterator[NDArray[Any]]:
-    """All data sets below a group, in its order."""
+def _leaves(group: Any, depth: int = 1, seen: set[Any] | None = None) -> Iterator[NDArray[Any]]:
+    """All data sets below a group, in its order; none is read twice, in however many ways it is linked."""
+    seen = set() if seen is None else seen
     for name in group:
         member = _member(group, name)
+        place = _address(member)
+        if place in seen or len(seen) >= _MAX_LEAVES or depth > _MAX_DEPTH:
+            raise DataError(f"{one_line(name)!r} is linked twice, or there are too many groups")
+        seen.add(place)
         if _is_group(member):
-            yield from _leaves(member)
+            yield from _leaves(member, depth + 1, seen)
         else:
             yield _checked(member, name)
+
+
+def _address(member: Any) -> Any:
+    """Where in its file a group or data set is stored."""
+    import h5py
+
+    return h5py.h5o.get_info(member.id).addr
 
 
 def _is_group(member: Any) -> bool:
@@ -210,18 +248,39 @@ def _array(group: Any, name: str) -> NDArray[Any]:
     return _checked(_member(group, name), name)
 
 
-def _checked(data: Any, name: str) -> NDArray[Any]:
-    """The numbers of a data set that is kept in this file and fits into memory."""
+def _images(sensor: Any) -> NDArray[Any]:
+    """The data set `rgb` of a sensor; only what is not bytes already has to be small."""
+    data = _member(sensor, "rgb")
+    return _checked(
+        data, "rgb", memory_budget() if getattr(data, "dtype", None) == np.uint8 else _MAX_NUMBERS
+    )
+
+
+def _checked(data: Any, name: str, max_bytes: int = _MAX_NUMBERS) -> NDArray[Any]:
+    """The numbers of a data set that is kept in this file, was written, and is not too large."""
     if _is_group(data):
         raise DataError(f"{name!r} is a group, not a data set")
     if data.external or data.is_virtual:
         raise DataError(f"{name!r} is kept in another file, which is not read")
     if data.dtype.kind not in "biuf":
         raise DataError(f"{name!r} holds {data.dtype}, not numbers")
-    if data.nbytes > memory_budget():
-        raise DataError(f"{name!r} has {data.nbytes} bytes, more than fit into memory")
+    size = math.prod(data.shape) * data.dtype.itemsize
+    if size > max_bytes:
+        raise DataError(f"{name!r} has {size} bytes; at most {max_bytes} are read")
+    if size and not _is_written(data, size):
+        raise DataError(f"{name!r} has {size} bytes that were never written")
+    if max_bytes > _MAX_NUMBERS:
+        h5_process.limit_memory(2 * size)
     array: NDArray[Any] = data[()]
     return array
+
+
+def _is_written(data: Any, size: int) -> bool:
+    """Whether the file holds all of a data set, and not a promise of zeros."""
+    if data.chunks is not None:
+        wanted = math.prod(-(-side // chunk) for side, chunk in zip(data.shape, data.chunks, strict=True))
+        return bool(data.id.get_num_chunks() >= wanted)
+    return bool(data.id.get_storage_size() >= size)
 
 
 def _flags(group: Any, name: str, count: int) -> BoolArray | None:
