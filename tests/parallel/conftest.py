@@ -8,6 +8,7 @@ import time
 import pytest
 import ray
 
+from guerdon.parallel.ray_access import own_cluster
 from tests.run.conftest import checkpoint, settings  # noqa: F401 - fixtures
 
 NUM_CPUS = 4
@@ -16,15 +17,16 @@ NUM_CPUS = 4
 @pytest.fixture(scope="session")
 def session_cluster():
     folder = tempfile.mkdtemp(prefix="guerdon-test-", dir="/tmp")
-    ray.init(
-        address="local",
-        num_cpus=NUM_CPUS,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=300 * 2**20,
-        _temp_dir=folder,
-    )
+    with own_cluster():
+        ray.init(
+            address="local",
+            num_cpus=NUM_CPUS,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=300 * 2**20,
+            _temp_dir=folder,
+        )
     yield
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
