@@ -80,7 +80,7 @@ class ClusterConfig:
     """`cluster`: machines, and which part runs where (`engine: ray`)."""
 
     address: str | None = None
-    """A Ray cluster to join, `auto` for the one on this machine; null: `RAY_ADDRESS`, else one of our own."""
+    """A Ray cluster to join, `auto` for the one on this machine; null: one of our own, on loopback alone."""
     num_nodes: PositiveInt = 1
     """Machines to use; the cluster must have so many."""
     component_placement: dict[str, str | int | PlacementConfig] = field(default_factory=dict)

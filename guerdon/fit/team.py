@@ -84,7 +84,7 @@ class Team:
                 dist.init_process_group(
                     backend, store=store, rank=rank, world_size=world_size, timeout=timeout
                 )
-        except (RuntimeError, ValueError) as error:  # torch's DistError is a RuntimeError
+        except (RuntimeError, ValueError, OSError) as error:  # torch's DistError is a RuntimeError
             place = "as torchrun says" if address is None else f"at {address}:{port}"
             raise WorkerError(
                 f"rank {rank} of {world_size} did not meet the others {place} "
@@ -188,11 +188,23 @@ class Team:
         dist.broadcast_object_list(answer, src=0)
 
 
-def open_store(address: str, port: int, world_size: int, is_host: bool, timeout: timedelta) -> Any:
-    """The meeting point of a team; the host opens it (port 0: any that is free), the others find it."""
+def open_store(
+    address: str, port: int, world_size: int | None, is_host: bool, timeout: timedelta, shared: bool = False
+) -> Any:
+    """The meeting point of a team; the host opens it (port 0: any that is free), the others find it.
+
+    The host listens on `address` alone; by itself torch would listen on all interfaces. If `shared`, whoever
+    opens the same port in this process gets the same store.
+    """
+    listening: int | None = None
+    if is_host:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        server = socket.create_server((address, port), family=family, backlog=128)
+        port, listening = server.getsockname()[1], server.detach()
     return dist.TCPStore(  # type: ignore[attr-defined]
-        address, port, world_size, is_master=is_host, timeout=timeout, wait_for_workers=False
-    )
+        address, port, world_size, is_master=is_host, timeout=timeout, wait_for_workers=False,
+        multi_tenant=shared, master_listen_fd=listening,
+    )  # fmt: skip
 
 
 def under_torchrun() -> bool:

@@ -7,20 +7,24 @@ or is lost, the others, which would wait for it for ever, are stopped.
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
-
-import torch.distributed as dist
 
 from guerdon.config import ClusterConfig
 from guerdon.errors import ClusterError, GuerdonError, WorkerError, WorkerLostError
 from guerdon.fit.distributed import LostContact
+from guerdon.fit.team import open_store
 from guerdon.parallel.engine import Group, Pending, WorkerSpec
 from guerdon.parallel.placement import entries_of
 from guerdon.parallel.ray_engine import RayEngine
 
+STORE_TIMEOUT = timedelta(minutes=5)
+"""How long a rank waits for what another one writes to the meeting point; torch's own default."""
 WAKE_SECONDS = 2.0
 """How much longer than its follower the rank that failed first may take to be noticed."""
 
@@ -42,14 +46,16 @@ class Rank:
         import ray
 
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            host, 0, is_master=True, wait_for_workers=False, multi_tenant=True
-        )
+        self._store = open_store(host, 0, None, True, STORE_TIMEOUT, shared=True)
         return host, int(self._store.port)
 
     def meet(self, address: str, port: int) -> None:
         """Where rank 0 waits for the others."""
         os.environ.update({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
+        if sys.platform == "linux" and ipaddress.ip_address(address).is_loopback:
+            os.environ.setdefault(
+                "GLOO_SOCKET_IFNAME", "lo"
+            )  # gloo would take the interface of the host's name
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """The function's own result."""

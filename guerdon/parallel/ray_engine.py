@@ -31,13 +31,18 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 try:
     import ray
-    from ray.exceptions import RayError
+    from ray.exceptions import AuthenticationError, RayError
     from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ImportError as missing:  # the extra is not installed
     raise ConfigError("engine=ray needs Ray: pip install 'guerdon[ray]'") from missing
 
-from guerdon.parallel.ray_actors import Answer, RayGroup, RayPending  # imports Ray as well
+from guerdon.parallel.ray_access import (
+    check_loopback,
+    joined_cluster,
+    own_cluster,
+)  # these import Ray as well
+from guerdon.parallel.ray_actors import Answer, RayGroup, RayPending
 
 log = logging.getLogger("guerdon")
 
@@ -50,7 +55,7 @@ NODE_SECONDS = 60.0
 
 
 class RayEngine(Engine):
-    """Workers on a Ray cluster: the one at `cluster.address` or `RAY_ADDRESS`, or a local one of our own."""
+    """Workers on a Ray cluster: the one at `cluster.address`, or one of our own on this machine alone."""
 
     shares_memory = False
 
@@ -84,17 +89,30 @@ class RayEngine(Engine):
             "logging_level": logging.INFO if debug else logging.ERROR,
             "namespace": "guerdon",
         }
-        address = self.cfg.address or os.environ.get("RAY_ADDRESS")
-        if address is not None:
-            try:
-                _knock(address)
-                ray.init(address=address, **shared)
-            except (OSError, RuntimeError, ValueError) as error:
-                reason = str(error).strip().splitlines()[0]
-                raise ClusterError(f"there is no Ray cluster at {address!r}: {reason}") from error
+        if self.cfg.address is not None:
+            self._join(self.cfg.address, shared)
             return True
+        if "RAY_ADDRESS" in os.environ:
+            named = os.environ["RAY_ADDRESS"]
+            log.warning("RAY_ADDRESS is not used: set cluster.address=%s to join that cluster", named)
         self._start_cluster(shared)
         return True
+
+    def _join(self, address: str, shared: dict[str, Any]) -> None:
+        """The cluster that the settings name."""
+        try:
+            _knock(address)
+        except OSError as error:
+            raise ClusterError(f"there is no Ray cluster at {address!r}: {error}") from error
+        try:
+            with joined_cluster(address):
+                ray.init(address=address, **shared)
+        except (OSError, RuntimeError, ValueError, AuthenticationError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ClusterError(
+                f"the Ray cluster at {address!r} cannot be joined: {reason} "
+                "(is it there, and is its token ours?)"
+            ) from error
 
     def _start_cluster(self, shared: dict[str, Any]) -> None:
         """A cluster on this machine, with a guardian that clears up if we are killed."""
@@ -107,9 +125,12 @@ class RayEngine(Engine):
         )
         os.environ[guardian.VARIABLE] = folder  # what the cluster starts inherits it
         try:
-            ray.init(address="local", include_dashboard=False, _temp_dir=folder, **shared)
+            with own_cluster():
+                ray.init(address="local", include_dashboard=False, _temp_dir=folder, **shared)
         finally:
             del os.environ[guardian.VARIABLE]
+        self._owns = True
+        check_loopback()
 
     def nodes(self) -> list[Node]:
         """The machines that are alive, in the order of their slots."""

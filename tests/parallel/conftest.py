@@ -12,6 +12,7 @@ import pytest
 import ray
 
 from guerdon.parallel import guardian
+from guerdon.parallel.ray_access import own_cluster
 from tests.run.conftest import checkpoint, settings  # noqa: F401 - fixtures
 
 NUM_CPUS = 4
@@ -37,15 +38,16 @@ class SharedCluster:
         )
         os.environ[guardian.VARIABLE] = self.folder  # what the cluster starts inherits it
         try:
-            ray.init(
-                address="local",
-                num_cpus=NUM_CPUS,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                object_store_memory=300 * 2**20,
-                _temp_dir=self.folder,
-            )
+            with own_cluster():
+                ray.init(
+                    address="local",
+                    num_cpus=NUM_CPUS,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    object_store_memory=300 * 2**20,
+                    _temp_dir=self.folder,
+                )
         finally:
             del os.environ[guardian.VARIABLE]
 

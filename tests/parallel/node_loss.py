@@ -9,6 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)  # read when Ray is imported
+
 import ray
 from ray.cluster_utils import Cluster
 
@@ -36,10 +38,15 @@ def main(folder, overrides):
     )
     nodes = [cluster.add_node(**shared, labels={RANK_LABEL: str(rank)}) for rank in (1, 2)]
     cluster.wait_for_nodes()
-    os.environ["RAY_ADDRESS"] = cluster.address  # the run joins it
     config = load_config(
         "train",
-        [*overrides, "engine=ray", "cluster.num_nodes=2", "+cluster.component_placement.env=0-1"],
+        [
+            *overrides,
+            "engine=ray",
+            f"cluster.address={cluster.address}",
+            "cluster.num_nodes=2",
+            "+cluster.component_placement.env=0-1",
+        ],
     )
     folder.mkdir(exist_ok=True)
     runner = EmbodiedRunner(config, folder)

@@ -8,6 +8,8 @@ import time
 import torch
 import torch.distributed as dist
 
+from tests.parallel.sockets import listening
+
 
 def total(start):
     """Sum of start + rank over all ranks, by gloo; with where this rank is."""
@@ -28,6 +30,16 @@ def one_fails(how):
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("no such layer")
     dist.all_reduce(torch.zeros(1))
+
+
+def listens():
+    """(address, port) of all sockets on which this rank listens, the meeting point's on rank 0 too."""
+    dist.init_process_group("gloo")
+    dist.barrier()
+    found = listening([os.getpid()])
+    dist.barrier()  # before the others go
+    dist.destroy_process_group()
+    return found
 
 
 class Warns:
