@@ -247,8 +247,8 @@ def test_dqn_resumes_among_its_random_actions(tmp_path):
     assert [without_times(entry) for entry in lines(other)] == rest and len(rest) >= 2
 
 
-def test_collecting_with_the_policy_of_a_run(settings, tmp_path, capsys):
-    folder, _ = train(load_config("train", settings))
+def test_collecting_with_the_policy_of_a_run(finished, tmp_path, capsys):
+    folder, _ = finished("ppo")
     options = [
         "env.train.num_envs=1",
         "+env.train.init_params.image_size=[24,24]",
