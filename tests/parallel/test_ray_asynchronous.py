@@ -15,7 +15,7 @@ from tests.run.counting import LENGTH
 from tests.run.test_asynchronous import ASYNC, SHORT, lines, steps_of
 from tests.run.test_embodied import SAC
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
 TWO_ENVS = ["engine=ray", "+cluster.component_placement.env=0-1"]
 
