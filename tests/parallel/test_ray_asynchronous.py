@@ -92,7 +92,7 @@ def test_a_killed_reward_worker_is_replaced_and_no_verdict_is_missing(settings, 
 
 
 def test_a_whole_run_with_resume(settings, tmp_path):
-    more = [*SAC, ASYNC, *TWO_ENVS]
+    more = [*SAC, "learner.total_steps=1600", "learner.save_interval=1024", ASYNC, *TWO_ENVS]
     folder, summary = train(load_config("train", [*settings, *more]))
     assert summary["reward"] == "learned (replace)" and summary["restarts"] == 0
     entries = lines(folder)
