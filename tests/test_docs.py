@@ -60,6 +60,7 @@ TO_RUN = pages_to_run()
 
 
 @pytest.mark.parametrize("page", TO_RUN, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.slow
 def test_the_blocks_of_a_page_run(page, tmp_path):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path}

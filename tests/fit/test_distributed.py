@@ -179,6 +179,7 @@ def test_a_checkpoint_of_one_process_goes_on_in_two_ranks(alone, data, tmp_path)
     assert_it_goes_on(alone[0], on(data, 2, backend="fsdp"), tmp_path)
 
 
+@pytest.mark.slow
 def test_three_ranks_with_micro_batches_have_the_same_frames_in_flight(data, tmp_path):
     fit(on(data, global_batch_size=36, micro_batch_size=12), tmp_path / "one")
     fit(on(data, 3, global_batch_size=36, micro_batch_size=4), tmp_path / "three")
@@ -194,6 +195,7 @@ def frozen(tmp_path_factory):
     return replace(MODEL, pretrained_encoder_path=str(path))
 
 
+@pytest.mark.slow
 def test_encoding_once_is_shared_and_accumulation_gives_the_whole_batch(frozen, data, tmp_path, capfd):
     fit(on(data, global_batch_size=239), tmp_path / "one", frozen)
     logging.getLogger("guerdon").setLevel(logging.INFO)
@@ -208,6 +210,7 @@ def test_encoding_once_is_shared_and_accumulation_gives_the_whole_batch(frozen, 
     assert capfd.readouterr().err.count("fsdp over 2 processes, cpu") == 1  # rank 0 speaks for all
 
 
+@pytest.mark.slow
 def test_accumulation_in_one_process_draws_the_same_numbers(frozen, data, tmp_path, monkeypatch):
     monkeypatch.setattr("guerdon.fit.trainer.Trainer._may_cache", lambda self: False)
     fit(on(data), tmp_path / "whole", frozen)
@@ -215,6 +218,7 @@ def test_accumulation_in_one_process_draws_the_same_numbers(frozen, data, tmp_pa
     assert_same_losses(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_bf16_is_another_arithmetic_and_agrees_with_itself(alone, data, tmp_path):
     fit(on(data, precision="bf16"), tmp_path / "one")
     fit(on(data, 2, precision="bf16"), tmp_path / "two")
@@ -266,6 +270,7 @@ def in_two_processes(target, job):
     return processes, answers
 
 
+@pytest.mark.slow
 def test_workers_stop_early_at_the_same_step(data, tmp_path):
     settings = on(
         data, epochs=50, augment=AugmentConfig(), early_stop=EarlyStopConfig(patience=2, min_delta=0.05)
@@ -283,6 +288,7 @@ def test_workers_stop_early_at_the_same_step(data, tmp_path):
     assert step["progress"]["step"] == 0
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_others_also_without_our_launcher(data, tmp_path):
     job = FitJob(model=MODEL, cfg=on(data, epochs=1000), folder=tmp_path, tensorboard=False)
     processes, answers = in_two_processes(_run, job)
@@ -320,6 +326,7 @@ def _normalise(rank, port, values, answers):
     answers.put(rank)
 
 
+@pytest.mark.slow
 def test_batch_norm_of_all_ranks_is_that_of_one_also_if_a_rank_has_no_frame():
     values = np.random.default_rng(0).normal(2, 3, (7, 3, 4, 4)).astype(np.float32)
     processes, answers = in_two_processes(_normalise, values)
@@ -362,6 +369,7 @@ def alive(pid):
     (signal.SIGKILL, "spawn", 600, r"rank 1 of 2 of the fit died by signal SIGKILL"),
     (signal.SIGSTOP, "forkserver", 15, r"rank 0 of 2 lost contact with the others.* within 15 s"),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_a_rank_that_dies_or_hangs_ends_the_fit(data, tmp_path, kill, start, patience, message):
     def strike():
         wait_for_losses(tmp_path)
@@ -443,6 +451,7 @@ def command(data, folder, *more):
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.slow
 def test_nothing_is_left_when_the_command_is_ended(data, tmp_path, end):
     arguments = command(data, tmp_path / "run", "fit.epochs=1000", "fit.distributed.num_processes=2")
     process = subprocess.Popen(
@@ -483,6 +492,7 @@ end_process(3)
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_while_gloo_still_holds_tensors():
     """Python's own shutdown aborts in a third of such cases."""
     for _ in range(8):
@@ -490,6 +500,7 @@ def test_a_process_ends_while_gloo_still_holds_tensors():
         assert (result.returncode, result.stdout, result.stderr) == (3, "printed\n", "")
 
 
+@pytest.mark.slow
 def test_torchrun_gives_the_losses_of_the_command_alone(data, tmp_path):
     options = {"capture_output": True, "text": True, "timeout": 200}
     alone = [sys.executable, "-m", "guerdon.cli"]

@@ -105,6 +105,7 @@ def test_the_frames_of_a_stack_are_augmented_alike():
 # What they are for
 
 
+@pytest.mark.slow
 def test_two_frames_tell_still_from_moving_and_one_does_not(moving, two_frames, tmp_path):
     one = fit(moving[0], tmp_path, SMALL)
     assert two_frames.metrics["auc"] > 0.93

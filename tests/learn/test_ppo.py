@@ -52,6 +52,7 @@ def mean_return(ppo: PPO, env: gym.vector.VectorEnv, steps: int, seed: int = 100
 # Learning
 
 
+@pytest.mark.slow
 def test_cartpole_is_learned_within_60k_steps_and_only_from_the_training_rewards():
     ppo = train(cartpoles(), CARTPOLE, 60_000)
     solved = mean_return(ppo, cartpoles(), 1001)
@@ -112,6 +113,7 @@ def test_a_policy_learns_from_images():
     assert mean_return(ppo, lights(), 32) > 7.5  # of 8; guessing gives 4
 
 
+@pytest.mark.slow
 def test_normalised_observations_make_odd_scales_learnable():
     class Scaled(gym.vector.VectorWrapper):
         def reset(self, **kwargs):

@@ -43,17 +43,20 @@ def test_nobody_can_take_the_port_before_the_ranks_meet():
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_stops_the_others(monkeypatch):
     monkeypatch.setattr("guerdon.parallel.launch.WAKE_SECONDS", 100.0)  # that it died may be noticed late
     with pytest.raises(ClusterError, match="rank 1 of 2 was lost: its process has gone"):
         launch_ranks(one_fails, 2, "killed", threads=1)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_stops_the_others():
     with pytest.raises(GuerdonError, match=r"reward worker \d failed: "):
         launch_ranks(one_fails, 2, "raises", threads=1)
 
 
+@pytest.mark.slow
 def test_the_cause_is_told_and_not_its_echo():
     echo, cause = Ready(None, LostContact("rank 0 lost contact")), Ready(None, DataError("the loss is NaN"))
     for pending in ([echo, cause], [cause, echo]):
@@ -107,6 +110,7 @@ def fit_losses(name, *overrides):
     return [line["train/loss"] for line in lines if "train/loss" in line]
 
 
+@pytest.mark.slow
 def test_a_fit_in_two_actors_has_the_losses_of_one_process(tmp_path, monkeypatch):
     write_store(tmp_path / "data")
     monkeypatch.chdir(tmp_path)  # actors are started elsewhere: relative paths must still be ours

@@ -15,7 +15,7 @@ from tests.run.counting import LENGTH
 from tests.run.test_asynchronous import ASYNC, SHORT, lines, steps_of
 from tests.run.test_embodied import SAC
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
 TWO_ENVS = ["engine=ray", "+cluster.component_placement.env=0-1"]
 
@@ -92,7 +92,7 @@ def test_a_killed_reward_worker_is_replaced_and_no_verdict_is_missing(settings, 
 
 
 def test_a_whole_run_with_resume(settings, tmp_path):
-    more = [*SAC, ASYNC, *TWO_ENVS]
+    more = [*SAC, "learner.total_steps=1600", "learner.save_interval=1024", ASYNC, *TWO_ENVS]
     folder, summary = train(load_config("train", [*settings, *more]))
     assert summary["reward"] == "learned (replace)" and summary["restarts"] == 0
     entries = lines(folder)

@@ -136,6 +136,7 @@ def test_shared_memory_is_known_by_who_uses_it(place):
         assert watch.nothing_is_left() and held.exists()
 
 
+@pytest.mark.slow
 def test_a_killed_learner_resumes_and_the_command_leaves_nothing_behind(settings, tmp_path, place, watch):
     settings = [*settings, "learner.ppo.anneal_lr=false"]  # which depends on the length of the run
     killed = tmp_path / "killed"
@@ -164,6 +165,7 @@ def test_a_killed_learner_resumes_and_the_command_leaves_nothing_behind(settings
     assert [without_times(entry) for entry in lines(resumed)] == expected and len(expected) >= 2
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_leaves_nothing_behind(settings, tmp_path, place, watch):
     folder = tmp_path / "run"
     run = start(place, [*settings, *LONG, f"runner.logger.log_path={folder}"])
@@ -186,6 +188,7 @@ def test_a_cluster_that_is_not_there(settings, place):
     assert "there is no Ray cluster at '127.0.0.1:1': " in err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_machine_that_leaves(settings, tmp_path, place):
     more = ["learner.total_steps=100_000", "reward.use_reward_model=false"]
     done = subprocess.run(

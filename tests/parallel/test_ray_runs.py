@@ -32,7 +32,7 @@ def curve(settings, folder, more=()):
     return [without_times(entry) for entry in lines(folder)], summary
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.slow)])
 def test_one_env_worker_gives_the_numbers_of_one_process(settings, tmp_path, algorithm):
     more = SAC if algorithm == "sac" else []
     local, _ = curve(settings, tmp_path / "local", more)
@@ -41,6 +41,7 @@ def test_one_env_worker_gives_the_numbers_of_one_process(settings, tmp_path, alg
     assert summary["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_changes_nothing(settings, tmp_path):
     for name, more in {
         "several": [TWO_ENVS, "+cluster.component_placement.reward=2-3"],
@@ -53,6 +54,7 @@ def test_the_number_of_workers_changes_nothing(settings, tmp_path):
             assert entry == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_several_workers_collect_into_one_data_set(settings, tmp_path):
     more = [
         NO_REWARD,
@@ -69,6 +71,7 @@ def test_several_workers_collect_into_one_data_set(settings, tmp_path):
     assert inspect(tmp_path / "data").num_failure_episodes == 20  # the workers share the limit
 
 
+@pytest.mark.slow
 def test_relative_paths_mean_the_same_in_workers(settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the cluster was started elsewhere
     more = [NO_REWARD, "reward.collect_data=true", "engine=ray", "learner.total_steps=400"]
@@ -105,6 +108,7 @@ def journal(tmp_path):
     return [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_killed_env_worker_plays_its_rollout_again(settings, tmp_path, capfd):
     # 25 steps a rollout, episodes of 20: it dies in the second rollout, after its second episodes have ended
     _, summary = curve(settings, tmp_path / "run", fragile(tmp_path, die_at=45))
@@ -124,13 +128,15 @@ def test_a_killed_env_worker_plays_its_rollout_again(settings, tmp_path, capfd):
     assert len(set(keys)) == len(keys)  # every episode that counts is another one
 
 
+@pytest.mark.slow
 def test_no_episode_is_lost_with_an_env_worker_of_sac(settings, tmp_path):
-    _, summary = curve(settings, tmp_path / "run", [*SAC, *fragile(tmp_path, die_at=45), NO_REWARD])
+    _, summary = curve(settings, tmp_path / "run", [*SAC, "learner.total_steps=1600", *fragile(tmp_path, die_at=45), NO_REWARD])
     assert summary["restarts"] == 1 and summary["env_steps"] >= 1600
     played = journal(tmp_path)
     assert counted(tmp_path / "run") == len(played) == len({tuple(line["key"]) for line in played})
 
 
+@pytest.mark.slow
 def test_a_killed_rollout_worker_is_replaced_and_so_are_lost_frames(settings, tmp_path, monkeypatch):
     more = ["engine=ray", TWO_ENVS, "+cluster.component_placement.rollout=2"]
     runner = make_runner(settings, tmp_path, more)
@@ -159,6 +165,7 @@ def test_a_killed_rollout_worker_is_replaced_and_so_are_lost_frames(settings, tm
         runner.engine.close()
 
 
+@pytest.mark.slow
 def test_an_env_worker_that_dies_again_and_again_ends_the_run(settings, tmp_path, monkeypatch):
     monkeypatch.setattr("guerdon.parallel.engine.MAX_RESTARTS_IN_A_ROW", 1)
     more = [*fragile(tmp_path, die_at=3), "+env.train.init_params.always=true", NO_REWARD]
@@ -170,6 +177,7 @@ def test_an_env_worker_that_dies_again_and_again_ends_the_run(settings, tmp_path
     assert (tmp_path / "run" / "checkpoints" / "step_0" / "state.pt").is_file()
 
 
+@pytest.mark.slow
 def test_a_rollout_worker_that_dies_again_and_again_is_named(settings, tmp_path, monkeypatch):
     monkeypatch.setattr("guerdon.parallel.engine.MAX_RESTARTS_IN_A_ROW", 0)
     runner = make_runner(

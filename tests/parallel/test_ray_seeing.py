@@ -19,7 +19,7 @@ from tests.run.short_runs import SAC
 from tests.run.test_refits import naive, refitting  # noqa: F401 - a fixture
 from tests.run.test_seeing import LAZY, two_frames  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
 
 @pytest.mark.parametrize("kind", ["ppo terminal", "ppo reused", "sac"])

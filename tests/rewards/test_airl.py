@@ -91,6 +91,7 @@ def test_log_probs_are_needed():
         zoo_tasks.run(off_policy, demonstrations=zoo_tasks.experts(zoo_tasks.FIXED_CARTPOLE, 1))
 
 
+@pytest.mark.slow
 def test_a_policy_imitates_the_expert():
     settings = zoo_tasks.zoo_config("fixed_cartpole_airl")
     found = zoo_tasks.run(settings, demonstrations=zoo_tasks.experts(zoo_tasks.FIXED_CARTPOLE, 10))

@@ -238,12 +238,14 @@ def without_curiosity():
     return {control: run(settings, control=control, hidden=False) for control in ("zero", "noise")}
 
 
+@pytest.mark.slow
 def test_the_sea_is_too_deep_without_curiosity(without_curiosity):
     for control, result in without_curiosity.items():
         assert result.best_return < 0.1, control
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.slow
 def test_curiosity_finds_the_treasure(kind):
     result = run(zoo_config(f"deep_sea_{kind}"), hidden=False)
     assert result.last_return > 0.98, [found.env_return for _, _, found in result.evaluations]

@@ -72,6 +72,7 @@ def test_what_cannot_be_a_member_is_refused():
         create_reward_model({"type": "ensemble", **SHAPES})
 
 
+@pytest.mark.slow
 def test_a_policy_imitates_the_expert():
     settings = zoo_tasks.zoo_config("fixed_cartpole_ensemble")
     found = zoo_tasks.run(settings, demonstrations=zoo_tasks.experts(zoo_tasks.FIXED_CARTPOLE, 10))

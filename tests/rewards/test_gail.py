@@ -106,6 +106,7 @@ def test_demonstrations_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_a_policy_imitates_the_expert(name):
     settings = zoo_tasks.zoo_config(name)
     demonstrations = zoo_tasks.experts(settings["env"]["train"]["id"], 10)
@@ -114,6 +115,7 @@ def test_a_policy_imitates_the_expert(name):
 
 @pytest.mark.parametrize("control", zoo_tasks.CONTROLS)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_without_a_learned_reward_the_same_run_fails(name, control):
     """The configs of AIRL, guided cost learning and the ensemble have the same learner and budget."""
     found = zoo_tasks.run(zoo_tasks.zoo_config(name), control=control)

@@ -68,6 +68,7 @@ def test_log_probs_are_needed():
         gcl.train()
 
 
+@pytest.mark.slow
 def test_a_policy_imitates_the_expert():
     settings = zoo_tasks.zoo_config("fixed_cartpole_gcl")
     found = zoo_tasks.run(settings, demonstrations=zoo_tasks.experts(zoo_tasks.FIXED_CARTPOLE, 10))

@@ -162,6 +162,7 @@ def test_what_does_not_fit_is_refused():
 # The outcome: bits
 
 
+@pytest.mark.slow
 def test_bits_are_flipped_as_wanted_with_hindsight_and_not_without():
     settings = zoo_config("bit_flip_her")
     solved = run(settings).evaluations[-1][2].success_at_end

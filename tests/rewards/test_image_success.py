@@ -125,6 +125,7 @@ def classifier(tmp_path_factory):
     return zoo_images.fitted(tmp_path_factory.mktemp("pictures"))
 
 
+@pytest.mark.slow
 def test_a_policy_learns_from_pictures_of_success_alone(classifier):
     checkpoint, auc = classifier
     assert auc > 0.99
@@ -136,6 +137,7 @@ def test_a_policy_learns_from_pictures_of_success_alone(classifier):
 
 
 @pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.slow
 def test_without_the_classifier_the_same_run_fails(control):
     result = run(zoo_images.settings(), control=control)
     assert result.last_return < 0.5 * zoo_images.TARGET

@@ -18,6 +18,7 @@ PENDULUM_STEPS = 96_000
 
 @pytest.mark.parametrize("control", ["zero", "noise"])
 @pytest.mark.parametrize("name", ["fixed_cartpole_pwil", "point_reach_pwil"])
+@pytest.mark.slow
 def test_without_a_learned_reward_the_same_learner_stays_far_off(name, control):
     settings, task = CASES[name]["settings"], name.rpartition("_")[0]
     result = run(settings, control=control)
@@ -27,6 +28,7 @@ def test_without_a_learned_reward_the_same_learner_stays_far_off(name, control):
 
 @pytest.mark.parametrize("model", ["pwil", "red", "pdeil"])
 @pytest.mark.parametrize("task", TASKS)
+@pytest.mark.slow
 def test_ten_demonstrations_are_imitated(task, model):
     case = CASES[f"{task}_{model}"]
     experts = case["demonstrations"]()
@@ -40,6 +42,7 @@ def test_ten_demonstrations_are_imitated(task, model):
     ("task", "model", "ahead"),
     [("fixed_cartpole", "trex", 1.15), ("point_reach", "trex", 1.05), ("point_reach", "drex", 1.05)],
 )
+@pytest.mark.slow
 def test_policies_end_above_the_best_of_poor_demonstrations(task, model, ahead):
     case = CASES[f"{task}_{model}"]
     poor = case["demonstrations"]()
@@ -71,6 +74,7 @@ def test_the_target_on_pendulum_is_near_the_scripts_return():
     assert shipped and set(shipped) == {TARGETS["pendulum"]}
 
 
+@pytest.mark.slow
 def test_a_ranking_of_poor_episodes_swings_a_pendulum_up():
     case = CASES["pendulum_trex"]
     poor = case["demonstrations"]()
@@ -86,6 +90,7 @@ def test_a_ranking_of_poor_episodes_swings_a_pendulum_up():
 
 
 @pytest.mark.parametrize("control", ["zero", "noise"])
+@pytest.mark.slow
 def test_without_a_learned_reward_no_pendulum_is_swung_up(control):
     result = run(CASES["pendulum_trex"]["settings"], control=control, max_env_step=PENDULUM_STEPS)
     assert result.env_steps >= PENDULUM_STEPS

@@ -150,6 +150,7 @@ def test_a_demonstration_in_which_the_model_sees_no_success_does_not_end(caplog)
     assert count == 3 and ends.tolist() == [False, False, True, False, False]
 
 
+@pytest.mark.slow
 def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fitted, tmp_path, monkeypatch):
     helped = ["env.train.operator=scripted", "env.train.operator_params.intervene_rate=0.8"]
     (tmp_path / "run").mkdir()
@@ -209,6 +210,7 @@ def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fit
         (["learner.sac.prior_data=nowhere.pkl"], DataError, "no demonstrations at nowhere"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_work_is_refused(robot, fitted, tmp_path, more, error, message):
     (tmp_path / "run").mkdir()
     with pytest.raises(error, match=message):
@@ -216,6 +218,7 @@ def test_what_cannot_work_is_refused(robot, fitted, tmp_path, more, error, messa
     assert robot.world.record.commands == 0  # before anything moves
 
 
+@pytest.mark.slow
 def test_the_pages_training_command_trains_and_goes_on_after_a_stop(robot, fitted):
     work = fitted.parent.parent
     small = [item for item in overrides(robot, fitted, "logs/first") if ".url=" not in item]
@@ -232,6 +235,7 @@ def test_the_pages_training_command_trains_and_goes_on_after_a_stop(robot, fitte
     assert "the one arm is in use" in result.stderr
 
 
+@pytest.mark.slow
 def test_standalone_is_for_robots(tmp_path, fitted):
     with pytest.raises(ConfigError, match="on a robot"):
         EmbodiedRunner(load_config("train", ["reward.standalone=true"]), tmp_path)
@@ -249,6 +253,7 @@ def token(server):
     return {TOKEN_HEADER: server.token}
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_verdict_and_saves_wrong_calls_for_the_next_fit(
     robot, fitted, tmp_path, monkeypatch
 ):

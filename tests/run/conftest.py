@@ -1,14 +1,17 @@
 """A reward model that fires now and then, for tests of the way its verdict takes; it has learned nothing."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from guerdon.config import RewardModelConfig
+from guerdon.config import RewardModelConfig, load_config
 from guerdon.envs import TabletopVectorEnv
 from guerdon.models import Contract, build_model, save_checkpoint
+from guerdon.run.train import train
+from tests.run.short_runs import SAC
 
 SIZE = (24, 24)
 
@@ -48,6 +51,22 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture
 def settings(checkpoint, tmp_path):
     """Overrides for a short run on small images."""
+    return short_settings(checkpoint, tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def finished(checkpoint, tmp_path_factory):
+    """Algorithm -> (folder, summary) of one run with `settings`, which tests read and do not change."""
+
+    @functools.cache
+    def run(algorithm):
+        settings = short_settings(checkpoint, tmp_path_factory.mktemp("finished") / algorithm)
+        return train(load_config("train", [*settings, *(SAC if algorithm == "sac" else [])]))
+
+    return run
+
+
+def short_settings(checkpoint, folder):
     return [
         "env.train.num_envs=8",
         "env.eval.num_envs=5",
@@ -64,6 +83,6 @@ def settings(checkpoint, tmp_path):
         "learner.total_steps=800",
         "learner.save_interval=400",
         "learner.eval_interval=400",
-        f"runner.logger.log_path={tmp_path / 'run'}",
+        f"runner.logger.log_path={folder}",
         "runner.logger.backends=[]",
     ]

@@ -12,8 +12,8 @@ SAC = [
     "learner.sac.batch_size=32",
     "learner.sac.updates_per_step=0.1",
     "learner.sac.buffer_size=2000",
-    "learner.total_steps=1600",
-    "learner.save_interval=1024",
+    "learner.total_steps=1000",
+    "learner.save_interval=512",
 ]
 
 

@@ -1,5 +1,6 @@
 """Stage 3: the learned reward on its way into the policy, what is left behind, and what is refused."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -22,9 +23,8 @@ from tests.run.short_runs import SAC, lines, run_with, without_times
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
-def test_a_run_leaves_everything_behind(settings, algorithm):
-    more = SAC if algorithm == "sac" else []
-    folder, summary = train(load_config("train", [*settings, *more]))
+def test_a_run_leaves_everything_behind(finished, algorithm):
+    folder, summary = finished(algorithm)
     assert summary["episodes"] == 5 and summary["reward"] == "learned (replace)"
     entries = lines(folder)
     names = set().union(*entries)
@@ -54,9 +54,9 @@ def test_a_run_leaves_everything_behind(settings, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
-def test_a_resumed_run_gives_the_same_curve(settings, tmp_path, algorithm):
+def test_a_resumed_run_gives_the_same_curve(settings, finished, algorithm):
     more = SAC if algorithm == "sac" else []
-    folder, _ = train(load_config("train", [*settings, *more]))
+    folder, _ = finished(algorithm)
     steps = sorted(int(item.name[5:]) for item in (folder / "checkpoints").iterdir())
     assert len(steps) == 2
     resumed = load_config(
@@ -64,7 +64,6 @@ def test_a_resumed_run_gives_the_same_curve(settings, tmp_path, algorithm):
         [
             *settings,
             *more,
-            f"runner.logger.log_path={tmp_path / 'resumed'}",
             f"runner.resume_dir={folder / 'checkpoints' / f'step_{steps[0]}'}",
         ],
     )
@@ -73,12 +72,12 @@ def test_a_resumed_run_gives_the_same_curve(settings, tmp_path, algorithm):
     assert [without_times(entry) for entry in lines(other)] == expected and len(expected) >= 2
 
 
-def test_sac_relabels_at_insertion_and_at_sampling_alike(settings, tmp_path):
-    curves = []
-    for when in ("insertion", "sampling"):
-        more = [f"reward.relabel_at={when}", f"runner.logger.log_path={tmp_path / when}"]
-        folder, _ = train(load_config("train", [*settings, *SAC, *more]))
-        curves.append([without_times(entry) for entry in lines(folder)])
+def test_sac_relabels_at_insertion_and_at_sampling_alike(settings, finished):
+    sampling = load_config("train", [*settings, *SAC, "reward.relabel_at=sampling"])
+    assert load_config("train", [*settings, *SAC]).reward.relabel_at == "insertion"
+    curves = [
+        [without_times(entry) for entry in lines(folder)] for folder, _ in (finished("sac"), train(sampling))
+    ]
     for one, other in zip(*curves, strict=True):
         assert one.keys() == other.keys()
         for name, value in one.items():
@@ -150,9 +149,11 @@ def test_a_dropped_verdict_is_caught(settings, tmp_path, monkeypatch, algorithm)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
-def test_the_path_is_checked_again_when_a_run_is_resumed(settings, tmp_path, monkeypatch, algorithm):
+def test_the_path_is_checked_again_when_a_run_is_resumed(
+    settings, finished, tmp_path, monkeypatch, algorithm
+):
     more = SAC if algorithm == "sac" else []
-    folder, _ = train(load_config("train", [*settings, *more]))
+    folder, _ = finished(algorithm)
     steps = sorted(int(item.name[5:]) for item in (folder / "checkpoints").iterdir())
     more = [*more, f"runner.resume_dir={folder / 'checkpoints' / f'step_{steps[0]}'}"]
     for loop in (OnPolicyLoop, OffPolicyLoop):
@@ -293,22 +294,22 @@ def test_settings_that_do_not_fit(settings, more, message):
         train(load_config("train", [*settings, *more]))
 
 
-def test_a_resume_from_another_algorithm_is_refused(settings, tmp_path):
-    folder, _ = train(load_config("train", settings))
+def test_a_resume_from_another_algorithm_is_refused(settings, finished):
+    folder, _ = finished("ppo")
     with pytest.raises(ConfigError, match="holds a policy of PPO, the config asks for SAC"):
         train(load_config("train", [*settings, *SAC, f"runner.resume_dir={folder}"]))
 
 
-def test_ppo_goes_on_with_another_number_of_environments(settings, tmp_path):
-    folder, _ = train(load_config("train", settings))
+def test_ppo_goes_on_with_another_number_of_environments(settings, finished):
+    folder, _ = finished("ppo")
     more = ["env.train.num_envs=4", "learner.total_steps=900", f"runner.resume_dir={folder}"]
     _, summary = train(load_config("train", [*settings, *more]))
     assert summary["env_steps"] == 800 + 25 * 4
 
 
-def test_a_damaged_policy_is_named(settings, tmp_path):
-    folder, _ = train(load_config("train", settings))
-    step = folder / "checkpoints" / "step_800"
+def test_a_damaged_policy_is_named(finished, tmp_path):
+    step = tmp_path / "step_800"
+    shutil.copytree(finished("ppo")[0] / "checkpoints" / "step_800", step)
     (step / "state.pt").write_bytes((step / "state.pt").read_bytes()[:500])
     with pytest.raises(DataError, match=r"state\.pt"):
         evaluate_checkpoint(step, 5, seed=0)
@@ -323,10 +324,9 @@ def test_an_alarm_stops_the_run(settings, tmp_path):
     assert (tmp_path / "run" / "alarms.jsonl").stat().st_size > 0
 
 
-def test_exact_seeding(settings, tmp_path):
-    curves = []
-    for name in ("a", "b"):
-        torch.manual_seed(len(curves))  # the global generator has no part in it
-        folder, _ = train(load_config("train", [*settings, f"runner.logger.log_path={tmp_path / name}"]))
-        curves.append([without_times(entry) for entry in lines(folder)])
-    assert curves[0] == curves[1]
+def test_exact_seeding(settings, finished):
+    first, _ = finished("ppo")
+    torch.manual_seed(1)  # the global generator has no part in it
+    second, _ = train(load_config("train", settings))
+    curves = [[without_times(entry) for entry in lines(folder)] for folder in (first, second)]
+    assert curves[0] == curves[1] and len(curves[0]) > 2

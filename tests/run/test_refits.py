@@ -134,6 +134,7 @@ def false_fire_rate(checkpoint, frames, success, count):
 
 
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.slow
 def test_a_refit_stops_the_reward_from_firing_on_what_the_policy_exploits(tmp_path, count):
     data = write_naive(tmp_path / "data", 40)
     model = replace(MODEL, num_frames=count)
@@ -217,7 +218,7 @@ def refitting(naive, more=()):
     ]
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.slow)])
 def test_a_run_refits_swaps_and_logs(settings, tmp_path, naive, algorithm):
     more = [*SAC, "reward.relabel_at=sampling"] if algorithm == "sac" else ["learner.total_steps=1200"]
     folder, summary = train(load_config("train", [*settings, *refitting(naive), *more]))
@@ -233,6 +234,7 @@ def test_a_run_refits_swaps_and_logs(settings, tmp_path, naive, algorithm):
     assert threshold == pytest.approx(refitted[-1]["reward/refit_threshold"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_up_the_refitted_model_and_the_mined_frames(settings, tmp_path, naive):
     more = [*refitting(naive), "learner.total_steps=1600", "learner.save_interval=600"]
     folder, _ = train(load_config("train", [*settings, *more]))

@@ -166,10 +166,10 @@ def test_sac_starts_warm_and_with_prior_data(settings, tmp_path, caplog, asynchr
 def test_sac_with_prior_data_resumes_to_the_same_losses(settings, tmp_path):
     more = [*SAC, f"learner.sac.prior_data={demonstrate(tmp_path / 'data', 4)}", "learner.sac.bc_coef=0.5"]
     folder, _ = train(load_config("train", [*settings, *more]))
-    middle = folder / "checkpoints" / "step_1024"
+    middle = folder / "checkpoints" / "step_512"
     again = [f"runner.logger.log_path={tmp_path / 'resumed'}", f"runner.resume_dir={middle}"]
     other, _ = train(load_config("train", [*settings, *more, *again]))
-    rest = [without_times(entry) for entry in lines(folder) if entry["step"] > 1024]
+    rest = [without_times(entry) for entry in lines(folder) if entry["step"] > 512]
     assert [without_times(entry) for entry in lines(other)] == rest
     assert any("train/critic_loss" in entry for entry in rest)
 
@@ -247,8 +247,8 @@ def test_dqn_resumes_among_its_random_actions(tmp_path):
     assert [without_times(entry) for entry in lines(other)] == rest and len(rest) >= 2
 
 
-def test_collecting_with_the_policy_of_a_run(settings, tmp_path, capsys):
-    folder, _ = train(load_config("train", settings))
+def test_collecting_with_the_policy_of_a_run(finished, tmp_path, capsys):
+    folder, _ = finished("ppo")
     options = [
         "env.train.num_envs=1",
         "+env.train.init_params.image_size=[24,24]",
