@@ -33,6 +33,10 @@ SERVER_PORT = 5000
 _MARGIN_LOW = (0.06, 0.06, 0.01, 0.25, 0.25, 0.25)
 _MARGIN_HIGH = (0.06, 0.06, 0.10, 0.25, 0.25, 0.25)
 _RESET_ABOVE = 0.07
+_LONGEST = math.sqrt(3.0)
+"""The length of an action of 1 along x, y and z."""
+_LEAST_STEP = (0.02, 0.15)
+"""A way begins where the one before has ended, which is near its goal and not at it."""
 
 
 def wrap_angle(angle: float) -> float:
@@ -141,6 +145,14 @@ class RobotEnvConfig:
     ee_pose_limit_max: Pose6 | None = None
     max_outside: NonNegativeFloat = 0.02
     """Metres that the arm itself may be found outside of the box; further off nothing is moved."""
+    max_outside_angle: NonNegativeFloat = 0.2
+    """Radians about an axis that it may be found turned out of the box, likewise."""
+    max_command_step: tuple[PositiveFloat, PositiveFloat] | None = None
+    """Metres and radians between one commanded pose and the next; what goes further is not sent. null: twice
+    the longest action, and at least what resets need."""
+    max_state_age: PositiveFloat = 0.5
+    """Seconds, by the wall clock, from asking for a state to its arrival; a later one is asked for again, and
+    nothing is commanded by it."""
     force_limit: PositiveFloat = 30.0
     """Newtons at which motion stops until the force is lower."""
     torque_limit: PositiveFloat = 10.0
@@ -169,6 +181,11 @@ class RobotEnvConfig:
             raise ConfigError(f"cameras must list at least one camera and no name twice, not {names}")
         if reserved := {"states", "main_images"} & set(names):
             raise ConfigError(f"a camera cannot be called {sorted(reserved)[0]!r}")
+        if any(most < _LONGEST * one for most, one in zip(self.step_limit, self.action_scale, strict=True)):
+            raise ConfigError(
+                f"max_command_step {list(self.step_limit)} is shorter than an action along all axes: it must "
+                f"be at least {_LONGEST:.3g} times action_scale {list(self.action_scale)}"
+            )
         low, high = self.box
         if self.ee_pose_limit_min is not None or self.ee_pose_limit_max is not None:
             for axis, name in enumerate(AXES):
@@ -199,6 +216,16 @@ class RobotEnvConfig:
         low: Any = [value - margin for value, margin in zip(self.target_ee_pose, _MARGIN_LOW, strict=True)]
         high: Any = [value + margin for value, margin in zip(self.target_ee_pose, _MARGIN_HIGH, strict=True)]
         return self.ee_pose_limit_min or tuple(low), self.ee_pose_limit_max or tuple(high)
+
+    @property
+    def step_limit(self) -> tuple[float, float]:
+        """Metres and radians between one commanded pose and the next."""
+        if self.max_command_step is not None:
+            return self.max_command_step
+        metres, radians = (2.0 * _LONGEST * one for one in self.action_scale)
+        return max(metres, 2.0 * self.reset_speed / self.control_hz, _LEAST_STEP[0]), max(
+            radians, _LEAST_STEP[1]
+        )
 
     @property
     def reset_pose(self) -> Pose6:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -50,6 +51,8 @@ SLOT_SECONDS = 15.0
 """How long a free slot may take to be given to us."""
 NOTICE_SECONDS = 2.0
 """How long to wait for workers that may be busy before their warnings are left for later."""
+START_TRIES = 3
+"""How often a cluster of our own is started before that is given up."""
 NODE_SECONDS = 60.0
 """How long the cluster may take to notice that a machine has gone."""
 
@@ -108,9 +111,8 @@ class RayEngine(Engine):
             with joined_cluster(address):
                 ray.init(address=address, **shared)
         except (OSError, RuntimeError, ValueError, AuthenticationError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ClusterError(
-                f"the Ray cluster at {address!r} cannot be joined: {reason} "
+                f"the Ray cluster at {address!r} cannot be joined: {_first_line(error)} "
                 "(is it there, and is its token ours?)"
             ) from error
 
@@ -125,12 +127,27 @@ class RayEngine(Engine):
         )
         os.environ[guardian.VARIABLE] = folder  # what the cluster starts inherits it
         try:
-            with own_cluster():
-                ray.init(address="local", include_dashboard=False, _temp_dir=folder, **shared)
+            self._init_own(folder, shared)
         finally:
             del os.environ[guardian.VARIABLE]
         self._owns = True
         check_loopback()
+
+    def _init_own(self, folder: str, shared: dict[str, Any]) -> None:
+        """Ray gives its processes 30 s to start, which a busy machine may exceed: it is tried again then."""
+        for tries_left in reversed(range(START_TRIES)):
+            try:
+                with own_cluster():
+                    ray.init(address="local", include_dashboard=False, _temp_dir=folder, **shared)
+                return
+            except Exception as error:  # Ray has no class of its own for it
+                ray.shutdown()
+                for pid in guardian.members(folder, folder):  # what had started
+                    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                        os.kill(pid, signal.SIGKILL)
+                if not tries_left:
+                    raise ClusterError(f"Ray does not start on this machine: {_first_line(error)}") from error
+                log.warning("Ray did not start and is started again: %s", _first_line(error))
 
     def nodes(self) -> list[Node]:
         """The machines that are alive, in the order of their slots."""
@@ -249,6 +266,10 @@ class RayEngine(Engine):
             ray.shutdown()
             if self._folder:
                 shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _knock(address: str) -> None:

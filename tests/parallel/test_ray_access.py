@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from guerdon.config import ClusterConfig
+from guerdon.errors import ClusterError
+from guerdon.parallel import ray_access, ray_engine
 from guerdon.parallel.launch import launch_ranks
+from guerdon.parallel.ray_engine import RayEngine
 from tests.parallel.ranks import listens
 from tests.parallel.sockets import is_loopback, listening
 
@@ -66,3 +70,23 @@ def test_ranks_listen_on_this_machine_alone():
     for found in launch_ranks(listens, 2, threads=1):
         assert len(found) >= 2, "gloo and the worker itself"
         assert [address for address, _ in found if not is_loopback(address)] == []
+
+
+def test_a_start_that_takes_too_long_is_tried_again(monkeypatch, caplog):
+    """Ray's own limit of 30 s is short on a busy machine."""
+    calls = []
+
+    def slow(**settings):
+        calls.append((settings["address"], os.environ["RAY_AUTH_MODE"]))
+        raise Exception("The current node timed out during startup.\nThis could happen")
+
+    monkeypatch.setattr(ray_engine.ray, "init", slow)
+    monkeypatch.setattr(ray_engine.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_engine.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray_access, "_read_again", lambda: None)  # a cluster of another test may be running
+    with pytest.raises(
+        ClusterError, match=r"does not start on this machine: The current node timed out during"
+    ):
+        RayEngine(ClusterConfig())
+    assert calls == [("local", "token")] * 3
+    assert caplog.text.count("is started again") == 2

@@ -12,7 +12,7 @@ from guerdon.config.schema_robot import RobotEnvConfig
 from guerdon.envs.robot.clock import Clock
 from guerdon.envs.robot.driver import Driver, RobotState
 from guerdon.envs.robot.poses import Vector, between, rotation_between
-from guerdon.envs.robot.safety import ForceLimits, SafetyBox
+from guerdon.envs.robot.safety import ForceLimits, SafetyBox, StepLimit
 from guerdon.errors import EmergencyStopError, RobotError
 
 log = logging.getLogger("guerdon")
@@ -41,30 +41,37 @@ class GuardedArm:
         self.driver, self.config = driver, config
         self.box = SafetyBox(config)
         self.limits = ForceLimits(config)
+        self.steps = StepLimit(config, self.box)
         self.recoveries = 0
         """How often errors were cleared, since the beginning."""
+        self.refusals = 0
+        """How often a target was too far from the last one and was not sent, since the beginning."""
         self.stopped = False
         self._clock = clock
         self._state: RobotState | None = None
-        self._measured = -np.inf
+        self._asked = -np.inf
+        """When the state was asked for, in the robot's time."""
+        self._commanded: Vector | None = None
+        self._refused = 0
         self._target: Vector | None = None
         self._start: Vector | None = None
         self._stalls = 0
 
     def connect(self) -> RobotState:
         """Measure once, without help after errors, and check that the arm may be moved at all."""
-        self._state, self._measured = self.driver.state(), self._clock.now()
+        self._ask()
         self.check_place()
-        return self._state
+        return self.state
 
     def check_place(self) -> None:
         """RobotError if the arm is too far outside the box for a command to be safe."""
         pose = self.state.pose
-        distance = self.box.distance(pose)
-        if distance > self.config.max_outside:
+        distance, angle = self.box.distance(pose), self.box.angle(pose)
+        if distance > self.config.max_outside or angle > self.config.max_outside_angle:
             raise RobotError(
-                f"the arm is {100 * distance:.1f} cm outside the safety box ({self.box.wrong(pose)}): bring "
-                "it there by hand, or put ee_pose_limit_min and ee_pose_limit_max right"
+                f"the arm is {100 * distance:.1f} cm and {angle:.2f} rad outside the safety box "
+                f"({self.box.wrong(pose)}): bring it there by hand, or put ee_pose_limit_min and "
+                "ee_pose_limit_max right"
             )
 
     @property
@@ -74,27 +81,69 @@ class GuardedArm:
             raise RobotError("the arm has not been measured yet")
         return self._state
 
+    @property
+    def commanded(self) -> Vector:
+        """The last commanded pose [7]; before the first command, where the arm was found."""
+        if self._commanded is None:
+            raise RobotError("the arm is not ready to move")
+        return self._commanded
+
     def measure(self) -> RobotState:
-        """Measure now."""
-        self._state = self.insist(self.driver.state)
-        self._measured = self._clock.now()
+        """Measure now; a state that took too long to arrive tells of the past and is asked for again."""
+        for _ in range(self.config.max_recoveries + 1):
+            state = self.insist(self._ask)
+            age = (self._clock.now() - self._asked) / self._clock.scale
+            if age <= self.config.max_state_age:
+                return state
+            log.warning("robot: the state is %.2f s old when it arrives; it is asked for again", age)
+        raise RobotError(
+            f"the robot's state is {age:.2f} s old when it arrives; max_state_age is "
+            f"{self.config.max_state_age:g} s"
+        )
+
+    def _ask(self) -> RobotState:
+        self._asked = self._clock.now()
+        self._state = self.driver.state()
         return self._state
 
-    def command(self, pose: Vector) -> bool:
-        """Pull towards the pose [7] or, if a force is too high, stay; whether it was the pose.
+    def refresh(self) -> None:
+        """Measure again if the last state is older than a period."""
+        if self._clock.now() - self._asked > 1.0 / self.config.control_hz:
+            self.measure()
 
-        The target is clipped into the box first.
+    def command(self, pose: Vector) -> bool:
+        """Pull towards the pose [7], or stay if a force is too high or the pose too far; whether it was sent.
+
+        The target is clipped into the box first. A target that is too far from the last one, as a wrong
+        measurement makes it, is not sent; RobotError if that happens too often in a row.
         """
         if self.stopped:
             raise EmergencyStopError("the arm was stopped: reset the environment before it moves again")
-        if self._clock.now() - self._measured > 1.0 / self.config.control_hz:
-            self.measure()
+        self.refresh()
         self.check_place()
-        allowed = not self.limits.exceeded(self.state)
-        target = self.box.clip(pose if allowed else self.state.pose)
+        if self.limits.exceeded(self.state):
+            self._send(self.steps.limited(self.commanded, self.box.clip(self.state.pose)))
+            return False
+        target = self.box.clip(pose)
+        if (wrong := self.steps.wrong(self.commanded, target)) is not None:
+            self._refuse(wrong)
+            return False
+        self._refused = 0
+        self._send(target)
+        return True
+
+    def _send(self, target: Vector) -> None:
         self.insist(lambda: self.driver.move(target))
-        self._target, self._start = target, self.state.pose
-        return allowed
+        self._target, self._start, self._commanded = target, self.state.pose, target
+
+    def _refuse(self, wrong: str) -> None:
+        """Send nothing: the arm holds still at its last target."""
+        self.refusals += 1
+        self._refused += 1
+        self._start = None  # it is not expected to move
+        if self._refused > self.config.max_recoveries:
+            raise RobotError(f"{wrong}, {self._refused} times in a row: is the arm where it says it is?")
+        log.warning("robot: %s; the arm holds still", wrong)
 
     def settle(self) -> RobotState:
         """Measure what the last command led to; clear errors if the arm does not obey."""
@@ -112,11 +161,11 @@ class GuardedArm:
 
     def go_to(self, pose: Vector, tick: Callable[[], None]) -> None:
         """Travel to a pose [7] in the box, no faster than allowed; `tick` waits for the next step."""
-        goal = self.box.clip(pose)
+        goal, start = self.box.clip(pose), self.commanded
         per_step = self.config.reset_speed / self.config.control_hz
-        start = self.measure().pose
         way = float(np.linalg.norm(goal[:3] - start[:3]))
-        steps = max(int(np.ceil(way / per_step)), 1)
+        turn = float(np.linalg.norm(rotation_between(start[3:], goal[3:])))
+        steps = max(int(np.ceil(way / per_step)), int(np.ceil(2.0 * turn / self.config.step_limit[1])), 1)
         self.command(between(start, goal, 1.0 / steps))
         done = 1
         for _ in range(steps + _SETTLE_STEPS * (1 + self.config.max_recoveries)):
@@ -128,25 +177,45 @@ class GuardedArm:
                 return
             if self.recoveries == before:
                 done = min(done + 1, steps)
-            self.command(between(start, goal, done / steps))
+            self.command(
+                self.steps.limited(self.commanded, self.box.clip(between(start, goal, done / steps)))
+            )
         raise RobotError(
             f"the arm did not get to {np.round(goal, 4).tolist()}; it is at {np.round(here, 4).tolist()}"
         )
 
     def begin(self) -> None:
-        """Ready to move: errors cleared, and the controller started if it was stopped."""
+        """Ready to move: errors cleared, the controller started if it was stopped, and the arm found."""
         if self.stopped:
             self.insist(self.driver.start)
             self.stopped = False
         self.insist(self.driver.clear_errors)
-        self._target, self._stalls, self.limits.overloads = None, 0, 0
+        self._target, self._stalls, self._refused, self.limits.overloads = None, 0, 0, 0
+        self._find()
+
+    def reset_joints(self) -> None:
+        """A joint reset, after which the arm is somewhere else."""
+        self.insist(self.driver.reset)
+        self._find()
+
+    def _find(self) -> None:
+        """Commands start from where the arm is, which two measurements have to agree on."""
+        first, second = self.measure().pose, self.measure().pose
+        if self.steps.wrong(first, second) is not None:
+            raise RobotError(
+                f"two measurements of the arm disagree: {np.round(first, 4).tolist()} and "
+                f"{np.round(second, 4).tolist()}"
+            )
+        self.check_place()
+        self._commanded = second
 
     def rest(self) -> None:
         """Stay where the arm is; said, not raised, if that fails."""
         if self._target is None:
             return  # it was never told to go anywhere
         try:
-            self.driver.move(self.box.clip(self.driver.state().pose))
+            here = self.box.clip(self.driver.state().pose)
+            self.driver.move(self.steps.limited(self.commanded, here))
         except RobotError as error:
             log.error("the arm could not be told to stay: %s", error)
 

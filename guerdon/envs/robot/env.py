@@ -15,6 +15,7 @@ The infos of a step:
 | `elapsed_steps`, `is_robot_static` | as in the embedded environment |
 | `ee_pose` | float64 [7], as measured |
 | `force_limited` | a force was too high: the arm was told to stay |
+| `refused` | the target was too far from the last one, as a wrong measurement makes it: nothing was sent |
 | `recoveries` | errors cleared and cameras opened anew during this step |
 | `frame_time`, `frame_age` | the oldest picture of the observation, in the robot's seconds |
 
@@ -189,15 +190,14 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         if config.precision_param:
             arm.insist(lambda: self.driver.update_param(config.precision_param))
         if config.joint_reset_cycle and self._episodes % config.joint_reset_cycle == 0 and self._episodes:
-            arm.insist(self.driver.reset)
+            arm.reset_joints()
         goal = np.asarray(config.reset_pose, np.float64)
         if config.enable_random_reset:
             goal[:2] += self.np_random.uniform(-config.random_xy_range, config.random_xy_range, 2)
             goal[5] += self.np_random.uniform(-config.random_rz_range, config.random_rz_range)
         ticker = Ticker(self.clock, config.control_hz)
         ticker.begin()
-        here = pose6(arm.measure().pose)
-        arm.check_place()
+        here = pose6(arm.commanded)
         if here[2] < goal[2]:  # what is in a hole comes out of it the way it went in
             arm.go_to(pose7([*here[:2], goal[2], *self._target[3:5], here[5]]), ticker.wait)
         arm.go_to(pose7(goal), ticker.wait)
@@ -224,7 +224,8 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
             raise
 
     def _step(self, action: FloatArray) -> tuple[Observation, float, bool, bool, Info]:
-        before = self._recoveries()
+        before, refusals = self._recoveries(), self.arm.refusals
+        self.arm.refresh()  # deciding on the action may have taken a while
         keys: list[str] = []
         intervened = False
         if self.operator is not None:
@@ -248,7 +249,9 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         truncated = not terminated and self._elapsed >= self.config.max_episode_steps
         self._going_on = not (terminated or truncated)
         info = self._info(action, intervened=intervened, allowed=allowed, before=before)
-        info.update(success=success, operator_key=said)
+        refused = self.arm.refusals > refusals
+        info.update(success=success, operator_key=said, refused=refused)
+        info["force_limited"] &= not refused
         return obs, float(success), terminated, truncated, info
 
     def _judged(self, obs: Observation) -> bool:
@@ -347,6 +350,7 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
             "is_robot_static": bool(np.linalg.norm(state.vel) < _STILL),
             "ee_pose": state.pose.copy(),
             "force_limited": not allowed,
+            "refused": False,
             "recoveries": self._recoveries() - before,
             "frame_time": oldest,
             "frame_age": self.clock.now() - oldest,

@@ -7,6 +7,7 @@ package. It begins with the first pose and not before: connecting moves nothing.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -23,6 +24,8 @@ T = TypeVar("T")
 REST_JOINTS = (0.0, 0.0, 0.0, -1.9, 0.0, 2.0, 0.0)
 """The same as of SERL's server."""
 GRIPPER_SPEED, GRIPPER_FORCE = 0.1, 20.0
+STOP_SECONDS = 5.0
+"""How long the controller may take to end."""
 _GAINS = ("translational_stiffness", "rotational_stiffness")
 
 
@@ -132,10 +135,20 @@ class FrankyDriver:
             )
 
     def stop(self) -> None:
-        """End tracking; the arm then holds by itself."""
+        """End tracking; the arm then holds by itself. RobotError if that takes longer than `STOP_SECONDS`."""
         if self._tracker is None:
             return
         tracker, self._tracker = self._tracker, None
+        ended = threading.Thread(target=self._end, args=(tracker,), daemon=True, name="franky-stop")
+        ended.start()
+        ended.join(STOP_SECONDS)  # franky waits for the control loop without limit
+        if ended.is_alive():
+            raise RobotError(
+                f"the controller of the arm at {self._ip} did not stop in {STOP_SECONDS:g} s: use the red "
+                "button"
+            )
+
+    def _end(self, tracker: Any) -> None:
         try:
             tracker.stop()
         except (self._franky.Exception, RuntimeError) as error:  # why it had ended before
@@ -151,8 +164,11 @@ class FrankyDriver:
             self._try("change its stiffness", lambda: self._tracker.set_gains(**known))
 
     def close(self) -> None:
-        """End tracking and let go of the arm."""
-        self.stop()
+        """End tracking and let go of the arm; said, not raised, if that fails."""
+        try:
+            self.stop()
+        except RobotError as error:
+            log.error("%s", error)
 
     def _hand(self) -> Any:
         if self._gripper is None:

@@ -1,4 +1,4 @@
-"""What may be commanded: poses in a box, and nothing while a force is too high."""
+"""What may be commanded: poses in a box, near the last one, and nothing while a force is too high."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from guerdon.config.schema_robot import RobotEnvConfig, outside_box
 from guerdon.envs.robot.driver import RobotState
-from guerdon.envs.robot.poses import Vector, pose6, pose7, wrap
+from guerdon.envs.robot.poses import Vector, between, pose6, pose7, pose_fault, rotation_between, wrap
 from guerdon.errors import EmergencyStopError
 
 _INSET = 1e-6
@@ -22,8 +22,8 @@ class SafetyBox:
 
     def clip(self, pose: Vector) -> Vector:
         """The pose [7] in the box that is nearest, axis by axis."""
-        if not np.isfinite(pose).all():
-            raise EmergencyStopError(f"a pose that is not finite was to be commanded: {pose.tolist()}")
+        if (fault := pose_fault(pose)) is not None:
+            raise EmergencyStopError(f"a pose that is none was to be commanded, {fault}: {pose.tolist()}")
         away = pose6(pose) - self._middle
         away[3:] = wrap(away[3:])
         clipped = pose7(self._middle + np.clip(away, -self._half, self._half))
@@ -39,6 +39,48 @@ class SafetyBox:
         """Metres from the box to a pose [7]; 0 within."""
         position = pose[:3]
         return float(np.linalg.norm(position - np.clip(position, self.low[:3], self.high[:3])))
+
+    def angle(self, pose: Vector) -> float:
+        """Radians that a pose [7] is turned out of the box, about the worst axis; 0 within."""
+        away = np.abs(wrap(pose6(pose)[3:] - self._middle[3:]))
+        return float(np.max(np.maximum(away - (self.high - self.low)[3:] / 2.0, 0.0)))
+
+
+class StepLimit:
+    """How far a command may be from the one before.
+
+    Whatever is measured wrongly, one command then moves the arm by so much at most. Where the last pose was
+    outside of the box, the way back into it is allowed on top.
+    """
+
+    def __init__(self, config: RobotEnvConfig, box: SafetyBox) -> None:
+        self._most, self._box = config.step_limit, box
+
+    def wrong(self, last: Vector, target: Vector) -> str | None:
+        """What of the step between two poses [7] is too long, in words; None if nothing is."""
+        for size, most, unit in zip(_way(last, target), self._allowed(last), ("m", "rad"), strict=True):
+            if size > most:
+                return f"a target {size:.3g} {unit} from the last one, of {most:.3g} {unit} allowed"
+        return None
+
+    def limited(self, last: Vector, target: Vector) -> Vector:
+        """The pose [7] in the box on the way to `target` that is near enough, or `last` if there is none."""
+        sizes = zip(_way(last, target), self._allowed(last), strict=True)
+        share = min([1.0, *(most / size for size, most in sizes if size > most)])
+        if share == 1.0:
+            return target
+        near = self._box.clip(between(last, target, share))  # a straight turn may leave a box of Euler angles
+        return near if self.wrong(last, near) is None else self._box.clip(last)
+
+    def _allowed(self, last: Vector) -> tuple[float, float]:
+        metres, radians = self._most
+        return metres + self._box.distance(last), radians + self._box.angle(last)
+
+
+def _way(start: Vector, end: Vector) -> tuple[float, float]:
+    """Metres and radians between two poses [7]."""
+    turn = rotation_between(start[3:], end[3:])
+    return float(np.linalg.norm(end[:3] - start[:3])), float(np.linalg.norm(turn))
 
 
 class ForceLimits:
