@@ -90,7 +90,7 @@ def _read_file(path: Path) -> Iterator[Episode | Fault]:
         return
     with opened as file:
         names = sorted(
-            (name for name in file if name.startswith(_PREFIX) and name[len(_PREFIX) :].isdigit()),
+            (name for name in file if name.startswith(_PREFIX) and name[len(_PREFIX) :].isdecimal()),
             key=lambda name: int(name[len(_PREFIX) :]),
         )
         described = attempt(path.with_suffix(".json"), partial(_described, path.with_suffix(".json")))
