@@ -83,7 +83,7 @@ def merged(base: Any, over: Any) -> Any:
 
 
 def _is_index(node: list[Any], part: Any) -> bool:
-    return str(part).isdigit() and int(part) < len(node)
+    return str(part).isdecimal() and int(part) < len(node)
 
 
 def _key(node: Any, part: Any, path: KeyPath) -> Any:

@@ -96,7 +96,7 @@ def order_nodes(nodes: Sequence[Node], first: str, before: Sequence[str] = ()) -
 
     def key(node: Node) -> tuple[int, bool, str, str]:
         rank = node.labels.get(RANK_LABEL, "")
-        return (int(rank) if rank.isdigit() else 1 << 30, node.id != first, node.name, node.id)
+        return (int(rank) if rank.isdecimal() else 1 << 30, node.id != first, node.name, node.id)
 
     ordered = sorted(nodes, key=key)
     if not before:

@@ -275,7 +275,7 @@ def _first_line(error: Exception) -> str:
 def _knock(address: str) -> None:
     """Raise an OSError at once if nobody listens at `host:port`; Ray would try for minutes."""
     host, _, port = address.rpartition(":")
-    if port.isdigit() and "://" not in address:
+    if port.isdecimal() and "://" not in address:
         socket.create_connection((host, int(port)), timeout=10.0).close()
 
 

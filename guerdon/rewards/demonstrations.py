@@ -6,29 +6,33 @@ told apart by what is there; see `read_demonstrations`. No code in a file is run
 
 from __future__ import annotations
 
+import math
 import tempfile
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from guerdon.datasets.frames import open_store
+from guerdon.envs.goals import GOAL_KEYS
 from guerdon.errors import DataError
-from guerdon.rewards.transitions import Transitions, as_actions, from_items
+from guerdon.rewards.imitation_files import Row, arrow_rows, npz_rows
+from guerdon.rewards.transitions import ITEM_KEYS, Transitions, as_actions, from_items
 from guerdon.store import safe_pickle
 from guerdon.store.atomic import make_directory, write_atomic
+from guerdon.store.bounds import Allowance, as_array
+from guerdon.store.rebuild import check_sizes, one_line
 from guerdon.types import Episode, display_path
 
 SUFFIX = ".safetensors"
 DI_ENGINE_FILE = "expert_data.pkl"
 """What DI-engine calls its file of demonstrations: a list of dicts of tensors."""
+_MAX_EPISODES = 100_000  # of one file; each is an object with parts
 
 
 def write_demonstrations(path: Path | str, episodes: Sequence[Transitions]) -> None:
@@ -57,6 +61,10 @@ def read_demonstrations(source: Any) -> list[Transitions]:
     """
     if isinstance(source, str | Path):
         return _from_path(Path(source))
+    return _from_items(source)
+
+
+def _from_items(source: Any) -> list[Transitions]:
     if isinstance(source, Transitions):
         return _whole_episodes(source)
     if isinstance(source, Sequence) and source and not isinstance(source[0], Mapping):
@@ -68,26 +76,82 @@ def _from_path(path: Path) -> list[Transitions]:
     shown = display_path(path)
     if not path.exists():
         raise DataError(f"there are no demonstrations at {shown}")
-    if path.is_dir():
-        if (path / DI_ENGINE_FILE).is_file():
-            return _from_path(path / DI_ENGINE_FILE)
-        arrow = sorted(path.glob("*.arrow"))
-        return _from_imitation(_arrow_rows(arrow), shown) if arrow else _from_store(path)
-    if path.suffix == SUFFIX:
-        try:
-            return _whole_episodes(Transitions(**load_file(path)))
-        except (SafetensorError, TypeError) as error:
-            raise DataError(f"{shown} holds no demonstrations: {error}") from error
-    if path.suffix == ".npz":
-        return _from_imitation(_npz_rows(path), shown)
-    if path.suffix == ".arrow":
-        return _from_imitation(_arrow_rows([path]), shown)
-    if path.suffix in (".pkl", ".pickle"):
-        return read_demonstrations(safe_pickle.load(path))
-    raise DataError(
-        f"{shown} holds no demonstrations that are known: {SUFFIX}, .pkl (DI-engine), .npz or a folder of "
-        ".arrow files (imitation), or a data set of episodes"
-    )
+    if not path.is_dir():
+        return _from_file(path)
+    if (path / DI_ENGINE_FILE).is_file():
+        return _from_file(path / DI_ENGINE_FILE)
+    arrow = sorted(path.glob("*.arrow"))
+    if not arrow:
+        return _from_store(path)
+    return [episode for file in arrow for episode in _from_file(file)]
+
+
+def _from_file(path: Path) -> list[Transitions]:
+    with safe_pickle.named(path):
+        if path.suffix == SUFFIX:
+            return _from_safetensors(path)
+        if path.suffix == ".npz":
+            return _from_imitation(npz_rows(path))
+        if path.suffix == ".arrow":
+            return _from_imitation(arrow_rows(path))
+        if path.suffix in (".pkl", ".pickle"):
+            return _from_items(_checked_items(safe_pickle.load(path), Allowance.of(path)))
+        raise DataError(
+            f"holds no demonstrations that are known: {SUFFIX}, .pkl (DI-engine), .npz or a folder of .arrow "
+            "files (imitation), or a data set of episodes"
+        )
+
+
+def _from_safetensors(path: Path) -> list[Transitions]:
+    try:
+        parts = load_file(path)
+        for name, part in parts.items():
+            check_sizes(f"the shape of `{one_line(name)}`", list(part.shape))
+        rows = Transitions(**parts)
+    except (SafetensorError, TypeError) as error:
+        raise DataError(f"holds no demonstrations: {one_line(error)}") from error
+    _check_number(int(rows.done.sum()) + math.prod(rows.shape[1:]))
+    return _whole_episodes(rows)
+
+
+def _check_number(episodes: int) -> None:
+    if episodes > _MAX_EPISODES:
+        raise DataError(f"holds {episodes} episodes; at most {_MAX_EPISODES} are read from a file")
+
+
+def _checked_items(content: Any, room: Allowance) -> Any:
+    """A list of dicts, or a list of such lists, from a file, with arrays and tensors as values."""
+    if not isinstance(content, list | tuple) or not content:
+        raise DataError(f"holds no demonstrations: {one_line(content, 40)}")
+    known: dict[int, Any] = {}
+
+    def value(item: Any) -> Any:
+        if isinstance(item, Mapping):
+            return {
+                key: value(item[key])
+                for key in GOAL_KEYS
+                if key in item and not isinstance(item[key], Mapping)
+            }
+        if id(item) not in known:
+            known[id(item)] = item if isinstance(item, torch.Tensor) else as_array(item)
+        room.take_bytes(2 * known[id(item)].nbytes)
+        return known[id(item)]
+
+    def items(part: Any) -> Any:
+        if not isinstance(part, list | tuple):
+            raise DataError(f"a list of transitions is needed, not {one_line(part, 40)}")
+        room.take_steps(len(part))
+        return [
+            {key: value(item[key]) for key in (*ITEM_KEYS, "truncated", "log_prob") if key in item}
+            if isinstance(item, Mapping)
+            else None
+            for item in part
+        ]
+
+    if isinstance(content[0], Mapping):
+        return items(content)
+    _check_number(len(content))
+    return [items(part) for part in content]
 
 
 def _cut_at_jumps(rows: Transitions) -> Transitions:
@@ -99,58 +163,17 @@ def _cut_at_jumps(rows: Transitions) -> Transitions:
     return replace(rows, truncated=rows.truncated | (jump & ~rows.done))
 
 
-# imitation's trajectories
-
-Row: TypeAlias = Mapping[str, Any]
-"""`obs` [T + 1, ...], `acts` [T, ...], `terminal`, and `rews` [T] if they were kept."""
-
-
-def _arrow_rows(files: Sequence[Path]) -> Iterator[Row]:
-    """Rows of Arrow files as Hugging Face's `datasets` writes them; `infos` are not looked at."""
-    for file in files:
-        try:
-            with pa.memory_map(str(file)) as source:
-                table = _arrow_table(source)
-                columns = [name for name in ("obs", "acts", "rews", "terminal") if name in table.column_names]
-                yield from table.select(columns).to_pylist()
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{display_path(file)} cannot be read: {error}") from error
-
-
-def _arrow_table(source: Any) -> Any:
-    try:
-        return pa.ipc.open_stream(source).read_all()
-    except pa.ArrowInvalid:
-        source.seek(0)
-        return pa.ipc.open_file(source).read_all()  # the other layout of Arrow
-
-
-def _npz_rows(path: Path) -> Iterator[Row]:
-    """Rows of the older file: all trajectories in a row, `indices` say where the actions are cut."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
-            missing = [name for name in ("obs", "acts", "indices", "terminal") if name not in data]
-            if missing:
-                raise DataError(f"{display_path(path)} holds no trajectories of imitation: no {missing[0]!r}")
-            cuts = data["indices"].astype(np.int64)
-            obs = np.split(data["obs"], cuts + np.arange(len(cuts)) + 1)
-            acts, terminal = np.split(data["acts"], cuts), data["terminal"]
-            rews = np.split(data["rews"], cuts) if "rews" in data else [None] * len(acts)
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{display_path(path)} cannot be read: {error}") from error
-    for number, each in enumerate(obs):
-        yield {"obs": each, "acts": acts[number], "rews": rews[number], "terminal": bool(terminal[number])}
-
-
-def _from_imitation(rows: Iterable[Row], shown: str) -> list[Transitions]:
+def _from_imitation(rows: Iterable[Row]) -> list[Transitions]:
+    """Episodes of imitation's trajectories."""
     episodes: list[Transitions] = []
     for number, row in enumerate(rows):
+        _check_number(number)
         if row.get("obs") is None or row.get("acts") is None:
-            raise DataError(f"{shown} holds no trajectories of imitation: no obs and acts")
+            raise DataError("holds no trajectories of imitation: no obs and acts")
         obs, actions = np.asarray(row["obs"], np.float32), np.asarray(row["acts"])
         count = len(actions)
         if len(obs) != count + 1 or not count:
-            raise DataError(f"{shown}: trajectory {number} has {len(obs)} observations, {count} actions")
+            raise DataError(f"trajectory {number} has {len(obs)} observations, {count} actions")
         rewards = row.get("rews")
         ends = torch.arange(count) == count - 1
         terminal = torch.tensor(bool(row.get("terminal", True)))
@@ -167,7 +190,7 @@ def _from_imitation(rows: Iterable[Row], shown: str) -> list[Transitions]:
             )
         )
     if not episodes:
-        raise DataError(f"{shown} holds no trajectories")
+        raise DataError("holds no trajectories")
     return episodes
 
 

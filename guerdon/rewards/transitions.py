@@ -16,6 +16,7 @@ from torch import Tensor
 
 from guerdon.envs.goals import GOAL_KEYS
 from guerdon.errors import DataError
+from guerdon.store.rebuild import one_line
 
 ITEM_KEYS = ("obs", "action", "reward", "next_obs", "done")
 """What an item of the list form has at least."""
@@ -163,7 +164,7 @@ def from_items(items: Any) -> Transitions:
     if isinstance(items, Transitions):
         return items
     if isinstance(items, Mapping) or not isinstance(items, Sequence) or not items:
-        raise DataError(f"a list of transitions is needed, not {type(items).__name__} {_short(items)}")
+        raise DataError(f"a list of transitions is needed, not {type(items).__name__} {one_line(items, 40)}")
     for number, item in enumerate(items):
         missing = [key for key in ITEM_KEYS if not isinstance(item, Mapping) or key not in item]
         if missing:
@@ -230,11 +231,6 @@ def replaced_rewards(batch: Transitions, rewards: Tensor) -> Transitions:
     if tuple(rewards.shape) != batch.shape:
         raise DataError(f"rewards of shape {list(rewards.shape)} for transitions of {list(batch.shape)}")
     return replace(batch, env_rewards=rewards.detach().float())
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 40 else text[:37] + "..."
 
 
 def _column(items: Sequence[Mapping[str, Any]], key: str) -> Tensor:

@@ -151,7 +151,7 @@ def find_policy(place: Path) -> Path:
         steps = [
             (int(item.name[5:]), item)
             for item in (root.iterdir() if root.is_dir() else ())
-            if item.name.startswith("step_") and item.name[5:].isdigit() and (item / STATE).is_file()
+            if item.name.startswith("step_") and item.name[5:].isdecimal() and (item / STATE).is_file()
         ]
         if steps:
             return max(steps)[1]

@@ -19,7 +19,7 @@ from guerdon.images import is_tensor, to_numpy
 _SPARE = 1 << 30  # bytes that a file may give beyond its own size, for one image can be named by many steps
 _STEP = 64  # bytes; a step that is stored takes more
 _SPARE_STEPS = 1000
-_MAX_LISTED = 256 << 20  # bytes of an array that is made of lists
+_MAX_LISTED = 64 << 20  # bytes of an array that is made of lists
 _NUMBER = 32  # bytes, for a number in a list
 _MAX_DEPTH = 32
 _KINDS = "biufc"

@@ -204,6 +204,8 @@ def named(source: Path | str) -> Iterator[None]:
     try:
         yield
     except DataError as error:
+        if str(error).startswith(f"{name}: "):  # by a reader within this one
+            raise
         raise type(error)(f"{name}: {error}") from error
     except FileNotFoundError:
         raise DataError(f"{name}: does not exist") from None

@@ -181,7 +181,7 @@ class _OpenShard:
     @classmethod
     def claim(cls, store: Path, schema: layout.ShardSchema) -> _OpenShard:
         """Make the next shard directory and lock it; the caller holds the store's lock."""
-        numbers = [int(item.name[1:]) for item in shard_dirs(store) if item.name[1:].isdigit()]
+        numbers = [int(item.name[1:]) for item in shard_dirs(store) if item.name[1:].isdecimal()]
         path = store / SHARDS / f"s{max(numbers, default=-1) + 1:06d}"
         try:
             path.mkdir()

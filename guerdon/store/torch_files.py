@@ -165,13 +165,13 @@ def read_stream(data: memoryview, *, work: Work) -> Any:
             storages[key] = np.empty(count * dtype.itemsize, np.uint8)
         return _as_storage(storages[key], dtype)
 
-    position = 0
+    position, table = 0, names(work)
 
     def read(resolve_storage: Callable[[Any], torch.Tensor] | None = None) -> Any:
         nonlocal position
         machine = PickleMachine(
             data,
-            names(work),
+            table,
             position=position,
             work=work,
             resolve_storage=resolve_storage,

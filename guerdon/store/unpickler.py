@@ -35,6 +35,7 @@ _ROOT_STATE = "_metadata"  # the one attribute that torch sets on the OrderedDic
 _MAX_ARGUMENTS = 16
 _MAX_INTEGER = 1024  # bytes
 _SIZED = (bytes, bytearray, str, list, tuple, dict)
+_TOO_MANY = "holds more objects than fit into memory, or than a file of its size may hold"
 _ODD_KEY = 600  # units; see `check_keys`
 
 
@@ -56,7 +57,7 @@ class Work:
         """Before objects are made."""
         self.units -= units
         if self.units < 0:
-            raise DataError("holds more objects than fit into memory, or than a file of its size may hold")
+            raise DataError(_TOO_MANY)
 
     def take_copies(self, arguments: tuple[Any, ...]) -> None:
         """Before a function is given these; legitimate ones stand in the file once."""
@@ -98,7 +99,7 @@ class PickleMachine:
 
     def run(self) -> Any:
         """The object that the pickle holds."""
-        data, size, stop = self.data, len(self.data), pickle.STOP[0]
+        data, size, stop, work = self.data, len(self.data), pickle.STOP[0], self._work
         while self.position < size:
             opcode = data[self.position]
             self.position += 1
@@ -107,7 +108,9 @@ class PickleMachine:
             handler = _HANDLERS.get(opcode)
             if handler is None:
                 raise DataError(f"uses the pickle opcode {_opcode_name(opcode)}, which is not supported")
-            self._work.take(_UNITS.get(opcode, 1))
+            work.units -= _UNITS[opcode]
+            if work.units < 0:
+                raise DataError(_TOO_MANY)
             handler(self)
         raise EOFError
 
@@ -348,23 +351,21 @@ _HANDLERS: dict[int, _Handler] = {
     }.items()
 }
 
-_UNITS: dict[int, int] = {
-    code[0]: units
-    for code, units in {
-        pickle.EMPTY_LIST: 2,
-        pickle.EMPTY_DICT: 2,
-        pickle.EMPTY_SET: 4,
-        pickle.FROZENSET: 4,
-        pickle.SETITEM: 4,
-        pickle.SETITEMS: 4,
-        pickle.ADDITEMS: 2,
-        pickle.MARK: 2,
-        pickle.MEMOIZE: 2,
-        pickle.BINPUT: 2,
-        pickle.LONG_BINPUT: 2,
-        pickle.BYTEARRAY8: 2,
-        pickle.REDUCE: 8,
-        pickle.BUILD: 4,
-    }.items()
+_HEAVY = {
+    pickle.EMPTY_LIST: 2,
+    pickle.EMPTY_DICT: 2,
+    pickle.EMPTY_SET: 4,
+    pickle.FROZENSET: 4,
+    pickle.SETITEM: 4,
+    pickle.SETITEMS: 4,
+    pickle.ADDITEMS: 2,
+    pickle.MARK: 2,
+    pickle.MEMOIZE: 2,
+    pickle.BINPUT: 2,
+    pickle.LONG_BINPUT: 2,
+    pickle.BYTEARRAY8: 2,
+    pickle.REDUCE: 8,
+    pickle.BUILD: 4,
 }
-"""What an opcode may add to memory, in units of 64 bytes; 1 for all others."""
+_UNITS = [_HEAVY.get(bytes([code]), 1) for code in range(256)]
+"""What an opcode may add to memory, in units of 64 bytes."""

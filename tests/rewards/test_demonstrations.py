@@ -156,7 +156,7 @@ def test_older_trajectories_of_imitation(tmp_path):
     with pytest.raises(DataError, match="no trajectories of imitation: no 'obs'"):
         read_demonstrations(tmp_path / "other.npz")
     (tmp_path / "torn.npz").write_bytes((tmp_path / "expert.npz").read_bytes()[:200])
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="is damaged"):
         read_demonstrations(tmp_path / "torn.npz")
 
 
@@ -167,7 +167,7 @@ def test_trajectories_that_do_not_add_up(tmp_path):
     with pytest.raises(DataError, match="trajectory 0 has 2 observations, 2 actions"):
         read_demonstrations(tmp_path)
     (tmp_path / "data.arrow").write_bytes(b"torn")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="is damaged"):
         read_demonstrations(tmp_path)
 
 

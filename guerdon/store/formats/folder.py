@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 from urllib.parse import quote, unquote
@@ -47,6 +48,8 @@ from guerdon.store.formats.common import (
     stack_images,
     to_fault,
 )
+from guerdon.store.rebuild import one_line
+from guerdon.store.safe_pickle import memory_budget
 from guerdon.types import Episode, Fault, UInt8Array, display_path, is_positive
 
 log = logging.getLogger("guerdon")
@@ -57,6 +60,11 @@ MAX_LOOKS = 4
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _NAME = re.compile(r"(?P<source>.*)_(?P<episode>\d{6,})_frame(?P<step>\d{3,})(?:_(?P<camera>.+))?")
 _NUMBER = re.compile(r".*_(\d{6,})_frame\d{3,}(?:_.+)?\.(?:png|jpg|jpeg)")
+_DECODERS = ("PNG", "JPEG")
+_MAX_FILE = 256 << 20  # bytes
+_MAX_PIXELS = 50_000_000  # decoding takes 11 bytes for each
+_JPEG_SCAN = b"\xff\xda"
+_MAX_SCANNED_PIXELS = 10 * _MAX_PIXELS  # a progressive JPEG goes over its pixels once for each scan
 _MAX_SOURCE = 120  # characters of a file name, which has at most 255
 
 
@@ -125,12 +133,17 @@ def _read_group(pictures: list[_Picture], complete: bool) -> Iterator[Episode | 
     images: dict[int, dict[str, NDArray[Any]]] = {}
     positive: dict[int, bool] = {}
     bad: set[int] = set()
+    room = memory_budget() // 2  # the pictures, and the frames that are made of them
     for picture in pictures:
         views = images.setdefault(picture.step, {})
         try:
             if picture.camera in views:
                 raise DataError("is there twice: another picture has the same episode, step and camera")
-            views[picture.camera] = _read_image(picture.path)
+            image = _read_image(picture.path)
+            room -= image.nbytes
+            if room < 0:
+                raise DataError("belongs to an episode that does not fit into memory")
+            views[picture.camera] = image
         except (DataError, OSError) as error:
             bad.add(picture.step)
             yield to_fault(picture.path, error)
@@ -166,14 +179,24 @@ def _build(
 
 
 def _read_image(path: Path) -> UInt8Array:
+    """A PNG or JPEG, uint8 [H, W] or [H, W, 3]; other decoders, which may start programs, are not asked."""
+    if path.stat().st_size > _MAX_FILE:
+        raise DataError(f"is larger than {_MAX_FILE >> 20} MiB")
+    content = path.read_bytes()
     try:
-        with Image.open(path) as image:
+        with Image.open(BytesIO(content), formats=_DECODERS) as image:
+            width, height = image.size
+            scans = content.count(_JPEG_SCAN) if image.format != "PNG" else 1
+            if width * height > _MAX_PIXELS or width * height * scans > _MAX_SCANNED_PIXELS:
+                raise DataError(f"has {width}x{height} pixels in {scans} scans, more than are read")
             if image.mode in ("I", "F") or image.mode.startswith("I;"):
                 raise DataError(f"has the pixel format {image.mode}; expected 8 bits for each channel")
             gray = image.mode in ("1", "L", "LA")
             return np.asarray(image.convert("L" if gray else "RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"is not a readable picture: {error}".replace(str(path), path.name)) from error
+    except DataError:
+        raise
+    except Exception as error:  # decoders of damaged pictures fail in many ways
+        raise DataError(f"is not a readable picture: {one_line(error) or type(error).__name__}") from error
 
 
 class FolderWriter(EpisodeWriter):
