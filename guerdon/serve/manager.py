@@ -22,7 +22,8 @@ from guerdon.models import load_checkpoint
 from guerdon.models.accelerate import Scorer, make_scorer
 from guerdon.models.base import pool_features
 from guerdon.models.contract import Contract, changed_settings
-from guerdon.models.int8 import int8_path, int8_scorer, load_int8
+from guerdon.models.int8 import int8_scorer
+from guerdon.models.int8_file import int8_path, load_int8
 from guerdon.serve.relabel import map_rewards
 from guerdon.store.atomic import make_directory
 from guerdon.types import FloatArray, UInt8Array, display_path
