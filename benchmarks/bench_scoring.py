@@ -14,7 +14,7 @@ from benchmarks.report import Result, report
 from guerdon.models import BinaryRewardClassifier, ResNetRewardModel, RewardModel
 from guerdon.models.accelerate import make_scorer
 from guerdon.models.int8 import TwoStepScorer, coarse_scorer
-from guerdon.models.quantize import quantize
+from guerdon.models.quantize import activation_ranges
 from guerdon.types import UInt8Array
 
 BATCH, ROUNDS = 256, 7
@@ -63,7 +63,7 @@ def measure(name: str, model: RewardModel) -> list[Result]:
     frames = random_frames(model, BATCH, 3)
     fp32 = make_scorer(model, "fp32")
     images = model.images(random_frames(model, BATCH, 4)).flatten(0, 1)
-    plain = coarse_scorer(model, quantize(model.resnet, images, *model.scale_shift()))
+    plain = coarse_scorer(model, activation_ranges(model.resnet, images, *model.scale_shift()))
     # Random weights give all frames nearly the same logit, so the threshold is put where as many frames are
     # judged twice as with fitted models.
     edge = float(np.quantile(plain(frames)[0], 1 - TWICE))

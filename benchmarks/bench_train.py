@@ -18,7 +18,8 @@ from guerdon.envs import TabletopVectorEnv
 from guerdon.learn.networks import ObsSpec
 from guerdon.learn.replay import ReplayBuffer
 from guerdon.models import Contract, build_model, save_checkpoint
-from guerdon.models.int8 import int8_path, make_int8, save_int8
+from guerdon.models.int8 import make_int8
+from guerdon.models.int8_file import int8_path, save_int8
 from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.onpolicy import OnPolicyLoop
 from guerdon.serve import ImageRewardWorker

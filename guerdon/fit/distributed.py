@@ -31,6 +31,7 @@ from guerdon.fit.fit import FitJob, FitResult, Fitting
 from guerdon.fit.spread import strategy_of
 from guerdon.fit.team import Team, backend_of, end_process, lost_contact, open_store, portable, under_torchrun
 from guerdon.fit.worker import FSDPRewardWorker
+from guerdon.models.quantize import require_int8
 
 log = logging.getLogger("guerdon")
 
@@ -51,6 +52,8 @@ def run_job(job: FitJob, team: Team | None = None) -> FitResult:
         strategy_of(job.cfg, count)
         if count > 1:
             _check_devices(job.cfg)
+            if job.model.precision == "int8":
+                require_int8()
             return launch(job)
         team = Team()
     with _explained(team.rank, team.world_size, job.cfg), Fitting(job, team) as fitting:

@@ -31,6 +31,7 @@ from guerdon.fit.threshold import Threshold, choose_threshold
 from guerdon.fit.trainer import Trainer
 from guerdon.models import Contract, RewardModel, build_model, save_checkpoint
 from guerdon.models.calibration import Calibration
+from guerdon.models.quantize import require_int8
 from guerdon.store import EpisodeStore
 from guerdon.types import Fault, IntArray, display_path
 
@@ -142,6 +143,8 @@ class Fitting:
         self._job, self._team = job, team
         cfg, seed = job.cfg, job.seed
         strategy_of(cfg, team.world_size)  # a contradiction shows before the data is read
+        if job.model.precision == "int8":
+            require_int8()
         store, self._faults = team.leaders_first(lambda: open_data(job.model, cfg, job.folder))
         team.same("data set (content hash)", store.content_hash)
         job = self._job = _with_a_camera(job, store)
@@ -163,6 +166,8 @@ class Fitting:
             save_training_pictures(self._dataset, Path(cfg.data.debug_save_dir), self._train_rows)
         torch.manual_seed(seed)
         model = build_model(job.model)
+        if job.model.precision == "int8":
+            require_int8(model.resnet)
         sampler = EpochSampler(
             rows=self._train_rows,
             positive=store.labels[self._train_rows] >= 0.5,

@@ -9,7 +9,8 @@ import numpy as np
 
 from guerdon.datasets import RewardDataset
 from guerdon.models import load_checkpoint
-from guerdon.models.int8 import Int8Model, int8_path, make_int8, save_int8
+from guerdon.models.int8 import Int8Model, make_int8
+from guerdon.models.int8_file import int8_path, save_int8
 from guerdon.types import IntArray, display_path
 
 log = logging.getLogger("guerdon")

@@ -21,7 +21,8 @@ from guerdon.models.base import RewardModel, pool_features
 from guerdon.models.calibration import fires
 from guerdon.models.checkpoint import load_checkpoint
 from guerdon.models.contract import Contract, changed_settings
-from guerdon.models.int8 import int8_path, int8_scorer, load_int8
+from guerdon.models.int8 import int8_scorer
+from guerdon.models.int8_file import int8_path, load_int8
 from guerdon.types import BoolArray, FloatArray, UInt8Array, display_path
 
 log = logging.getLogger("guerdon")

@@ -1,7 +1,8 @@
-"""A ResNet in 8 bits: quantised after training, written as ONNX, executed by ONNX Runtime.
+"""A ResNet in 8 bits: quantised after training, executed by ONNX Runtime.
 
-Weights are int8 with one scale per output channel, activations uint8 with one scale per tensor; biases and
-sums are int32. The pooling and the heads that follow the ResNet stay in float32.
+Weights have 7 bits with one scale per output channel, activations are uint8 with one scale per tensor; biases
+and sums are int32. The pooling and the heads that follow the ResNet stay in float32. All that is found by
+looking at frames is the range of each activation: the graph follows from these and from the weights.
 
 The first convolution reads the camera's bytes: the scaling and normalisation of pixels are folded into its
 weights, and its 7x7 windows arrive as 7 rows of 8 pixels, which ONNX Runtime gathers twice as fast.
@@ -9,10 +10,9 @@ weights, and its 7x7 windows arrive as 7 rows of 8 pixels, which ONNX Runtime ga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,14 +21,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from guerdon.errors import ConfigError
-from guerdon.models.encoders import BasicBlock, Bottleneck, Conv3x3, ResNet
+from guerdon.models.encoders import ResNet
+from guerdon.models.steps import Step, resnet_steps
 from guerdon.types import UInt8Array
 
 Range: TypeAlias = tuple[float, float]
-Size: TypeAlias = tuple[int, int]
 
-FORMAT = 1
-"""Changes when the same weights and frames would give another file."""
+FORMAT = 2
+"""Changes when the same weights and ranges would give another graph."""
+WEIGHT_LIMIT = 64
+"""Largest weight. Processors without VNNI add two products of bytes in 16 bits, and saturate: two of 255 * 64
+fit, two of 255 * 127 do not. With 7 bits the sums are exact, and so the same, on every processor."""
 WINDOW = 8
 """Pixels in a row of a 7x7 window; the last has weight zero, so that rows have a multiple of 4 bytes."""
 _ZERO_PIXEL = 128
@@ -37,118 +40,21 @@ _SAMPLES = 1 << 13  # values of each activation that are looked at in a batch
 _INSTALL = "int8 scoring needs onnxruntime: pip install 'guerdon[serve]'"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One operation of a ResNet in eval mode, with its batch norm folded in."""
-
-    kind: Literal["conv", "pool", "add"]
-    inputs: tuple[str, ...]
-    output: str
-    relu: bool = False
-    stride: int = 1
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Left, right, top, bottom."""
-    weight: Tensor | None = None
-    """float32 [O, I, kh, kw] of a convolution."""
-    bias: Tensor | None = None
-    """float32 [O]."""
-
-    def run(self, *inputs: Tensor) -> Tensor:
-        """Execute it in float32."""
-        if self.kind == "add":
-            y = inputs[0] + inputs[1]
-        elif self.kind == "pool":
-            y = F.max_pool2d(F.pad(inputs[0], self.padding, value=float("-inf")), 3, self.stride)
-        else:
-            assert self.weight is not None
-            y = F.conv2d(F.pad(inputs[0], self.padding), self.weight, self.bias, self.stride)
-        return F.relu(y) if self.relu else y
-
-
-# A ResNet as a list of steps
-
-
-def resnet_steps(resnet: ResNet, size: Size) -> list[Step]:
-    """All steps from `image` to the feature map, for images of `size` (H, W)."""
-    if resnet.norm != "batch":
-        raise ConfigError(
-            "int8 scoring needs an encoder with BatchNorm, not GroupNorm as this one has: "
-            "use precision fp32 or bf16"
-        )
-    steps = [_conv_step("image", "stem", resnet.conv1, resnet.bn1, size, relu=True)]
-    size = _halved(size)
-    padding = _same_padding(size) if resnet.same_padding else (1, 1, 1, 1)
-    steps.append(Step(kind="pool", inputs=("stem",), output="pool", stride=2, padding=padding))
-    size = _halved(size)
-    for stage, blocks in enumerate((resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4), 1):
-        for index, block in enumerate(blocks):
-            assert isinstance(block, (BasicBlock, Bottleneck))
-            steps += _block_steps(steps[-1].output, f"layer{stage}.{index}", block, size)
-            size = _halved(size) if stage > 1 and index == 0 else size
-    return steps
-
-
-def _block_steps(source: str, name: str, block: BasicBlock | Bottleneck, size: Size) -> list[Step]:
-    pairs: list[tuple[nn.Conv2d, nn.Module]] = [(block.conv1, block.bn1), (block.conv2, block.bn2)]
-    if isinstance(block, Bottleneck):
-        pairs.append((block.conv3, block.bn3))
-    steps: list[Step] = []
-    inner, inner_size = source, size
-    for number, (conv, norm) in enumerate(pairs, 1):
-        relu = number < len(pairs)
-        steps.append(_conv_step(inner, f"{name}.conv{number}", conv, norm, inner_size, relu=relu))
-        inner, inner_size = steps[-1].output, _halved(inner_size) if conv.stride == (2, 2) else inner_size
-    shortcut = source
-    if block.downsample is not None:
-        conv1x1, norm = block.downsample
-        assert isinstance(conv1x1, nn.Conv2d)
-        steps.append(_conv_step(source, f"{name}.downsample", conv1x1, norm, size, relu=False))
-        shortcut = steps[-1].output
-    return [*steps, Step(kind="add", inputs=(inner, shortcut), output=name, relu=True)]
-
-
-def _conv_step(source: str, name: str, conv: nn.Conv2d, norm: nn.Module, size: Size, *, relu: bool) -> Step:
-    assert isinstance(norm, nn.BatchNorm2d)
-    assert norm.running_mean is not None and norm.running_var is not None
-    factor = norm.weight / torch.sqrt(norm.running_var + norm.eps)
-    weight, bias = conv.weight * factor.view(-1, 1, 1, 1), norm.bias - norm.running_mean * factor
-    margin = int(conv.padding[0])
-    padding = (margin, margin, margin, margin)
-    if isinstance(conv, Conv3x3) and conv.same_padding and conv.stride == (2, 2):
-        padding = _same_padding(size)
-    return Step(
-        kind="conv",
-        inputs=(source,),
-        output=name,
-        relu=relu,
-        stride=conv.stride[0],
-        padding=padding,
-        weight=weight.detach().cpu().contiguous(),
-        bias=bias.detach().cpu(),
-    )
-
-
-def _halved(size: Size) -> Size:
-    return (size[0] + 1) // 2, (size[1] + 1) // 2
-
-
-def _same_padding(size: Size) -> tuple[int, int, int, int]:
-    """As `pad_same` does."""
-    return size[1] % 2, 1, size[0] % 2, 1
-
-
 # Calibration
 
 
-def activation_ranges(steps: list[Step], images: Tensor, scale: Tensor, shift: Tensor) -> dict[str, Range]:
-    """The range of each activation that 8 bits should cover.
+@torch.no_grad()
+def activation_ranges(resnet: ResNet, images: Tensor, scale: Tensor, shift: Tensor) -> dict[str, Range]:
+    """The range of each activation that 8 bits should cover, by the name of its step.
 
     Args:
-        steps: from `resnet_steps`.
-        images: uint8 [N, H, W, C].
+        resnet: in eval mode; not changed.
+        images: calibration frames, uint8 [N, H, W, C].
         scale: float32 [C]; the network's input is `pixel * scale + shift`.
         shift: float32 [C].
     """
+    require_int8(resnet)
+    steps = resnet_steps(resnet, (images.shape[1], images.shape[2]))
     generator = torch.Generator().manual_seed(0)
     samples: dict[str, list[Tensor]] = {step.output: [] for step in steps}
     for batch in torch.split(images, _BATCH):
@@ -182,27 +88,29 @@ def _step_and_zero(limits: Range) -> tuple[float, int]:
     return step, round(-limits[0] / step)
 
 
-# The ONNX file
+# The ONNX graph
 
 
-def quantize(resnet: ResNet, images: Tensor, scale: Tensor, shift: Tensor) -> bytes:
+def onnx_graph(
+    resnet: ResNet, size: tuple[int, int], ranges: Mapping[str, Range], scale: Tensor, shift: Tensor
+) -> bytes:
     """An ONNX model from `windows` of `bytes_to_windows` to the feature map float32 [N, C', h, w].
 
     Args:
         resnet: in eval mode; not changed.
-        images: calibration frames, uint8 [N, H, W, C].
+        size: of the images, (H, W).
+        ranges: from `activation_ranges`, for every step of the ResNet.
         scale: float32 [C]; the network's input is `pixel * scale + shift`.
         shift: float32 [C].
     """
-    height, width, channels = images.shape[1:]
     with torch.no_grad():
-        steps = resnet_steps(resnet, (height, width))
-        ranges = activation_ranges(steps, images, scale, shift)
+        steps = resnet_steps(resnet, size)
         steps[0] = _on_bytes(steps[0], scale, shift)
     graph = _Graph()
     for step in steps:
         graph.add(step, ranges[step.output])
-    return graph.serialized((height + 6, (width + 1) // 2, WINDOW * channels), steps[-1].output)
+    height, width = size
+    return graph.serialized((height + 6, (width + 1) // 2, WINDOW * len(scale)), steps[-1].output)
 
 
 def _on_bytes(stem: Step, scale: Tensor, shift: Tensor) -> Step:
@@ -290,13 +198,14 @@ class _Graph:
         self._nodes.append(dequantize)
 
     def _weights(self, step: Step) -> tuple[str, str]:
-        """Constants for int8 weights with one scale per output channel, and for the int32 bias."""
+        """Constants for weights of 7 bits with one scale per output channel, and for the int32 bias."""
         assert step.weight is not None and step.bias is not None
         weight, bias = step.weight.double().numpy(), step.bias.double().numpy()
-        scale = np.maximum(np.abs(weight).max((1, 2, 3)) / 127, 1e-12).astype(np.float32)
+        scale = np.maximum(np.abs(weight).max((1, 2, 3)) / WEIGHT_LIMIT, 1e-12).astype(np.float32)
         bias_scale = scale * np.float32(self._steps[step.inputs[0]])
         names = (f"{step.output}.weight", f"{step.output}.bias")
-        rounded = np.clip(np.rint(weight / scale[:, None, None, None]), -127, 127).astype(np.int8)
+        whole = np.rint(weight / scale[:, None, None, None])
+        rounded = np.clip(whole, -WEIGHT_LIMIT, WEIGHT_LIMIT).astype(np.int8)
         sums = np.clip(np.rint(bias / bias_scale), -(2**31), 2**31 - 1).astype(np.int32)
         for name, value, size in zip(names, (rounded, sums), (scale, bias_scale), strict=True):
             self._constant(f"{name}.u8", value)
@@ -322,11 +231,11 @@ class QuantizedEncoder(nn.Module):
     """Stands in for a `ResNet`: uint8 [N, C, H, W] (not normalised) -> float32 [N, C', h, w].
 
     Args:
-        file: from `quantize`.
+        graph: from `onnx_graph`; never read from a file, since a graph may name other files to be read.
         border: uint8 [C]; see `bytes_to_windows`.
     """
 
-    def __init__(self, file: bytes, border: Tensor) -> None:
+    def __init__(self, graph: bytes, border: Tensor) -> None:
         super().__init__()
         runtime = _import_runtime()
         options = runtime.SessionOptions()
@@ -334,7 +243,7 @@ class QuantizedEncoder(nn.Module):
         # layer, and spin meanwhile on the cores that torch wants.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._run: Callable[..., list[NDArray[np.float32]]] = runtime.InferenceSession(
-            file, options, providers=["CPUExecutionProvider"]
+            graph, options, providers=["CPUExecutionProvider"]
         ).run
         self._border: UInt8Array = border.numpy()
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="guerdon-int8")
@@ -353,6 +262,21 @@ class QuantizedEncoder(nn.Module):
 def border_pixel(scale: Tensor, shift: Tensor) -> Tensor:
     """uint8 [C]: the pixel that normalisation makes (nearly) zero, as padding is."""
     return torch.round(-shift / scale).clamp(0, 255).to(torch.uint8)
+
+
+def require_int8(resnet: ResNet | None = None) -> None:
+    """Raise unless the packages that int8 needs are installed; to be asked before hours of work.
+
+    Args:
+        resnet: must be one that can be quantised, if it is known already.
+    """
+    _import_onnx()
+    _import_runtime()
+    if resnet is not None and resnet.norm != "batch":
+        raise ConfigError(
+            "int8 scoring needs an encoder with BatchNorm, not GroupNorm as this one has: "
+            "use precision fp32 or bf16"
+        )
 
 
 def _import_onnx() -> Any:

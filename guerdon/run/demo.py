@@ -16,7 +16,7 @@ from guerdon.config import GuerdonConfig, LearnerConfig, load_config
 from guerdon.datasets.audit import audit
 from guerdon.datasets.preview import write_preview
 from guerdon.fit import FitResult, fit_reward_model
-from guerdon.models.int8 import int8_path
+from guerdon.models.int8_file import int8_path
 from guerdon.run.attempts import collect_clone
 from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.judge import card

@@ -22,7 +22,7 @@ from guerdon.fit.quantized import quantize_checkpoint
 from guerdon.fit.threshold import Threshold, choose_threshold
 from guerdon.models import load_checkpoint
 from guerdon.models.calibration import fires
-from guerdon.models.int8 import int8_path
+from guerdon.models.int8_file import int8_path
 from guerdon.serve import ImageRewardWorker
 from guerdon.store.atomic import write_atomic
 from guerdon.types import FloatArray, UInt8Array, display_path
