@@ -13,7 +13,7 @@ from guerdon.store import StoreWriter, convert, get_format
 from tests.fit.synthetic import episode, write_store
 
 ROOT = Path(__file__).parent.parent
-SMALL = ["reward.model.width=4", "reward.model.image_size=[3,32,32]", "reward.model.hidden_dim=16"]
+SMALL = ["reward.model.width=8", "reward.model.image_size=[3,32,32]", "reward.model.hidden_dim=16"]
 
 
 def run(command, cwd, code=0):

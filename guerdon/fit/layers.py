@@ -76,7 +76,8 @@ class _Normalise(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: dist.ProcessGroup | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        values, channels = x.float(), x.shape[1]
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        values, channels = x.to(dtype), x.shape[1]
         own = torch.zeros(2 * channels + 1, dtype=torch.float64, device=x.device)
         own[-1] = number = values.numel() // channels
         if number:
@@ -91,25 +92,25 @@ class _Normalise(torch.autograd.Function):
         count = counts.sum()
         mean = (means * counts).sum(0) / count
         var = ((variances + (means - mean).square()) * counts).sum(0) / count
-        scale = torch.rsqrt(var + eps).float()
-        normal = (values - mean.float()[:, None, None]) * scale[:, None, None]
+        scale = torch.rsqrt(var + eps).to(dtype)
+        normal = (values - mean.to(dtype)[:, None, None]) * scale[:, None, None]
         ctx.save_for_backward(normal, weight, scale, count)
         ctx.group, ctx.dtype = group, x.dtype
-        y = torch.addcmul(bias.float()[:, None, None], normal, weight.float()[:, None, None])
-        statistics = mean.float(), var.float(), count.float()
+        y = torch.addcmul(bias.to(dtype)[:, None, None], normal, weight.to(dtype)[:, None, None])
+        statistics = mean.to(dtype), var.to(dtype), count.to(dtype)
         ctx.mark_non_differentiable(*statistics)
         return y.to(x.dtype), *statistics
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         normal, weight, scale, count = ctx.saved_tensors
-        grad = gradients[0].float()
+        grad = gradients[0].to(normal.dtype)
         own = _sums(grad, normal)
         sums = own.clone()
         dist.all_reduce(sums, group=ctx.group)
-        shared = (sums / count).float()
+        shared = (sums / count).to(normal.dtype)
         inner = grad - shared[0][:, None, None] - normal * shared[1][:, None, None]
-        of_x = inner * (weight.float() * scale)[:, None, None]
+        of_x = inner * (weight.to(normal.dtype) * scale)[:, None, None]
         of_bias, of_weight = own.to(weight.dtype)
         return of_x.to(ctx.dtype), of_weight, of_bias, None, None
 

@@ -186,7 +186,7 @@ def test_a_camera_that_looks_away_is_noticed_and_a_good_one_is_not(
         "cannot be told apart by camera 'base_camera'" in message
         and "Does it show the robot and the goal" in message
     )
-    model = RewardModelConfig(arch="resnet10", width=4, image_size=(3, 32, 32), hidden_dim=8)
+    model = RewardModelConfig(arch="resnet10", width=8, image_size=(3, 32, 32), hidden_dim=8)
     for data, warned in ((good, False), (bad, True)):
         caplog.clear()
         cfg = FitConfig(epochs=1, data=FitDataConfig(path=str(data)))

@@ -37,13 +37,14 @@ from guerdon.fit.team import Team
 from guerdon.models import build_model, load_checkpoint
 from guerdon.serve import RewardManager
 from guerdon.store import EpisodeStore
+from tests.fit.float64 import MARK, use_float64
 from tests.fit.synthetic import write_store
 
 # BatchNorm is trained, dropout and augmentation draw, two heads share an encoder: all that could disagree.
 MODEL = RewardModelConfig(
     model_type="binary_classifier",
     arch="resnet10",
-    width=4,
+    width=8,
     image_size=(3, 32, 32),
     hidden_dim=16,
     dropout=0.3,
@@ -58,7 +59,8 @@ FIT = FitConfig(
     optim=OptimConfig(lr=1e-3),
     augment=AugmentConfig(shift_pixels=2, color=0.2, blur=0.3, num_views=2),
 )
-RTOL = 1e-5
+EXACT = 1e-7
+"""How far losses in float64 may part: nine steps of Adam make less than that of its 1e-16."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,8 +75,12 @@ def two_threads():
 @pytest.fixture(scope="module", autouse=True)
 def own_fork_server():
     """The server of `fit` below goes with these tests: the simulator's is another, which knows a driver."""
-    multiprocessing.set_forkserver_preload(["guerdon.fit.distributed", "torch._dynamo"])
+    multiprocessing.set_forkserver_preload(
+        ["guerdon.fit.distributed", "torch._dynamo", "tests.fit.float64_server"]
+    )
+    forget = use_float64()
     yield
+    forget()
     forkserver._forkserver._stop()
 
 
@@ -88,12 +94,16 @@ def on(data, processes=1, **changes):
     return replace(FIT, data=FitDataConfig(path=str(data)), distributed=distributed, **changes)
 
 
-def fit(settings, folder, model=MODEL, start="forkserver", **options):
+def fit(settings, folder, model=MODEL, start="forkserver", exact=False, **options):
     """A fit whose ranks are forked from a process that has imported what they need and done nothing else.
 
+    `exact` computes in float64; forked ranks can, and this process.
     Started anew, as users have it (`spawn`), a rank spends most of so small a fit importing: that is left to
     the tests of how fits end, of what they print, and of commands.
     """
+    if exact:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).touch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("guerdon.fit.distributed.START_METHOD", start)
         return fit_reward_model(model, settings, folder=folder, tensorboard=False, **options)
@@ -104,10 +114,23 @@ def losses(folder):
     return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
 
 
-def assert_same_losses(left, right, rtol=RTOL):
+def assert_same_losses(left, right):
+    """Of two fits in float64, step by step."""
     left, right = losses(left), losses(right)
     assert list(left) == list(right)
-    np.testing.assert_allclose(list(left.values()), list(right.values()), rtol=rtol)
+    np.testing.assert_allclose(list(left.values()), list(right.values()), rtol=EXACT)
+
+
+def assert_same_course(left, right):
+    """Of two fits in float32: the first loss is that of the same weights, the others may part a little.
+
+    With two orders of summation and a rate of 1e-4 the losses of two steps differed by up to 7e-5, at 1e-3 by
+    0.9% in ten steps (see `float64.py` for why); frames of another draw change a loss by more than 5%.
+    """
+    left, right = losses(left), losses(right)
+    assert list(left) == list(right)
+    np.testing.assert_allclose(left[1], right[1], rtol=1e-5)
+    np.testing.assert_allclose(list(left.values()), list(right.values()), rtol=0.01)
 
 
 def frames_of(data, count=60):
@@ -123,13 +146,13 @@ def scores(checkpoint, data):
 @pytest.fixture(scope="module")
 def alone(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    return folder, fit(on(data), folder)
+    return folder, fit(on(data), folder, exact=True)
 
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp"])
 def pair(request, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    return folder, fit(on(data, 2, backend=request.param), folder)
+    return folder, fit(on(data, 2, backend=request.param), folder, exact=True)
 
 
 def test_two_ranks_give_the_losses_of_one(alone, pair):
@@ -140,7 +163,7 @@ def test_two_ranks_give_the_losses_of_one(alone, pair):
 
 def test_their_checkpoint_is_that_of_one_process(alone, pair, data):
     one, two = alone[1], pair[1]
-    assert two.metrics == pytest.approx(one.metrics, rel=1e-3, nan_ok=True)
+    assert two.metrics == pytest.approx(one.metrics, rel=1e-4, nan_ok=True)  # of weights kept in float32
     assert (two.best_step, two.num_steps) == (one.best_step, one.num_steps)
     for name in ("best.pt", "reward_model_best.pt", "step_4/checkpoint.pt"):
         left, right = (
@@ -152,12 +175,12 @@ def test_their_checkpoint_is_that_of_one_process(alone, pair, data):
         assert states[0].keys() == states[1].keys()
         for key, entry in states[0].items():  # gradients of the right size, which Adam's steps do not show
             assert entry["step"] == states[1][key]["step"]
-            torch.testing.assert_close(states[1][key]["exp_avg"], entry["exp_avg"], rtol=1e-2, atol=1e-5)
+            torch.testing.assert_close(states[1][key]["exp_avg"], entry["exp_avg"], rtol=1e-5, atol=1e-9)
         for key, value in left["model_state_dict"].items():
-            torch.testing.assert_close(right["model_state_dict"][key], value, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(right["model_state_dict"][key], value, rtol=1e-5, atol=1e-7)
             assert type(right["model_state_dict"][key]) is torch.Tensor
     np.testing.assert_allclose(
-        scores(two.checkpoint, data), scores(one.checkpoint, data), rtol=1e-3, atol=1e-4
+        scores(two.checkpoint, data), scores(one.checkpoint, data), rtol=1e-4, atol=1e-5
     )
     assert two.contract.threshold == load_checkpoint(two.checkpoint)[1].threshold
 
@@ -165,10 +188,10 @@ def test_their_checkpoint_is_that_of_one_process(alone, pair, data):
 def assert_it_goes_on(folder, settings, tmp_path):
     """From the checkpoint of step 4 of the run in `folder`, to the losses that it had afterwards."""
     shutil.copytree(folder / "checkpoints" / "step_4", tmp_path / "step_4")
-    fit(settings, tmp_path / "run", resume_dir=tmp_path)
+    fit(settings, tmp_path / "run", resume_dir=tmp_path, exact=True)
     before, after = losses(folder), losses(tmp_path / "run")
     assert list(after) == list(before)[4:]
-    np.testing.assert_allclose(list(after.values()), list(before.values())[4:], rtol=RTOL)
+    np.testing.assert_allclose(list(after.values()), list(before.values())[4:], rtol=EXACT)
 
 
 def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(pair, data, tmp_path):
@@ -181,8 +204,8 @@ def test_a_checkpoint_of_one_process_goes_on_in_two_ranks(alone, data, tmp_path)
 
 @pytest.mark.slow
 def test_three_ranks_with_micro_batches_have_the_same_frames_in_flight(data, tmp_path):
-    fit(on(data, global_batch_size=36, micro_batch_size=12), tmp_path / "one")
-    fit(on(data, 3, global_batch_size=36, micro_batch_size=4), tmp_path / "three")
+    fit(on(data, global_batch_size=36, micro_batch_size=12), tmp_path / "one", exact=True)
+    fit(on(data, 3, global_batch_size=36, micro_batch_size=4), tmp_path / "three", exact=True)
     assert_same_losses(tmp_path / "one", tmp_path / "three")
 
 
@@ -205,7 +228,7 @@ def test_encoding_once_is_shared_and_accumulation_gives_the_whole_batch(frozen, 
     finally:
         logging.getLogger("guerdon").setLevel(logging.NOTSET)
     assert len(losses(tmp_path / "two")) == 2
-    assert_same_losses(tmp_path / "one", tmp_path / "two")
+    assert_same_course(tmp_path / "one", tmp_path / "two")
     assert not list((tmp_path / "two").glob("features*"))
     assert capfd.readouterr().err.count("fsdp over 2 processes, cpu") == 1  # rank 0 speaks for all
 
@@ -213,20 +236,22 @@ def test_encoding_once_is_shared_and_accumulation_gives_the_whole_batch(frozen, 
 @pytest.mark.slow
 def test_accumulation_in_one_process_draws_the_same_numbers(frozen, data, tmp_path, monkeypatch):
     monkeypatch.setattr("guerdon.fit.trainer.Trainer._may_cache", lambda self: False)
-    fit(on(data), tmp_path / "whole", frozen)
-    fit(on(data, micro_batch_size=5), tmp_path / "parts", frozen)
+    fit(on(data), tmp_path / "whole", frozen, exact=True)
+    fit(on(data, micro_batch_size=5), tmp_path / "parts", frozen, exact=True)
     assert_same_losses(tmp_path / "whole", tmp_path / "parts")
 
 
 @pytest.mark.slow
-def test_bf16_is_another_arithmetic_and_agrees_with_itself(alone, data, tmp_path):
-    fit(on(data, precision="bf16"), tmp_path / "one")
-    fit(on(data, 2, precision="bf16"), tmp_path / "two")
+def test_bf16_is_another_arithmetic_and_agrees_with_itself(data, tmp_path):
+    slow = OptimConfig(lr=1e-6)  # the weights stay: what differs is arithmetic, not what Adam makes of it
+    fit(on(data, optim=slow), tmp_path / "exact", exact=True)
+    fit(on(data, precision="bf16", optim=slow), tmp_path / "one")
+    fit(on(data, 2, precision="bf16", optim=slow), tmp_path / "two")
     left, right, exact = (
-        np.array(list(losses(folder).values())) for folder in (tmp_path / "one", tmp_path / "two", alone[0])
+        np.array(list(losses(tmp_path / name).values())) for name in ("one", "two", "exact")
     )
-    assert np.abs(left - exact[: len(left)]).max() > 1e-5
-    np.testing.assert_allclose(left, exact[: len(left)], rtol=0.05)
+    assert np.abs(left - exact).max() > 1e-5
+    np.testing.assert_allclose(left, exact, rtol=0.05)
     np.testing.assert_allclose(left, right, rtol=0.02)
     weights = load_checkpoint(tmp_path / "two" / "checkpoints" / "best_model")[0].state_dict()
     assert all(value.dtype != torch.bfloat16 for value in weights.values())
@@ -442,7 +467,7 @@ def command(data, folder, *more):
         "runner.logger.backends=[]",
         "reward.model.model_type=binary_classifier",
         "reward.model.arch=resnet10",
-        "reward.model.width=4",
+        "reward.model.width=8",
         "reward.model.image_size=[3,32,32]",
         "fit.global_batch_size=32",
         "fit.log_interval=1",
@@ -511,5 +536,5 @@ def test_torchrun_gives_the_losses_of_the_command_alone(data, tmp_path):
         result = subprocess.run([*program, *arguments], **options)
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout)["num_steps"] == 8  # printed once
-    assert_same_losses(tmp_path / "alone", tmp_path / "team")
+    assert_same_course(tmp_path / "alone", tmp_path / "team")
     assert (tmp_path / "team" / "summary.json").exists()

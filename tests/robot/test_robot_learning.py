@@ -44,7 +44,7 @@ SMALL = {
     ],
     "process_realworld_data.py": [],
     "run_reward_training.sh": [
-        "runner.max_epochs=16", "reward.model.arch=resnet10", "reward.model.width=4", "fit.optim.lr=3e-3",
+        "runner.max_epochs=16", "reward.model.arch=resnet10", "reward.model.width=8", "fit.optim.lr=3e-3",
         f"reward.model.image_size=[3,{SIZE},{SIZE}]", "runner.logger.backends=[]",
     ],
 }  # fmt: skip

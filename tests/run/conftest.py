@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory):
     """Its threshold is the median of what it says of random play."""
     torch.manual_seed(0)
     model = build_model(
-        RewardModelConfig(arch="resnet10", width=4, image_size=(3, 24, 24), hidden_dim=8)
+        RewardModelConfig(arch="resnet10", width=8, image_size=(3, 24, 24), hidden_dim=8)
     ).eval()
     frames = views(64)
     with torch.no_grad():

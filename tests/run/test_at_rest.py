@@ -22,7 +22,7 @@ from guerdon.wrappers import LearnedRewardVectorWrapper
 from tests.run.conftest import SIZE
 from tests.run.short_runs import SAC, lines, make_runner
 
-SMALL = {"arch": "resnet10", "width": 4, "image_size": (3, 24, 24), "hidden_dim": 8}
+SMALL = {"arch": "resnet10", "width": 8, "image_size": (3, 24, 24), "hidden_dim": 8}
 
 
 def untrained(folder, **settings):

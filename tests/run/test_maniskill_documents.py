@@ -47,7 +47,7 @@ SHORT = [
     f"learner.total_steps={4 * STEPS}",
     "runner.logger.backends=[]",
 ]
-SMALL = ["reward.model.width=4", "reward.model.image_size=[3,32,32]", "reward.model.hidden_dim=16"]
+SMALL = ["reward.model.width=8", "reward.model.image_size=[3,32,32]", "reward.model.hidden_dim=16"]
 FEW = ["collect.policy_noise=0.0", "reward.data_collection.max_positive_trajectories=6"]
 FEW += [
     "reward.data_collection.max_negative_trajectories=4",

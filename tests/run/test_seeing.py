@@ -25,7 +25,7 @@ def two_frames(tmp_path_factory):
     """An untrained model that judges two frames together; its threshold is the median over random play."""
     torch.manual_seed(0)
     model = build_model(
-        RewardModelConfig(arch="resnet10", width=4, image_size=(3, 24, 24), hidden_dim=8, num_frames=2)
+        RewardModelConfig(arch="resnet10", width=8, image_size=(3, 24, 24), hidden_dim=8, num_frames=2)
     ).eval()
     stacks = np.stack([views(64), views(64, seed=1)], axis=1)
     with torch.no_grad():

@@ -18,7 +18,7 @@ from guerdon.store import EpisodeStore, convert
 from tests.fit.synthetic import write_store
 
 MODEL = RewardModelConfig(
-    model_type="binary_classifier", arch="resnet10", width=4, image_size=(3, 32, 32), hidden_dim=16
+    model_type="binary_classifier", arch="resnet10", width=8, image_size=(3, 32, 32), hidden_dim=16
 )
 
 

@@ -1,0 +1,36 @@
+"""Fits in float64, so that rounding does not decide what a test of equal losses says.
+
+Adam's first steps are the signs of gradients, also of those that are nothing but rounding, and a ReLU near 0
+turns a last digit into a gradient that is there or not. In float32 two orders of summation therefore part by
+up to 1% within ten steps, more on one processor than on another; in float64 by nine digits less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from guerdon.fit.trainer import Trainer
+from guerdon.models import RewardModel
+
+MARK = "FLOAT64"
+"""A file of this name in a run's folder asks for float64, in whatever process the fit runs."""
+
+
+def use_float64() -> Callable[[], None]:
+    """Teach this process to heed the mark; returns how to forget it."""
+    init, preprocess = Trainer.__init__, RewardModel.preprocess
+
+    def init_in_float64(self: Trainer, model: RewardModel, *args: Any, folder: Path, **options: Any) -> None:
+        init(self, model.double() if (folder / MARK).exists() else model, *args, folder=folder, **options)
+
+    def pixels_of_the_models_type(self: RewardModel, frames: Any) -> Any:
+        return preprocess(self, frames).to(next(self.parameters()).dtype)
+
+    Trainer.__init__, RewardModel.preprocess = init_in_float64, pixels_of_the_models_type  # type: ignore
+
+    def forget() -> None:
+        Trainer.__init__, RewardModel.preprocess = init, preprocess  # type: ignore
+
+    return forget
