@@ -148,8 +148,10 @@ def _collect(arguments: argparse.Namespace) -> int:
     from guerdon.collect.collector import open_npy_archive
     from guerdon.collect.run import collect
     from guerdon.config import load_config
+    from guerdon.config.unused import log_without_effect
 
     config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    log_without_effect(config)
     section = replace(config.collect, resume=config.collect.resume or arguments.resume)
     if config.env.eval.env_type == "robot":  # the real-world document has its robot there
         from guerdon.collect.robot import collect_robot

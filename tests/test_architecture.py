@@ -10,6 +10,7 @@ import guerdon
 STREET = [
     "errors",
     "types",
+    "strict_json",
     "images",
     "moments",
     "adam",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from guerdon.config.limits import Range
 from guerdon.errors import ConfigError
@@ -32,6 +36,22 @@ def build(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
         ConfigError: A key is unknown, or a value is missing, of the wrong type or out of range.
     """
     return cast(T, _Builder(cls, path).value(cls, data, path))
+
+
+class Checked:
+    """A section of settings that checks itself, however it is made: by `build`, from Python, by `replace`.
+
+    The type of a field says what it may hold (`limits.py`), and the code of `build` checks it. Values
+    in another form take that of the type: lists become tuples, paths text, mappings sections.
+    """
+
+    def __post_init__(self) -> None:
+        """Raise a `ConfigError` for the first field that does not hold what its type says."""
+        cls: type = type(self)
+        builder = _Builder(cls, cls.__name__)
+        for name, hint in _hints(cls).items():
+            value = builder.value(hint, getattr(self, name), f"{cls.__name__}.{name}")
+            object.__setattr__(self, name, value)
 
 
 def to_plain(value: Any) -> Any:
@@ -128,7 +148,8 @@ class _Builder:
         if origin is Annotated:
             return self._limited(hint, value, path)
         if is_dataclass(hint):
-            return self._section(cast(type, hint), value, path)
+            checked = isinstance(value, cast(type, hint)) and isinstance(value, Checked)
+            return value if checked else self._section(cast(type, hint), value, path)
         if origin is Literal:
             return self._choice(hint, value, path)
         if origin in (list, tuple):
@@ -207,12 +228,13 @@ class _Builder:
 
     def _choice(self, hint: Any, value: Any, path: str) -> Any:
         choices = get_args(hint)
-        if not any(value == choice and type(value) is type(choice) for choice in choices):
+        if not any(type(value) is type(choice) and value == choice for choice in choices):
             raise self._wrong(hint, value, path)
         return value
 
     def _sequence(self, hint: Any, value: Any, path: str) -> Any:
         origin, args = get_origin(hint), get_args(hint)
+        value = value.tolist() if isinstance(value, np.ndarray) else value
         if not isinstance(value, Sequence) or isinstance(value, str | bytes):
             raise self._wrong(hint, value, path)
         fixed = origin is tuple and args[-1] is not Ellipsis
@@ -225,16 +247,22 @@ class _Builder:
         return tuple(items) if origin is tuple else items
 
     def _scalar(self, hint: Any, value: Any, path: str) -> Any:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = isinstance(value, Real) and not isinstance(value, bool)
         if hint is float:
             converted = _as_float(value) if number or isinstance(value, str) else None
             if converted is not None:
                 return converted
         elif hint is int:
-            if number and isinstance(value, int):
-                return value
-            if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value):  # ${oc.env:...} gives text
+            if number and isinstance(value, Integral):
                 return int(value)
+            if isinstance(value, str) and re.fullmatch(
+                r"[+-]?[0-9]{1,300}", value
+            ):  # ${oc.env:...} gives text
+                return int(value)
+        elif hint is str and isinstance(value, os.PathLike) and isinstance(os.fspath(value), str):
+            return os.fspath(value)
+        elif hint is bool and isinstance(value, np.bool_):
+            return bool(value)
         elif isinstance(value, hint):
             return value
         raise self._wrong(hint, value, path)
@@ -262,7 +290,7 @@ class _Builder:
         return ConfigError(f"{where} must be {describe(hint)}, not {_show(value)}{kind}{remedy}")
 
 
-def _as_float(value: int | float | str) -> float | None:
+def _as_float(value: Any) -> float | None:
     """A number, also from text such as `1e-4` that YAML 1.1 takes for a string; None for NaN and others."""
     try:
         number = float(value)

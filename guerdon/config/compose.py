@@ -6,6 +6,7 @@ job folder, no change of directory, and its global state is as before when a cal
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import warnings
@@ -13,17 +14,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import guerdon
 from guerdon.config.compat import Override
 from guerdon.config.nested import merged
+from guerdon.config.yaml_files import check_file
 from guerdon.errors import ConfigError
 from guerdon.types import display_path
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override as HydraOverride
+    from hydra.plugins.config_source import ConfigResult, ConfigSource
 
 PACKAGE_CONF = Path(guerdon.__file__).parent / "conf"
 """The configs and groups that come with the package."""
@@ -41,7 +45,7 @@ class SplitOverrides:
     """Values of settings, in their order."""
 
 
-def search_dirs(config_path: str | None) -> list[Path]:
+def search_dirs(config_path: str | os.PathLike[str] | None) -> list[Path]:
     """Where configs and groups are looked for: the given folder first, then the package's own.
 
     Raises:
@@ -63,7 +67,7 @@ def split_overrides(overrides: Sequence[str], dirs: Sequence[Path]) -> SplitOver
     """
     hydra: list[str] = []
     values: list[Override] = []
-    for text in overrides:
+    for text in [overrides] if isinstance(overrides, str) else overrides:
         parsed = _parse(text)
         key = parsed.key_or_group
         if parsed.is_sweep_override():
@@ -97,7 +101,7 @@ def compose_tree(
     appended = ["+" + text.lstrip("+") for text in group_overrides if text.startswith("+")]
     if config_name is not None:
         dirs = _home_first(config_name, dirs)
-    with _errors_explained(dirs), _hydra(dirs):
+    with errors_explained(dirs), _hydra(dirs):
         search = _search_path_override(config_name, chosen, dirs)
         while True:
             try:
@@ -122,7 +126,7 @@ def _parse(text: str) -> HydraOverride:
         parsed = OverridesParser.create().parse_override(text)
         if not parsed.key_or_group:
             raise HydraException("there is no key")
-    except HydraException as error:
+    except (HydraException, RecursionError) as error:
         raise ConfigError(
             f"cannot read the override {text!r} ({_one_line(error)}): "
             "it must look like key=value; put a value with special characters in quotes, 'key=\"value\"'"
@@ -147,18 +151,50 @@ def _compose(config_name: str | None, overrides: list[str]) -> dict[Any, Any]:
 def _hydra(dirs: Sequence[Path]) -> Iterator[None]:
     """Hydra set up for `dirs[0]`; whatever was set up before is restored."""
     from hydra import initialize_config_dir
+    from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.plugins import Plugins
     from hydra.version import VersionBase
 
     with _LOCK:
         before, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
         GlobalHydra.instance().clear()
+        Plugins.instance()  # fills the registry
+        sources = SourcesRegistry.instance().types
+        reader = sources["file"]
+        sources["file"] = _limited(reader)
         try:
             with initialize_config_dir(str(dirs[0]), job_name="guerdon", version_base="1.3"):
                 yield
         finally:
+            sources["file"] = reader
             GlobalHydra.instance().hydra = before
             VersionBase.instance().version_base = version
+
+
+@cache
+def _limited(reader: type[ConfigSource]) -> type[ConfigSource]:
+    """Hydra's reader of files, but for files that are beyond the limits of `yaml_files`."""
+
+    class LimitedFiles(reader):  # type: ignore[misc,valid-type]
+        def load_config(self, config_path: str) -> ConfigResult:
+            path = Path(self.path) / self._normalize_file_name(config_path)
+            if path.exists():
+                check_file(path)
+            with file_named(path):
+                result: ConfigResult = super().load_config(config_path)
+            return result
+
+    return LimitedFiles
+
+
+@contextmanager
+def file_named(path: Path) -> Iterator[None]:
+    """What Python's own conversions say of a file (`!!int x`), as a `ConfigError` that names it."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError) as error:
+        raise ConfigError(f"{display_path(path)} is no config: {_one_line(error)}") from error
 
 
 def _search_path_override(config_name: str | None, chosen: list[str], dirs: Sequence[Path]) -> str:
@@ -168,7 +204,9 @@ def _search_path_override(config_name: str | None, chosen: list[str], dirs: Sequ
     added: list[Any] = []
     primary = None if config_name is None else _find(config_name, dirs)
     if primary is not None:
-        config = OmegaConf.load(primary)
+        check_file(primary)
+        with file_named(primary):
+            config = OmegaConf.load(primary)
         if not OmegaConf.is_dict(config):
             raise ConfigError(f"{display_path(primary)} holds a list: a config is made of key: value lines")
         added.extend(OmegaConf.select(config, "hydra.searchpath") or [])
@@ -216,7 +254,7 @@ def _not_in_defaults_list(error: Exception, chosen: Sequence[str]) -> str | None
 
 
 @contextmanager
-def _errors_explained(dirs: Sequence[Path]) -> Iterator[None]:
+def errors_explained(dirs: Sequence[Path]) -> Iterator[None]:
     """Hydra's, OmegaConf's and YAML's errors as a ConfigError of one line."""
     from hydra.errors import HydraException, MissingConfigException
     from omegaconf.errors import OmegaConfBaseException
@@ -239,7 +277,11 @@ def _errors_explained(dirs: Sequence[Path]) -> Iterator[None]:
         raise ConfigError(f"{group} has no option {option!r}{_nearest(option, options)}") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_one_line(error.__cause__ or error)) from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, AssertionError) as error:
+        where = ", ".join(display_path(folder) for folder in dirs)
+        raise ConfigError(f"Hydra cannot compose the configs in {where}: {_one_line(error)}") from error
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else f"{text[:297]}..."

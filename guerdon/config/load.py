@@ -7,6 +7,7 @@ schema fill the rest; `${...}` is resolved; and only then every key and type is 
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -18,13 +19,16 @@ from guerdon.config.compat import Override, notice_line, translate, with_robot_a
 from guerdon.config.compose import compose_tree, search_dirs, split_overrides
 from guerdon.config.nested import merged
 from guerdon.config.schema import GuerdonConfig
+from guerdon.config.yaml_files import check_references
 from guerdon.errors import ConfigError
 
 _LOGGER = logging.getLogger("guerdon")
 
 
 def load_config(
-    config_name: str | None, overrides: Sequence[str] = (), config_path: str | None = None
+    config_name: str | os.PathLike[str] | None,
+    overrides: Sequence[str] = (),
+    config_path: str | os.PathLike[str] | None = None,
 ) -> GuerdonConfig:
     """Compose a config, apply overrides and check the result.
 
@@ -37,6 +41,7 @@ def load_config(
     Raises:
         ConfigError: In one or two lines, what is wrong and where.
     """
+    config_name = None if config_name is None else os.fspath(config_name)
     if config_name is not None and config_name.endswith((".yaml", ".yml")) and config_path is None:
         file = Path(config_name)
         if file.is_file():
@@ -63,7 +68,11 @@ def load_tree(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> Guerdon
     if split.hydra:
         raise ConfigError(f"{split.hydra[0]!r} chooses a config group: save the config and load the file")
     plain = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
-    return _finish(to_plain(plain), split.values)
+    try:
+        copied = to_plain(plain)
+    except RecursionError as error:
+        raise ConfigError("the settings are nested too deep, or contain themselves") from error
+    return _finish(copied, split.values)
 
 
 def _is_hydra_entry(entry: Any) -> bool:
@@ -85,10 +94,13 @@ def resolve_references(tree: Mapping[str, Any], schema: type = GuerdonConfig) ->
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    check_references(tree)
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(dict(tree)), resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(_reference_error(error, schema)) from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # of OmegaConf's own functions
+        raise ConfigError(f"a reference (${{...}}) cannot be resolved: {error}") from error
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}
 

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
+from guerdon.config.build import Checked
+from guerdon.config.limits import NonNegativeInt, PositiveFloat, PositiveInt
 from guerdon.config.tabletop import check_image_size, unknown_name
 from guerdon.errors import ConfigError
 
 ManiSkillObsMode: TypeAlias = Literal["state", "rgb", "state+rgb"]
+ManiSkillReward: TypeAlias = Literal["normalized_dense", "dense", "sparse", "none"]
+SimBackend: TypeAlias = Literal["auto", "cpu", "gpu"]
+Output: TypeAlias = Literal["numpy", "torch"]
 
-OBS_MODES = ("state", "rgb", "state+rgb")
+OBS_MODES: tuple[str, ...] = get_args(ManiSkillObsMode)
 _OTHER_OBS_MODES = {"rgb+state": "state+rgb"}
-REWARD_MODES = ("normalized_dense", "dense", "sparse", "none")
-SIM_BACKENDS = ("auto", "cpu", "gpu")
+REWARD_MODES: tuple[str, ...] = get_args(ManiSkillReward)
+SIM_BACKENDS: tuple[str, ...] = get_args(SimBackend)
 _OTHER_BACKENDS = {"physx_cpu": "cpu", "physx_cuda": "gpu", "cuda": "gpu"}
-OUTPUTS = ("numpy", "torch")
+OUTPUTS: tuple[str, ...] = get_args(Output)
 MAIN_CAMERA = "base_camera"
 """The one camera: it makes the images of observations and those that a reward model sees."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManiSkillConfig:
+class ManiSkillConfig(Checked):
     """Settings of a ManiSkill task; they stand in `init_params` of `env.train` and `env.eval`."""
 
     id: str = "PickCube-v1"
@@ -32,7 +37,7 @@ class ManiSkillConfig:
     `base_camera`, and under `state` what a robot knows without looking), or `state+rgb` (both in full)."""
     control_mode: str | None = None
     """How actions move the robot, such as `pd_ee_delta_pos`; null: the robot's own default."""
-    reward_mode: str = "normalized_dense"
+    reward_mode: ManiSkillReward = "normalized_dense"
     """The env reward: `normalized_dense`, `dense`, `sparse` (1 on every success frame) or `none`."""
     robot_uids: str | None = None
     """Another robot than the task's own."""
@@ -46,23 +51,23 @@ class ManiSkillConfig:
     """Where the camera is, in metres; null: a place from which the goal of the task is seen."""
     camera_target: tuple[float, float, float] | None = None
     """Where it looks."""
-    camera_fov: float | None = None
+    camera_fov: PositiveFloat | None = None
     """Its field of view, in radians."""
     shader_pack: str = "minimal"
     """How frames are drawn: `minimal` or, in all its splendour, `default`."""
-    max_episode_steps: int | None = None
+    max_episode_steps: PositiveInt | None = None
     """Steps after which an episode is truncated; null: as registered with the task."""
     terminate_on_success: bool = False
     """End the episode on success. Off by default: otherwise the length of an episode gives success away."""
-    sim_backend: Literal["auto", "cpu", "gpu"] = "auto"
+    sim_backend: SimBackend = "auto"
     """`cpu`: processes with several of them each; `gpu`: all in one batch; `auto`: a GPU if there is any."""
-    num_processes: int | None = None
+    num_processes: PositiveInt | None = None
     """Simulator processes on a CPU; null: one for each core, but no more than environments."""
-    max_restarts: int = 20
+    max_restarts: NonNegativeInt = 20
     """How often lost simulator processes are replaced, all together, before a run gives up."""
-    timeout_seconds: float = 300.0
+    timeout_seconds: PositiveFloat = 300.0
     """A simulator process that does not answer for so long counts as lost."""
-    output: Literal["numpy", "torch"] = "numpy"
+    output: Output = "numpy"
     """What a batch on a GPU returns: arrays, or tensors that stay on the device."""
     sim_config: dict[str, Any] = field(default_factory=dict)
     """ManiSkill's own `sim_config`, such as `{control_freq: 20}`."""
@@ -83,10 +88,6 @@ class ManiSkillConfig:
                 raise ConfigError(unknown_name(name, value, known))
         if self.render_mode not in (None, "rgb_array"):
             raise ConfigError(unknown_name("render_mode", self.render_mode, ["rgb_array"]))
-        for name in ("max_episode_steps", "num_processes"):
-            count = getattr(self, name)
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise ConfigError(f"{name} must be a whole number of at least 1 or null, not {count!r}")
         for name in ("camera_eye", "camera_target"):
             point = getattr(self, name)
             if point is not None:
@@ -97,6 +98,7 @@ class ManiSkillConfig:
         object.__setattr__(self, "sim_backend", backend)
         object.__setattr__(self, "image_size", check_image_size("image_size", self.image_size))
         object.__setattr__(self, "render_size", check_image_size("render_size", self.render_size))
+        super().__post_init__()
 
     @property
     def shows_images(self) -> bool:

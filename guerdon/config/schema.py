@@ -7,17 +7,20 @@ A component receives its own section, never the whole tree.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+from guerdon.config.build import Checked
 from guerdon.config.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from guerdon.config.schema_fit import FitConfig
 from guerdon.config.schema_learn import LearnerConfig
 from guerdon.config.schema_reward import RewardConfig
 from guerdon.config.schema_watch import MonitorConfig
 
+TaskType: TypeAlias = Literal["embodied", "text"]
+
 
 @dataclass(frozen=True, kw_only=True)
-class LoggerConfig:
+class LoggerConfig(Checked):
     """`runner.logger`."""
 
     log_path: str | None = None
@@ -27,10 +30,10 @@ class LoggerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunnerConfig:
+class RunnerConfig(Checked):
     """`runner`: the run as a whole."""
 
-    task_type: Literal["embodied", "text"] = "embodied"
+    task_type: TaskType = "embodied"
     """Judged by images, or by rules on text."""
     output_dir: str = "runs"
     """Where runs are kept."""
@@ -44,7 +47,7 @@ class RunnerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacementConfig:
+class PlacementConfig(Checked):
     """An entry of `cluster.component_placement` that names a node group."""
 
     node_group: str | int | None = None
@@ -54,7 +57,7 @@ class PlacementConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardwareConfig:
+class HardwareConfig(Checked):
     """`cluster.node_groups[].hardware`."""
 
     type: str
@@ -64,7 +67,7 @@ class HardwareConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeGroupConfig:
+class NodeGroupConfig(Checked):
     """An entry of `cluster.node_groups`."""
 
     label: str | int | None = None
@@ -76,7 +79,7 @@ class NodeGroupConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterConfig:
+class ClusterConfig(Checked):
     """`cluster`: machines, and which part runs where (`engine: ray`)."""
 
     address: str | None = None
@@ -90,7 +93,7 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsynchronousConfig:
+class AsynchronousConfig(Checked):
     """`asynchronous`: acting, judging and learning at the same time (SAC and DQN)."""
 
     enabled: bool = False
@@ -105,7 +108,7 @@ class AsynchronousConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvConfig:
+class EnvConfig(Checked):
     """`env.train` and `env.eval`: one set of parallel environments."""
 
     env_type: Literal["gymnasium", "maniskill", "robot"] = "gymnasium"
@@ -130,7 +133,7 @@ class EnvConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvsConfig:
+class EnvsConfig(Checked):
     """`env`: environments to learn in, and separate ones to measure in."""
 
     train: EnvConfig = field(default_factory=EnvConfig)
@@ -138,7 +141,7 @@ class EnvsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectConfig:
+class CollectConfig(Checked):
     """`collect`: stage 1, run a policy and keep labelled episodes."""
 
     enabled: bool = False
@@ -173,7 +176,7 @@ class CollectConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuerdonConfig:
+class GuerdonConfig(Checked):
     """The whole tree, as `config.yaml` in a run's folder shows it."""
 
     seed: NonNegativeInt = 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from guerdon.config.build import Checked
 from guerdon.config.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimConfig:
+class OptimConfig(Checked):
     """`fit.optim`."""
 
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -23,7 +24,7 @@ class OptimConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LRScheduleConfig:
+class LRScheduleConfig(Checked):
     """`fit.lr_sched`: the learning rate over time."""
 
     name: Literal["constant", "cosine", "step"] = "constant"
@@ -39,7 +40,7 @@ class LRScheduleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStopConfig:
+class EarlyStopConfig(Checked):
     """`fit.early_stop`."""
 
     patience: PositiveInt | None = None
@@ -49,7 +50,7 @@ class EarlyStopConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentConfig:
+class AugmentConfig(Checked):
     """`fit.augment`: random changes of training frames; all zero means none."""
 
     shift_pixels: NonNegativeInt = 0
@@ -65,7 +66,7 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationConfig:
+class CalibrationConfig(Checked):
     """`fit.calibration`: what the threshold of the fitted model promises."""
 
     target_false_positive_rate: Fraction = 0.01
@@ -75,7 +76,7 @@ class CalibrationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitDataConfig:
+class FitDataConfig(Checked):
     """`fit.data`: the labelled frames. Either `path`, or `positive_dir` and `negative_dir`."""
 
     path: str | None = None
@@ -99,7 +100,7 @@ class FitDataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributedConfig:
+class DistributedConfig(Checked):
     """`fit.distributed`: several processes that share every global batch."""
 
     num_processes: PositiveInt = 1
@@ -111,11 +112,12 @@ class DistributedConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitConfig:
+class FitConfig(Checked):
     """`fit`: stage 2, from labelled episodes to a reward model."""
 
     enabled: bool = False
-    """Fit a reward model within `guerdon train`; `guerdon train-reward` always does."""
+    """Of the documents; `guerdon train-reward` fits whatever it says, and `guerdon train` only says that it
+    does not."""
     only: bool = False
     """Fit and end, without touching the environment."""
     backend: Literal["auto", "simple", "ddp", "fsdp"] = "auto"

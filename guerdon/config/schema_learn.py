@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from guerdon.config.build import Checked
 from guerdon.config.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkConfig:
+class NetworkConfig(Checked):
     """`learner.network`: policy and value networks."""
 
     hidden: tuple[PositiveInt, ...] = (256, 256)
@@ -23,7 +24,7 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig:
+class PPOConfig(Checked):
     """`learner.ppo`: proximal policy optimisation (Schulman et al., 2017)."""
 
     num_steps: PositiveInt = 64
@@ -61,7 +62,7 @@ class PPOConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig:
+class SACConfig(Checked):
     """`learner.sac`: soft actor-critic (Haarnoja et al. 2018) with the options of RLPD (Ball et al. 2023)."""
 
     gamma: Fraction = 0.99
@@ -123,7 +124,7 @@ class SACConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNConfig:
+class DQNConfig(Checked):
     """`learner.dqn`: deep Q-learning with double targets and n-step returns."""
 
     gamma: Fraction = 0.99
@@ -153,7 +154,7 @@ class DQNConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BCConfig:
+class BCConfig(Checked):
     """`learner.warm_start`: behaviour cloning of demonstrations before training."""
 
     data: str | None = None
@@ -171,7 +172,7 @@ class BCConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerConfig:
+class LearnerConfig(Checked):
     """`learner`: how the policy is trained."""
 
     algorithm: Literal["ppo", "sac", "dqn"] = "ppo"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from guerdon.config.build import Checked
 from guerdon.config.limits import (
     Fraction,
     ImageSize,
@@ -21,7 +22,7 @@ GOAL_VIEW = "@goal"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardModelConfig:
+class RewardModelConfig(Checked):
     """`reward.model`: the network that looks at a frame, and the checkpoint it comes from."""
 
     model_type: Literal["resnet_reward", "binary_classifier"] = "resnet_reward"
@@ -66,6 +67,7 @@ class RewardModelConfig:
     """Write every judged frame there; the variable DEBUG_IMAGE_SAVE_DIR does the same."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.only_at_rest and self.num_frames > 1:
             raise ConfigError(
                 f"reward.model.only_at_rest judges single frames, but reward.model.num_frames is "
@@ -83,7 +85,7 @@ class RewardModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataCollectionConfig:
+class DataCollectionConfig(Checked):
     """`reward.data_collection`: where `reward.collect_data` saves trajectories (`npy-trajectory`)."""
 
     positive_dir: str = "./reward_data/positive"
@@ -99,7 +101,7 @@ class DataCollectionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardConfig:
+class RewardConfig(Checked):
     """`reward`: whether a learned reward is used, and what becomes of its probability.
 
     `binary` maps a probability above the threshold to `success_reward` and any other to `fail_reward`;

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from guerdon.config.build import Checked
 from guerdon.config.limits import (
     Fraction,
     NonNegativeFloat,
@@ -61,7 +62,7 @@ def outside_box(pose: Sequence[float], low: Sequence[float], high: Sequence[floa
 
 
 @dataclass(frozen=True, kw_only=True)
-class CameraConfig:
+class CameraConfig(Checked):
     """An entry of `cameras`."""
 
     name: str = "front_camera"
@@ -82,7 +83,7 @@ class CameraConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobotEnvConfig:
+class RobotEnvConfig(Checked):
     """`env.*.override_cfg` of a robot environment."""
 
     driver: Literal["serl_http", "franky"] = "serl_http"
@@ -166,6 +167,7 @@ class RobotEnvConfig:
 
     def __post_init__(self) -> None:
         """Find out what contradicts itself before anything moves."""
+        super().__post_init__()
         if self.robot_ip == "ROBOT_IP":  # as the document has it
             raise ConfigError("robot_ip is still 'ROBOT_IP': replace it with your robot's address")
         if self.driver == "franky" and not self.robot_ip:
@@ -248,7 +250,7 @@ class RobotEnvConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FaultsConfig:
+class FaultsConfig(Checked):
     """What goes wrong at the simulated robot; shares are of the requests of that kind."""
 
     drop_rate: Fraction = 0.0
@@ -266,7 +268,7 @@ class FaultsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobotSimConfig:
+class RobotSimConfig(Checked):
     """`guerdon robot-sim`: a simulated arm with a peg, a board with a hole, and two cameras."""
 
     host: str = "127.0.0.1"

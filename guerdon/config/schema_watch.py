@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from guerdon.config.build import Checked
 from guerdon.config.limits import Fraction, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class MonitorConfig:
+class MonitorConfig(Checked):
     """`monitor`: signs that the policy exploits the reward model instead of solving the task."""
 
     action: Literal["warn", "stop", "off"] = "warn"

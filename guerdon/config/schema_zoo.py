@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from guerdon.config.build import Checked
 from guerdon.config.limits import NonNegativeInt, PositiveInt
 from guerdon.config.schema import EnvsConfig
 from guerdon.config.schema_learn import LearnerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixConfig:
+class MixConfig(Checked):
     """`mix`: how the learned reward and the environment's become what the learner trains on."""
 
     combine_mode: Literal["replace", "add", "weighted"] = "replace"
@@ -36,7 +37,7 @@ class MixConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SerialConfig:
+class SerialConfig(Checked):
     """A run of a serial pipeline."""
 
     exp_name: str = "zoo"

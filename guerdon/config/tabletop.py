@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
+from guerdon.config.build import Checked
 from guerdon.errors import ConfigError
 
 ObsMode: TypeAlias = Literal["state", "rgb", "state+rgb"]
 EnvRewardKind: TypeAlias = Literal["dense", "sparse", "none"]
 
 TABLETOP_CAMERAS = ("base_camera", "wrist_camera")
-OBS_MODES = ("state", "rgb", "state+rgb")
-ENV_REWARD_KINDS = ("dense", "sparse", "none")
+OBS_MODES: tuple[str, ...] = get_args(ObsMode)
+ENV_REWARD_KINDS: tuple[str, ...] = get_args(EnvRewardKind)
 
 
 def unknown_name(what: str, name: object, known: Collection[str]) -> str:
@@ -36,7 +37,7 @@ def check_image_size(name: str, value: Any) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TabletopConfig:
+class TabletopConfig(Checked):
     """Settings of `guerdon/Tabletop-v0`; each is also a keyword of `gymnasium.make` and `make_vec`."""
 
     obs_mode: ObsMode = "state"
@@ -86,6 +87,7 @@ class TabletopConfig:
         object.__setattr__(self, "cameras", cameras)
         object.__setattr__(self, "image_size", check_image_size("image_size", self.image_size))
         object.__setattr__(self, "render_size", check_image_size("render_size", self.render_size))
+        super().__post_init__()
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], base: TabletopConfig | None = None) -> TabletopConfig:

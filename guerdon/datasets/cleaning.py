@@ -8,7 +8,6 @@ missing.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from guerdon import strict_json
 from guerdon.collect.labelling import HoldLabels, label_by_hold
 from guerdon.datasets.audit import AuditReport, audit
 from guerdon.datasets.fingerprint import grey_cells, groups, near_duplicates, sampled_steps
@@ -136,7 +136,7 @@ def process(
         faults=(*faults, *more),
         audit=audit(target, to),
     )
-    text = json.dumps(report.to_dict(), indent=1).encode()
+    text = strict_json.dumps(report.to_dict(), indent=1).encode()
     write_atomic(target.with_name(f"{target.name}_report.json"), lambda file: file.write(text))
     return report
 

@@ -45,7 +45,7 @@ class RewardDataset(Dataset[tuple[Any, float]]):
 
     def __init__(
         self,
-        store: EpisodeStore,
+        store: EpisodeStore | Path | str,
         *,
         cameras: Sequence[str] | None = None,
         rows: IntArray | None = None,
@@ -54,14 +54,16 @@ class RewardDataset(Dataset[tuple[Any, float]]):
         """Frames of `store`.
 
         Args:
-            store: the episodes.
+            store: the episodes, or the path of a native store.
             cameras: which cameras to read, in this order; None: all.
             rows: int [N], which frames; None: all.
             num_frames: k; above 1, each frame comes as a stack with the k - 1 before it in its episode. They
                 are gathered when they are asked for; before an episode's start its first frame is repeated.
         """
+        store = EpisodeStore(store) if isinstance(store, str | Path) else store
         self.store, self.num_frames = store, num_frames
-        self.cameras = tuple(store.cameras if cameras is None else cameras)
+        named = (cameras,) if isinstance(cameras, str) else cameras
+        self.cameras = tuple(store.cameras if named is None else named)
         missing = [name for name in self.cameras if name not in store.cameras]
         if missing:
             raise DataError(

@@ -89,9 +89,9 @@ def fit_reward_model(
     model_cfg: RewardModelConfig,
     cfg: FitConfig,
     *,
-    folder: Path,
+    folder: Path | str,
     seed: int = 0,
-    resume_dir: Path | None = None,
+    resume_dir: Path | str | None = None,
     tensorboard: bool = True,
     team: Team | None = None,
 ) -> FitResult:
@@ -108,13 +108,16 @@ def fit_reward_model(
     """
     from guerdon.fit.distributed import run_job  # it needs what is here
 
+    for name, given, wanted in (("model_cfg", model_cfg, RewardModelConfig), ("cfg", cfg, FitConfig)):
+        if not isinstance(given, wanted):
+            raise ConfigError(f"{name} must be a {wanted.__name__}, not {given!r:.80}")
     return run_job(
         FitJob(
             model=model_cfg,
             cfg=cfg,
-            folder=folder,
+            folder=Path(folder),
             seed=seed,
-            resume_dir=resume_dir,
+            resume_dir=None if resume_dir is None else Path(resume_dir),
             tensorboard=tensorboard,
         ),
         team,

@@ -9,6 +9,7 @@ from typing import Any
 
 from typing_extensions import Self
 
+from guerdon import strict_json
 from guerdon.store.atomic import storage_errors, write_atomic
 
 
@@ -36,7 +37,7 @@ class MetricLog:
     def write(self, step: int, values: dict[str, float]) -> None:
         """Log `values` at `step`."""
         with storage_errors(self.path):
-            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.write(strict_json.dumps({"step": step, **values}) + "\n")
             self._file.flush()
         if self.board is not None:
             for name, value in values.items():

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from guerdon.config import build, to_plain
+from guerdon.config.build import Checked
 from guerdon.config.limits import NonNegativeInt, PositiveFloat, PositiveInt
 from guerdon.errors import ConfigError, DataError
 from guerdon.moments import Statistics
@@ -32,7 +33,7 @@ LogProbs: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZooSettings:
+class ZooSettings(Checked):
     """`reward_model`: what all models of the zoo have. The pipelines fill in the first three."""
 
     type: str = ""

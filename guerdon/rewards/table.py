@@ -74,6 +74,10 @@ def create_reward_model(
         device: where its networks are.
         tb_logger: has `add_scalar(name, value, step)`; None logs nothing.
     """
+    if isinstance(cfg, str):
+        raise ConfigError(
+            f"create_reward_model takes settings, not the text {cfg!r}: {{'type': {cfg!r}, ...}}"
+        )
     name = cfg.get("type") if isinstance(cfg, Mapping) else getattr(cfg, "type", None)
     if not name:
         raise ConfigError("reward_model.type is missing: it names the reward model")

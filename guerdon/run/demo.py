@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from guerdon import strict_json
 from guerdon.collect.run import collect
 from guerdon.config import GuerdonConfig, LearnerConfig, load_config
 from guerdon.datasets.audit import audit
@@ -49,7 +49,7 @@ def run_demo(overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
     stage3, last = _train(train_config, folder)
     seconds = round(time.perf_counter() - started, 2)
     outcome = {"stage1": stage1, "stage2": stage2, "stage3": stage3, "seconds": seconds}
-    text = json.dumps(outcome, indent=1).encode()
+    text = strict_json.dumps(outcome, indent=1).encode()
     write_atomic(folder / "summary.json", lambda file: file.write(text))
     rows += [*more, *last, ("summary", f"{display_path(folder / 'summary.json')}, {seconds:.0f} s")]
     return {**outcome, "folder": str(folder)}, [f"{name:<18}{value}" for name, value in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -15,7 +14,9 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
+from guerdon import strict_json
 from guerdon.config import BCConfig, GuerdonConfig, to_plain
+from guerdon.config.unused import log_without_effect
 from guerdon.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
 from guerdon.fit.logs import MetricLog
 from guerdon.images import stack_episode
@@ -56,14 +57,17 @@ HURRY_SECONDS = 5.0
 class EmbodiedRunner:
     """Calls the workers in order: rollout, reward model, update; evaluates, saves, watches and reports."""
 
-    def __init__(self, config: GuerdonConfig, folder: Path) -> None:
+    def __init__(self, config: GuerdonConfig, folder: Path | str) -> None:
         """Make environments, learner and reward worker; what does not fit together is refused here.
 
         Args:
             config: the whole tree; each part gets its own section.
             folder: the run's folder.
         """
-        self.config, self.folder = config, folder
+        if not isinstance(config, GuerdonConfig):
+            raise ConfigError(f"EmbodiedRunner takes a GuerdonConfig (see load_config), not {config!r:.80}")
+        log_without_effect(config)
+        self.config, self.folder = config, Path(folder)
         if config.runner.task_type == "text":
             raise ConfigError("runner.task_type is text, and text tasks have no environment to train in")
         config = self.config = fit_for_robots(config)
@@ -385,7 +389,7 @@ class EmbodiedRunner:
             "checkpoint": str(self.folder / "checkpoints" / f"step_{self.loop.env_steps}"),
             "seconds": round(seconds, 2),
         }
-        text = json.dumps(summary, indent=1).encode()
+        text = strict_json.dumps(summary, indent=1).encode()
         write_atomic(self.folder / "summary.json", lambda file: file.write(text))
         write_report(self.folder)
         return summary

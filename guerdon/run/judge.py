@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from dataclasses import replace
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from guerdon import strict_json
 from guerdon.config import RewardConfig, RewardModelConfig
 from guerdon.datasets import RewardDataset, audit
 from guerdon.datasets.frames import check_store_shows_motion, frames_at_rest, open_store, rows_of, split_store
@@ -47,8 +47,6 @@ class ScoredData:
         parts, self.seconds = [], 0.0
         for start in range(0, len(dataset), 256):
             frames = dataset.batch(np.arange(start, min(start + 256, len(dataset)))).frames
-            if start == 0:
-                self.contract.check_frames(frames)
             began = time.perf_counter()
             parts.append(self.worker.judge(frames).prob_success)
             self.seconds += time.perf_counter() - began
@@ -94,24 +92,28 @@ class ScoredData:
         }
 
 
-def score(data: Path, checkpoint: Path, out: Path | None, *, precision: str) -> dict[str, Any]:
+def score(
+    data: Path | str, checkpoint: Path | str, out: Path | str | None, *, precision: str
+) -> dict[str, Any]:
     """Score a data set; with `out`, the probabilities go to a parquet (or `.json`) file."""
+    out = None if out is None else Path(out)
     with tempfile.TemporaryDirectory() as copy:
-        scored = ScoredData(data, checkpoint, precision=precision, copy=Path(copy))
+        scored = ScoredData(Path(data), Path(checkpoint), precision=precision, copy=Path(copy))
         table = scored.table()
         if out is not None and out.suffix == ".json":
-            text = json.dumps(table.to_pylist()).encode()
+            text = strict_json.dumps(table.to_pylist()).encode()
             write_atomic(out, lambda file: file.write(text))
         elif out is not None:
             write_atomic(out, lambda file: pq.write_table(table, file))
         return {**scored.summary(), "out": None if out is None else str(out)}
 
 
-def card(data: Path, checkpoint: Path, out: Path, *, precision: str) -> dict[str, Any]:
+def card(data: Path | str, checkpoint: Path | str, out: Path | str, *, precision: str) -> dict[str, Any]:
     """Write the reward card of a checkpoint on a data set.
 
     A checkpoint of another program has no calibrated threshold; the card then chooses one on `data`.
     """
+    data, checkpoint = Path(data), Path(checkpoint)
     with tempfile.TemporaryDirectory() as copy:
         scored = ScoredData(data, checkpoint, precision=precision, copy=Path(copy))
         summary = scored.summary()
@@ -121,10 +123,11 @@ def card(data: Path, checkpoint: Path, out: Path, *, precision: str) -> dict[str
     return {**summary, "card": str(out), "verdict": verdict.level, "headline": verdict.headline}
 
 
-def quantize(data: Path, checkpoint: Path, threshold: float | None) -> dict[str, Any]:
+def quantize(data: Path | str, checkpoint: Path | str, threshold: float | None) -> dict[str, Any]:
     """Make the int8 version of a checkpoint: calibrated on one part of the episodes, verified on the rest."""
     if threshold is not None and not 0.0 < threshold < 1.0:
         raise ConfigError(f"the threshold must lie between 0 and 1, not {threshold}")
+    checkpoint = Path(checkpoint)
     model = load_checkpoint(checkpoint)[0].config
     cameras = model.image_keys
     with tempfile.TemporaryDirectory() as copy:

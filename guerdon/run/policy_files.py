@@ -110,7 +110,7 @@ def save_policy(
     return folder
 
 
-def load_policy(place: Path, seed: int = 0) -> SavedPolicy:
+def load_policy(place: Path | str, seed: int = 0) -> SavedPolicy:
     """Load a folder that `save_policy` wrote, or the latest or best one of a run's folder."""
     folder = find_policy(place)
     shown = display_path(folder)
@@ -141,8 +141,9 @@ def load_policy(place: Path, seed: int = 0) -> SavedPolicy:
     )
 
 
-def find_policy(place: Path) -> Path:
+def find_policy(place: Path | str) -> Path:
     """The folder of a saved policy at `place`: itself, or the latest one of a run."""
+    place = Path(place)
     if (place / STATE).is_file():
         return place
     for root in (place, place / "checkpoints"):

@@ -14,6 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from guerdon.config.load_zoo import load_serial
 from guerdon.config.schema_zoo import SerialConfig
+from guerdon.config.unused import log_without_effect
 from guerdon.errors import ConfigError
 from guerdon.learn.networks import STATE
 from guerdon.learn.ppo import PPO
@@ -96,6 +97,7 @@ def _settings(
 ) -> SerialConfig:
     """The settings, with the arguments that were given in their places."""
     settings = load_serial(cfg, max_env_step=max_env_step)
+    log_without_effect(settings)
     given = {
         "seed": seed,
         "cooptrain_reward": cooptrain,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from guerdon import strict_json
 from guerdon.config import to_plain
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.errors import ConfigError, DataError
@@ -142,7 +142,7 @@ class SerialRun:
             self._train(logs, bar)
         self._save(LAST)
         summary = {**self._about(), **self.result.summary()}
-        content = json.dumps(summary, indent=1).encode()
+        content = strict_json.dumps(summary, indent=1).encode()
         write_atomic(folder / "summary.json", lambda file: file.write(content))
         return self.result
 

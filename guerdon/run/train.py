@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,16 @@ from guerdon.run.policy_files import load_policy
 from guerdon.run.train_reward import run_folder
 from guerdon.types import display_path
 
+log = logging.getLogger("guerdon")
+
 
 def train(config: GuerdonConfig) -> tuple[Path, dict[str, Any]]:
     """Train as the config says; leaves metrics, checkpoints, videos and `report.html` in the run's folder."""
+    if config.fit.enabled:
+        log.warning(
+            "config: fit.enabled has no effect: `guerdon train` does not fit a reward model, run "
+            "`guerdon train-reward` first or set fit.only=true"
+        )
     folder = run_folder(config)
     return folder, EmbodiedRunner(config, folder).run()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
+from guerdon import strict_json
 from guerdon.config import GuerdonConfig, to_plain
+from guerdon.config.unused import log_without_effect
 from guerdon.fit import FitResult
 from guerdon.fit.distributed import run_job, torchrun_team
 from guerdon.fit.fit import FitJob
@@ -29,6 +30,7 @@ def run_folder(config: GuerdonConfig) -> Path:
 
 def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:
     """Fit as the config says; leaves config, metrics, checkpoints and `summary.json` in the run's folder."""
+    log_without_effect(config)
     if config.engine == "ray":
         folder = _new_folder(config)
         result = _fit_on_ray(config, _job(config, folder.resolve()))
@@ -89,7 +91,7 @@ def _absolute(path: str | None) -> str | None:
 
 
 def _write_summary(folder: Path, result: FitResult) -> None:
-    text = json.dumps(fit_summary(result), indent=1).encode()
+    text = strict_json.dumps(fit_summary(result), indent=1).encode()
     write_atomic(folder / "summary.json", lambda file: file.write(text))
 
 

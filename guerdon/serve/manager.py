@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from guerdon.collect.observations import images_from
-from guerdon.config import RewardConfig
+from guerdon.config import RewardConfig, RewardModelConfig
 from guerdon.datasets.pictures import save_picture
 from guerdon.errors import ConfigError
 from guerdon.images import latest_frames
@@ -23,6 +23,17 @@ from guerdon.store.atomic import make_directory
 from guerdon.types import FloatArray, UInt8Array
 
 DEBUG_VARIABLE = "DEBUG_IMAGE_SAVE_DIR"
+RewardGiven: TypeAlias = "RewardConfig | str | os.PathLike[str]"
+"""The `reward` section, or the path of a checkpoint, with all else by default."""
+
+
+def reward_section(given: RewardGiven, who: str) -> RewardConfig:
+    """The `reward` section of what `who` was given."""
+    if isinstance(given, RewardConfig):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return RewardConfig(model=RewardModelConfig(checkpoint_path=os.fspath(given)))
+    raise ConfigError(f"{who} takes a RewardConfig or the path of a checkpoint, not {type(given).__name__}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +57,16 @@ class RewardManager:
     Scoring changes nothing: the same frames give the same rewards, in whatever order and batch.
     """
 
-    def __init__(self, cfg: RewardConfig, *, device: str = "cpu") -> None:
+    def __init__(self, cfg: RewardGiven, *, device: str = "cpu") -> None:
         """Load `cfg.model.checkpoint_path`.
 
         Args:
-            cfg: the `reward` section. The checkpoint knows its model; a setting of `cfg.model` that differs
-                from both the checkpoint and the default was set by hand, and is refused.
+            cfg: the `reward` section, or the path of a checkpoint. The checkpoint knows its model; a setting
+                of `cfg.model` that differs from both the checkpoint and the default was set by hand, and is
+                refused.
             device: where to compute.
         """
+        cfg = reward_section(cfg, "RewardManager")
         if cfg.model.checkpoint_path is None:
             raise ConfigError("reward.model.checkpoint_path is not set: which reward model should be used?")
         self.cfg = cfg

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 
 from guerdon.config import RewardConfig
+from guerdon.config.schema import TaskType
 from guerdon.errors import ConfigError, DataError
 from guerdon.models import save_checkpoint
 from guerdon.models.judge import MINI_BATCH, Verdict
-from guerdon.serve.manager import RewardFacts, RewardManager, available_device
+from guerdon.serve.manager import (
+    RewardFacts,
+    RewardGiven,
+    RewardManager,
+    available_device,
+    reward_section,
+)
 from guerdon.serve.relabel import map_rewards
 from guerdon.types import FloatArray, IntArray, UInt8Array
 
@@ -33,14 +40,14 @@ def join_verdicts(parts: Sequence[Verdict]) -> Verdict:
 class ImageRewardWorker:
     """Judges images with a fitted model. A plain class; engines decide in which process it lives."""
 
-    def __init__(self, cfg: RewardConfig, *, device: str | None = None) -> None:
+    def __init__(self, cfg: RewardGiven, *, device: str | None = None) -> None:
         """Remember the settings; `init_worker` loads the model.
 
         Args:
-            cfg: the `reward` section.
+            cfg: the `reward` section, or the path of a checkpoint.
             device: where to compute; None: a GPU if there is one.
         """
-        self.cfg = cfg
+        self.cfg = reward_section(cfg, "ImageRewardWorker")
         self._device = available_device() if device is None else device
         self._manager: RewardManager | None = None
 
@@ -104,7 +111,7 @@ EmbodiedRewardWorker = ImageRewardWorker
 """The older name."""
 
 
-def load_image_worker(cfg: RewardConfig, task_type: Literal["embodied", "text"]) -> ImageRewardWorker:
+def load_image_worker(cfg: RewardConfig, task_type: TaskType) -> ImageRewardWorker:
     """A reward worker that has its model, ready to judge."""
     worker = RewardWorker(cfg, task_type=task_type)
     worker.init_worker()
@@ -116,18 +123,21 @@ class RewardWorker:
 
     def __init__(
         self,
-        cfg: RewardConfig,
+        cfg: RewardGiven,
         *,
-        task_type: Literal["embodied", "text"] = "embodied",
+        task_type: TaskType = "embodied",
         device: str | None = None,
     ) -> None:
         """Remember the settings; `init_worker` loads what is needed.
 
         Args:
-            cfg: the `reward` section.
+            cfg: the `reward` section, or the path of a checkpoint.
             task_type: `runner.task_type`.
             device: where to compute; None: a GPU if there is one.
         """
+        cfg = reward_section(cfg, "RewardWorker")
+        if task_type not in get_args(TaskType):
+            raise ConfigError(f"task_type must be one of {get_args(TaskType)}, not {task_type!r}")
         if task_type == "text" and cfg.use_reward_model:
             raise ConfigError(
                 "a learned reward model is not supported for text tasks: set reward.use_reward_model=False "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any, TypeAlias
+
+from guerdon import strict_json
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Where verbs are added."""
@@ -20,4 +21,4 @@ def add_config(parser: argparse.ArgumentParser, default: str) -> None:
 
 def print_result(arguments: argparse.Namespace, result: dict[str, Any], lines: Sequence[str]) -> None:
     """The result: one JSON object if asked for, lines for people otherwise."""
-    print(json.dumps(result) if arguments.json else "\n".join(lines))
+    print(strict_json.dumps(result) if arguments.json else "\n".join(lines))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from guerdon import strict_json
 from guerdon.datasets.pictures import save_picture
 from guerdon.store.atomic import make_directory, storage_errors
 from guerdon.types import UInt8Array
@@ -54,5 +54,5 @@ def raise_alarm(
     line = {**vars(alarm), "frames": [path.relative_to(folder).as_posix() for path in paths]}
     target = folder / ALARMS_FILE
     with storage_errors(target), target.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")  # closing flushes
+        file.write(strict_json.dumps(line) + "\n")  # closing flushes
     return alarm

@@ -75,7 +75,7 @@ HEADLINES = {
 }
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path | str) -> Path:
     """Write `report.html` into a run's folder, replacing an older one; returns its path."""
     folder = Path(folder)
     if not folder.is_dir():

@@ -6,7 +6,9 @@ where none was judged). A reward model of the zoo may stand in the place of the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -20,6 +22,7 @@ from guerdon.config.schema_zoo import MixConfig
 from guerdon.errors import ConfigError
 from guerdon.images import to_numpy
 from guerdon.rewards import BaseRewardModel
+from guerdon.serve.manager import RewardManager, available_device
 from guerdon.serve.worker import ImageRewardWorker
 from guerdon.types import BoolArray
 from guerdon.wrappers.judging import FrameJudge, RewardStep, StepJudge, rows_from
@@ -35,7 +38,8 @@ class LearnedRewardWrapper(gym.Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: its frames come from the observation, or from rendering on demand.
-        manager: a `RewardManager`, an `ImageRewardWorker`, or a reward model of the zoo.
+        manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, or a reward model of the
+            zoo.
         cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
         teach_every: of the zoo: steps after which the model is taught by them; 0 leaves it as it is.
     """
@@ -43,7 +47,7 @@ class LearnedRewardWrapper(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(
         self,
         env: gym.Env[Any, Any],
-        manager: FrameJudge | ImageRewardWorker | BaseRewardModel,
+        manager: FrameJudge | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str],
         cfg: RewardConfig | MixConfig | None = None,
         teach_every: int = 0,
     ) -> None:
@@ -98,7 +102,8 @@ class LearnedRewardVectorWrapper(VectorWrapper):
 
     Args:
         envs: their frames come from the observation, or from rendering on demand.
-        manager: a `RewardManager`, an `ImageRewardWorker`, or a reward model of the zoo.
+        manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, or a reward model of the
+            zoo.
         cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
         teach_every: of the zoo: steps after which the model is taught by them; 0 leaves it as it is.
     """
@@ -106,7 +111,7 @@ class LearnedRewardVectorWrapper(VectorWrapper):
     def __init__(
         self,
         envs: VectorEnv[Any, Any, Any],
-        manager: FrameJudge | ImageRewardWorker | BaseRewardModel,
+        manager: FrameJudge | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str],
         cfg: RewardConfig | MixConfig | None = None,
         teach_every: int = 0,
     ) -> None:
@@ -198,6 +203,17 @@ def frame_judging(
     """What judges frames, and its settings; those of the zoo are refused."""
     if isinstance(cfg, MixConfig) or teach_every:
         raise ConfigError("MixConfig and teach_every are for the zoo; this reward model judges frames")
+    if cfg is not None and not isinstance(cfg, RewardConfig):
+        raise ConfigError(f"cfg must be a RewardConfig, not {type(cfg).__name__}")
+    if isinstance(manager, str | os.PathLike):
+        section = RewardConfig() if cfg is None else cfg
+        model = replace(section.model, checkpoint_path=os.fspath(manager))
+        return RewardManager(replace(section, model=model), device=available_device()), cfg
+    if not (hasattr(manager, "judge") and hasattr(manager, "cfg")):
+        raise ConfigError(
+            "the reward comes from a RewardManager, an ImageRewardWorker, a reward model of the zoo or the "
+            f"path of a checkpoint, not from {type(manager).__name__}"
+        )
     return manager, cfg
 
 

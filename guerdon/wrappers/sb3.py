@@ -12,6 +12,7 @@ The infos keep all parts: `env_reward`, `learned_reward` and, of a model that ju
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -156,7 +157,8 @@ class LearnedRewardVecEnv(VecEnvWrapper):
 
     Args:
         venv: the environments.
-        manager: a `RewardManager`, an `ImageRewardWorker`, or a reward model of the zoo.
+        manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, or a reward model of the
+            zoo.
         cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
         teach_every: of the zoo: steps after which the model is taught by them; 0 leaves it as it is.
     """
@@ -164,7 +166,7 @@ class LearnedRewardVecEnv(VecEnvWrapper):
     def __init__(
         self,
         venv: VecEnv,
-        manager: FrameJudge | ImageRewardWorker | BaseRewardModel,
+        manager: FrameJudge | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str],
         cfg: RewardConfig | MixConfig | None = None,
         teach_every: int = 0,
     ) -> None:

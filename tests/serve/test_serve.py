@@ -1,21 +1,26 @@
 """Serving: rewards from checkpoints, in mini-batches, with thresholds, types and debug pictures."""
 
 import json
+import time
 from dataclasses import replace
 
+import gymnasium as gym
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from guerdon import strict_json
 from guerdon.cli import main
 from guerdon.config import FitConfig, FitDataConfig, OptimConfig, RewardConfig, RewardModelConfig
 from guerdon.errors import ConfigError, DataError
 from guerdon.fit import fit_reward_model
+from guerdon.fit.logs import MetricLog
 from guerdon.models import load_checkpoint, save_checkpoint
-from guerdon.serve import EmbodiedRewardWorker, ImageRewardWorker, RewardManager
-from guerdon.store import EpisodeStore, convert
-from tests.fit.synthetic import write_store
+from guerdon.serve import EmbodiedRewardWorker, ImageRewardWorker, RewardManager, RewardWorker
+from guerdon.store import EpisodeStore, StoreWriter, convert
+from guerdon.wrappers import LearnedRewardWrapper
+from tests.fit.synthetic import episode, write_store
 
 MODEL = RewardModelConfig(
     model_type="binary_classifier", arch="resnet10", width=8, image_size=(3, 32, 32), hidden_dim=16
@@ -244,3 +249,136 @@ def test_a_setting_that_contradicts_the_checkpoint_is_refused(checkpoint):
     with pytest.raises(ConfigError, match="hidden_dim is 99 in the config and 16 in the checkpoint"):
         RewardManager(RewardConfig(model=model))
     RewardManager(RewardConfig(model=replace(model, hidden_dim=16)))
+
+
+# Every batch is checked
+
+
+def test_every_batch_is_checked_whoever_asks(checkpoint, frames):
+    images, _ = frames
+    small, stacked = images[:4, ::2, ::2], images[:8].reshape(4, 2, *images.shape[1:])
+    manager = RewardManager(reward(checkpoint))
+    worker = ImageRewardWorker(reward(checkpoint))
+    worker.init_worker()
+    for ask in (
+        lambda shown: manager.judge({"base_camera": shown}),
+        manager.compute_rewards,
+        lambda shown: worker.judge({"base_camera": shown}),
+        lambda shown: worker.judge_some({"base_camera": shown}, 0, len(shown)),
+        worker.compute_batch_rewards,
+    ):
+        ask(images[:4])  # the first batch is right
+        with pytest.raises(DataError, match=r"\[16, 16, 3\], the checkpoint was trained on \[32, 32, 3\]"):
+            ask(small)
+        with pytest.raises(DataError, match="stacks of 2, the checkpoint judges 1"):
+            ask(stacked)
+    with pytest.raises(DataError, match=r"float32 from 0\..*trained on uint8"):
+        manager.judge({"base_camera": images[:4].astype(np.float32) / 255})
+    with pytest.raises(DataError, match="values from 0 to 1"):
+        manager.judge({"base_camera": images[:4] // 150})
+    with pytest.raises(DataError, match="red and blue are swapped"):
+        manager.judge({"base_camera": images[:128, ..., ::-1]})
+    with pytest.raises(DataError, match=r"cameras \['wrist'\], the checkpoint was trained on"):
+        manager.judge({"wrist": images[:4]})
+
+
+def test_checking_costs_nothing_beside_judging(checkpoint, frames):
+    manager = RewardManager(reward(checkpoint))
+    batch = {"base_camera": np.concatenate([frames[0]] * 2)[:256]}
+
+    def cpu_seconds(function, times):
+        function(batch)
+        began = time.thread_time()
+        for _ in range(times):
+            function(batch)
+        return (time.thread_time() - began) / times
+
+    check, judge = cpu_seconds(manager._judge.check, 20), cpu_seconds(manager.judge, 3)
+    assert check < 0.1 * judge  # of the smallest network: of ResNet10 at 64x64 it is 0.3%
+
+
+# What is given
+
+
+def test_a_path_will_do_for_a_section(checkpoint, frames, monkeypatch):
+    expected = RewardManager(reward(checkpoint)).compute_rewards(frames[0][:8])
+    for given in (str(checkpoint), checkpoint):
+        np.testing.assert_array_equal(RewardManager(given).compute_rewards(frames[0][:8]), expected)
+        worker = ImageRewardWorker(given)
+        worker.init_worker()
+        np.testing.assert_array_equal(worker.compute_rewards(frames[0][:8]), expected)
+    for cls in (RewardManager, ImageRewardWorker, RewardWorker):
+        with pytest.raises(ConfigError, match=f"{cls.__name__} takes a RewardConfig or the path .* not dict"):
+            cls({"model": {}})
+    with pytest.raises(DataError, match="binary: there is no such checkpoint"):
+        RewardManager("binary")
+    with pytest.raises(ConfigError, match="task_type must be one of"):
+        RewardWorker(reward(checkpoint), task_type="image")
+
+
+def test_wrappers_take_a_path_or_refuse_by_name(checkpoint, frames):
+    class Shows(gym.Env):
+        observation_space = gym.spaces.Box(0, 255, frames[0].shape[1:], np.uint8)
+        action_space = gym.spaces.Box(-1, 1, (1,))
+
+        def reset(self, *, seed=None, options=None):
+            return frames[0][0], {}
+
+        def step(self, action):
+            return frames[0][1], 0.0, False, False, {}
+
+    env = LearnedRewardWrapper(Shows(), str(checkpoint), RewardConfig(reward_type="continuous"))
+    env.reset()
+    said = env.step(np.zeros(1))[1]
+    assert said == RewardManager(checkpoint).judge({"base_camera": frames[0][1:2]}).prob_success[0]
+    with pytest.raises(ConfigError, match=r"the reward comes from a RewardManager, .* not from RewardConfig"):
+        LearnedRewardWrapper(Shows(), RewardConfig())
+    with pytest.raises(ConfigError, match="cfg must be a RewardConfig, not str"):
+        LearnedRewardWrapper(Shows(), str(checkpoint), "binary")
+    with pytest.raises(DataError, match="there is no such checkpoint"):
+        LearnedRewardWrapper(Shows(), "no/such/model")
+
+
+def test_functions_that_take_paths_take_text(checkpoint, data, tmp_path):
+    from guerdon.config import load_config
+    from guerdon.datasets import RewardDataset
+    from guerdon.rewards import create_reward_model
+    from guerdon.run import EmbodiedRunner
+    from guerdon.run.judge import score
+
+    assert len(RewardDataset(str(data), cameras="base_camera")) == EpisodeStore(data).num_frames
+    (tmp_path / "mine.yaml").write_text("seed: 3\n")
+    assert load_config(tmp_path / "mine.yaml", "learner.ppo.gamma=0.5").learner.ppo.gamma == 0.5
+    assert load_config("mine", config_path=tmp_path).seed == 3
+    for refused, message in (
+        (
+            lambda: fit_reward_model("resnet_reward", FitConfig(), folder="x"),
+            "model_cfg must be a RewardModel",
+        ),
+        (lambda: create_reward_model("gail"), "takes settings, not the text 'gail'"),
+        (lambda: EmbodiedRunner("train", "x"), "EmbodiedRunner takes a GuerdonConfig"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            refused()
+    told = score(str(data), str(checkpoint), str(tmp_path / "out.json"), precision="fp32")
+    assert len(json.loads((tmp_path / "out.json").read_text())) == told["frames"]
+
+
+def test_json_has_no_nan(checkpoint, tmp_path, capsys):
+    """Of frames of one class alone there is no AUC; it was printed as NaN, which no strict parser reads."""
+    with StoreWriter(tmp_path / "failures") as writer:
+        writer.add_many([episode(seed, False) for seed in range(3)])
+    command = ["reward", "score", str(tmp_path / "failures"), "--checkpoint", str(checkpoint), "--json"]
+    assert main(command) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
+    assert told["metrics"]["auc"] is None and told["metrics"]["false_positive_rate"] is not None
+
+
+def test_the_one_writer_of_json(tmp_path):
+    value = {"a": float("nan"), "b": [np.float32("inf"), np.int64(3), (1.5,)], "c": tmp_path, 4: np.eye(2)[0]}
+    text = strict_json.dumps(value)
+    expected = {"a": None, "b": [None, 3, [1.5]], "c": str(tmp_path), "4": [1.0, 0.0]}
+    assert json.loads(text, parse_constant=lambda name: pytest.fail(name)) == expected
+    with MetricLog(tmp_path, tensorboard=False) as log:
+        log.write(1, {"reward/agreement": float("nan")})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "reward/agreement": null}\n'
