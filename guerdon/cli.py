@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--episodes", type=int, default=100, metavar="N", help="fresh episodes (100)")
     evaluate.add_argument("--seed", type=int, default=12345, metavar="S", help="of the environments")
+    evaluate.add_argument("--env", metavar="ID", help="environment to play in (the policy's own)")
     evaluate.set_defaults(handler=_evaluate)
 
     zoo = verbs.add_parser("zoo", parents=[common], help="train on a reward model of the zoo")
@@ -261,7 +262,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     if arguments.episodes < 1:
         raise ConfigError(f"--episodes must be at least 1, not {arguments.episodes}")
-    result = evaluate_checkpoint(arguments.checkpoint, arguments.episodes, arguments.seed)
+    result = evaluate_checkpoint(arguments.checkpoint, arguments.episodes, arguments.seed, arguments.env)
     once = "unknown" if result["success_once"] is None else f"{result['success_once']:.1%}"
     at_end = "unknown" if result["success_at_end"] is None else f"{result['success_at_end']:.1%}"
     lines = [f"success      {once} of {result['episodes']} episodes, {at_end} at their end"]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Protocol
 
 import gymnasium as gym
 import numpy as np
-from safetensors import SafetensorError
 
 from guerdon.errors import ConfigError, DataError
+from guerdon.store.rebuild import one_line
+from guerdon.store.small_files import read_json
 from guerdon.types import BoolArray, FloatArray, display_path
 
 ACTIVATIONS = {"tanh": "Tanh", "relu": "ReLU", "gelu": "GELU"}
@@ -59,14 +59,17 @@ class CheckpointPolicy:
 
         path = Path(path)
         try:
-            description = json.loads((path / "policy.json").read_text())
+            description = read_json(path / "policy.json")
             weights = load_file(path / "policy.safetensors")
-        except (OSError, ValueError, SafetensorError) as error:
-            raise DataError(f"no policy can be read from {display_path(path)}: {error}") from error
+        except Exception as error:  # hostile bytes can fail in any way
+            raise DataError(f"no policy can be read from {display_path(path)}: {one_line(error)}") from error
+        if not isinstance(description, dict):
+            raise DataError(f"{display_path(path / 'policy.json')} is no JSON object")
         kind, activation = description.get("kind"), description.get("activation")
-        if kind != "mlp" or activation not in ACTIVATIONS:
+        if kind != "mlp" or not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise DataError(
-                f"{display_path(path / 'policy.json')} describes kind={kind!r}, activation={activation!r}; "
+                f"{display_path(path / 'policy.json')} describes kind={one_line(kind)!r}, "
+                f"activation={one_line(activation)!r}; "
                 f"known are kind='mlp' and activation in {sorted(ACTIVATIONS)}"
             )
         make_activation = getattr(torch.nn, ACTIVATIONS[activation])
@@ -75,17 +78,21 @@ class CheckpointPolicy:
         try:
             for number in range(count):
                 weight, bias = weights[f"{number}.weight"], weights[f"{number}.bias"]
-                linear = torch.nn.Linear(weight.shape[1], weight.shape[0])
-                linear.load_state_dict({"weight": weight, "bias": bias})
+                linear = torch.nn.Linear(1, 1)
+                linear.weight = torch.nn.Parameter(weight.float(), requires_grad=False)
+                linear.bias = torch.nn.Parameter(bias.float(), requires_grad=False)
                 layers += [linear] if number == count - 1 else [linear, make_activation()]
-        except (KeyError, IndexError, RuntimeError) as error:
+            size = int(weights["0.weight"].shape[1])
+            with torch.no_grad():
+                torch.nn.Sequential(*layers)(torch.zeros(1, size))  # layers that do not fit each other
+        except Exception as error:  # hostile bytes can fail in any way
             raise DataError(
-                f"{display_path(path / 'policy.safetensors')} does not fit an mlp: {error}"
+                f"{display_path(path / 'policy.safetensors')} does not fit an mlp: {one_line(error)}"
             ) from error
         if description.get("squash"):
             layers.append(torch.nn.Tanh())
         self._network = torch.nn.Sequential(*layers).eval()
-        self._size = int(weights["0.weight"].shape[1])
+        self._size = size
         self._noise = noise
         self._rng = np.random.default_rng(seed)
 

@@ -19,10 +19,13 @@ class MetricLog:
     def __init__(self, folder: Path, *, tensorboard: bool = True, resume_step: int | None = None) -> None:
         """Log to `folder`; with `resume_step`, lines of later steps are dropped first."""
         self.path = folder / "metrics.jsonl"
+        self._there: list[frozenset[str]] = []
+        """What the lines of `resume_step` tell that were there before."""
         with storage_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             if resume_step is not None and self.path.exists():
                 kept = [line for line in self.path.read_text().splitlines() if _step(line) <= resume_step]
+                self._there = [frozenset(json.loads(line)) for line in kept if _step(line) == resume_step]
                 text = "".join(f"{line}\n" for line in kept).encode()
                 write_atomic(self.path, lambda file: file.write(text))
             self._file = self.path.open("a")
@@ -33,9 +36,12 @@ class MetricLog:
 
             purge = None if resume_step is None else resume_step + 1
             self.board = SummaryWriter(str(folder), purge_step=purge)
+        self._resume_step = resume_step
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Log `values` at `step`."""
+        """Log `values` at `step`, unless the run told the same of this step before it was resumed."""
+        if step == self._resume_step and {"step", *values} in self._there:
+            return
         with storage_errors(self.path):
             self._file.write(strict_json.dumps({"step": step, **values}) + "\n")
             self._file.flush()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from guerdon.models.calibration import fires
 from guerdon.models.contract import Contract
 from guerdon.store import EpisodeStore, StoreWriter
 from guerdon.store.atomic import write_atomic
+from guerdon.store.checksums import load_npz
 from guerdon.types import BoolArray, Episode, FloatArray, IntArray, UInt8Array, display_path
 
 log = logging.getLogger("guerdon")
@@ -132,12 +132,12 @@ class MinedFrames:
 
     def load(self, path: Path) -> None:
         """Go on from a file that `save` wrote."""
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-            kept = {name: arrays.pop(name) for name in _KEPT}
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise DataError(f"cannot read the mined frames {display_path(path)}: {error}") from error
+        arrays = load_npz(path)
+        if not arrays.keys() >= {*_KEPT} or any(len(each.shape) == 0 for each in arrays.values()):
+            raise DataError(f"cannot read the mined frames {display_path(path)}: it has {sorted(arrays)[:9]}")
+        kept = {name: arrays.pop(name) for name in _KEPT}
+        if len({len(each) for each in (*arrays.values(), *kept.values())}) > 1:
+            raise DataError(f"cannot read the mined frames {display_path(path)}: their counts differ")
         self.frames = {name.removeprefix("frames/"): images for name, images in arrays.items()}
         self.label, self.fired, self.group = kept["label"], kept["fired"], kept["group"]
 

@@ -6,7 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from guerdon.errors import DataError
 from guerdon.fit.spread import Spread
 from guerdon.fit.team import Team
 from guerdon.models import Contract, load_checkpoint, save_checkpoint
+from guerdon.store.checksums import check_archive
+from guerdon.store.rebuild import one_line
 from guerdon.types import display_path
 
 log = logging.getLogger("guerdon")
@@ -42,6 +44,19 @@ class Progress:
     """Of the last finished epoch."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the best validation."""
+
+    @classmethod
+    def of(cls, plain: Any, source: str) -> Progress:
+        """What `asdict` made of one; a `DataError` that names `source` if it is something else."""
+        try:
+            state = cls(**plain)
+            for item in fields(cls):
+                value, kind = getattr(state, item.name), type(getattr(cls(), item.name))
+                if not isinstance(value, kind) or (kind is int and value < 0):
+                    raise TypeError(f"{item.name} is {one_line(value, 60)}")
+        except TypeError as error:
+            raise DataError(f"{source}: the state of the fit is damaged: {error}") from error
+        return state
 
     def take(self, other: Progress) -> None:
         """Stand where `other` stands."""
@@ -95,7 +110,7 @@ class Checkpoints:
         The best model so far comes along; without it, the search for the best begins anew.
         """
         weights, extra = self._team.from_first(lambda: self._read(path))
-        state = Progress(**extra["progress"])
+        state = Progress.of(extra["progress"], display_path(path))
         if state.best_step and not self._team.from_first(lambda: self._bring_best(path, state.best_step)):
             log.warning("the best model so far is not beside %s: from here on anew", display_path(path))
             state.best_value, state.best_step, state.bad_checks = math.nan, 0, 0
@@ -103,7 +118,10 @@ class Checkpoints:
 
     def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and training state of a checkpoint of this very fit."""
-        model, contract, extra = load_checkpoint(path)
+        try:
+            model, contract, extra = load_checkpoint(path)
+        except DataError as error:
+            raise DataError(f"{error}; {_way_out(path)}") from error
         if "progress" not in extra or extra.get("seed") != self._seed:
             raise DataError(
                 f"{display_path(path)} cannot be resumed: it has "
@@ -136,9 +154,26 @@ class Checkpoints:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint of the highest step in `folder`, or None."""
+    return next(iter(_newest_first(folder)), None)
+
+
+def _newest_first(folder: Path) -> list[Path]:
     found = [
         (int(match[1]), item / "checkpoint.pt")
         for item in (folder.iterdir() if folder.is_dir() else ())
-        if (match := re.fullmatch(r"step_(\d+)", item.name)) and (item / "checkpoint.pt").exists()
+        if (match := re.fullmatch(r"step_([0-9]{1,18})", item.name)) and (item / "checkpoint.pt").exists()
     ]
-    return max(found)[1] if found else None
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _way_out(path: Path) -> str:
+    """How to go on if the checkpoint at `path` is damaged: from the newest whole one before it."""
+    found = _newest_first(path.parent.parent)
+    for other in found[found.index(path) + 1 :] if path in found else ():
+        try:
+            check_archive(other)
+        except DataError as error:
+            log.warning("%s", error)
+            continue
+        return f"the checkpoint before it is whole: go on with runner.resume_dir={display_path(other)}"
+    return "there is no whole checkpoint before it"

@@ -36,6 +36,7 @@ from guerdon.fit.team import Team
 from guerdon.models import Contract, RewardModel, load_checkpoint
 from guerdon.models.base import mean_logit, pool_features
 from guerdon.progress import progress_bar
+from guerdon.store.rebuild import one_line
 from guerdon.types import FloatArray, IntArray, display_path
 
 log = logging.getLogger("guerdon")
@@ -162,7 +163,12 @@ class Trainer:
         trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._optimizer = make(trainable, lr=cfg.lr, weight_decay=cfg.weight_decay, fused=True)
         if self._optimizer_state is not None:
-            self._spread.load_optimizer_state(self._optimizer, self._optimizer_state)
+            try:
+                self._spread.load_optimizer_state(self._optimizer, self._optimizer_state)
+            except Exception as error:  # hostile bytes can fail in any way
+                raise DataError(
+                    f"the saved state of the optimiser does not fit: {one_line(error)}"
+                ) from error
             self._optimizer_state = None
 
     def _say_how(self) -> None:

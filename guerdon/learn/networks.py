@@ -80,6 +80,9 @@ def shift_images(images: Tensor, moves: Tensor) -> Tensor:
     return images.reshape(-1, channels).index_select(0, pixels.reshape(-1)).view(images.shape)
 
 
+_CHANNELS = (32, 64, 64)
+
+
 class ObsEncoder(nn.Module):
     """Features of an observation: the state as it is, beside what a small CNN sees in the images."""
 
@@ -104,20 +107,30 @@ def _cnn(images: Sequence[tuple[str, tuple[int, int, int]]], num_features: int) 
     if any(shape[:2] != (height, width) for _, shape in images):
         raise ConfigError(f"all cameras of an observation must have one image size, not {dict(images)}")
     channels, layers = sum(shape[2] for _, shape in images), list[nn.Module]()
-    first = 4 if min(height, width) >= 48 else 2  # large images are reduced at once: most time goes there
-    for number, out in enumerate((32, 64, 64)):
-        stride = first if number == 0 else 2
+    for stride, out in zip(_strides(height, width), _CHANNELS, strict=True):
         layers += [nn.Conv2d(channels, out, stride + 2, stride, padding=1), nn.ReLU()]
         channels = out
     body = nn.Sequential(*layers, nn.Flatten())
-    with torch.no_grad():
-        size = body(torch.zeros(1, sum(shape[2] for _, shape in images), height, width)).shape[1]
+    size = cnn_output_size(images)
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
             _orthogonal(layer, math.sqrt(2))
     return nn.Sequential(
         body, _orthogonal(nn.Linear(size, num_features), math.sqrt(2)), nn.LayerNorm(num_features), nn.Tanh()
     )
+
+
+def _strides(height: int, width: int) -> tuple[int, int, int]:
+    """Large images are reduced at once: most time goes there."""
+    return (4 if min(height, width) >= 48 else 2, 2, 2)
+
+
+def cnn_output_size(images: Sequence[tuple[str, tuple[int, int, int]]]) -> int:
+    """Numbers that the convolutions make of images of one size."""
+    height, width = images[0][1][:2]
+    for stride in _strides(height, width):  # kernels are larger than the stride by 2, padding is 1
+        height, width = height // stride, width // stride
+    return _CHANNELS[-1] * height * width
 
 
 def mlp(size_in: int, size_out: int, cfg: NetworkConfig, *, out_gain: float = 1.0) -> nn.Sequential:

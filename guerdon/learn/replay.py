@@ -8,7 +8,6 @@ needed. `env_rewards` are what the environment gave and are never overwritten.
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,6 +21,8 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.learn.batches import ReplayBatch, TrainBatch, n_step_return
 from guerdon.learn.networks import STATE, ObsSpec
 from guerdon.store.atomic import write_atomic
+from guerdon.store.checksums import load_npz
+from guerdon.store.rebuild import one_line
 from guerdon.types import display_path
 
 __all__ = ["ReplayBatch", "ReplayBuffer", "TrainBatch", "n_step_return"]
@@ -310,7 +311,10 @@ class ReplayBuffer:
                 raise DataError(f"{name} of the saved buffer is {state[name].dtype}, not {array.dtype}")
             if state[name].shape[1:] != array.shape[1:]:
                 raise DataError(f"{name} of the saved buffer has shape {list(state[name].shape)}")
-        self._row, self._size = meta["row"], meta["size"]
+        row, size = int(meta["row"]), int(meta["size"])
+        if not (0 <= row < self.num_rows and 0 <= size <= self.num_rows):
+            raise DataError(f"the saved replay buffer claims to be at row {row} with {size} filled")
+        self._row, self._size = row, size
         for kind, rings in (("obs", self._obs), ("step", self._steps)):
             for name, ring in rings.items():
                 saved = state[f"{kind}/{name}"]
@@ -329,11 +333,16 @@ class ReplayBuffer:
     def load(self, path: Path) -> None:
         """Go on from a file that `save` wrote."""
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                state = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise DataError(f"cannot read the replay buffer {display_path(path)}: {error}") from error
-        self._restore(state)
+            state = load_npz(path)
+        except DataError as error:
+            raise DataError(f"cannot read the replay buffer {error}") from error
+        try:
+            self._restore(state)
+        except DataError:
+            raise
+        except Exception as error:  # hostile bytes can fail in any way
+            shown = display_path(path)
+            raise DataError(f"cannot use the replay buffer {shown}: {one_line(error)}") from error
 
 
 def _parts(obs: Any) -> dict[str, NDArray[Any]]:

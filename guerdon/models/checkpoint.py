@@ -25,6 +25,7 @@ from guerdon.errors import DataError
 from guerdon.models.base import RewardModel
 from guerdon.models.contract import Contract
 from guerdon.models.state import (
+    CHECKSUM,
     find_weights,
     has_batch_norm,
     load_weights,
@@ -32,8 +33,9 @@ from guerdon.models.state import (
     strip_prefixes,
 )
 from guerdon.models.table import build_model
-from guerdon.store import safe_pickle
 from guerdon.store.atomic import make_directory, write_atomic
+from guerdon.store.checksums import load_torch, tensors_checksum
+from guerdon.store.small_files import read_small
 from guerdon.types import display_path
 
 logger = logging.getLogger("guerdon")
@@ -84,7 +86,8 @@ def save_checkpoint(
         return path
     make_directory(path)
     text = _dump({**contract.to_dict(), "extra": dict(extra or {})})
-    blob = safetensors.torch.save(weights, metadata={"contract": text})
+    metadata = {"contract": text, CHECKSUM: tensors_checksum(weights, text)}
+    blob = safetensors.torch.save(weights, metadata=metadata)
     write_atomic(path / WEIGHTS_FILE, lambda file: file.write(blob))
     write_atomic(path / CONTRACT_FILE, lambda file: file.write(text.encode() + b"\n"))
     return path
@@ -145,8 +148,10 @@ def _read(file: Path) -> tuple[dict[str, Tensor], str | None, dict[str, Any]]:
     if file.suffix == ".safetensors":
         weights, metadata = read_safetensors(file)
         text = metadata.get("contract")
+        if text is not None and CHECKSUM not in metadata:
+            logger.info("%s carries no checksum: damage in it would go unnoticed", display_path(file))
         return weights, _compared(file.parent / CONTRACT_FILE, text), {}
-    content = safe_pickle.load_torch(file)
+    content = load_torch(file)
     weights = find_weights(content, display_path(file))
     text = content.get("contract")
     known = ("model_state_dict", "state_dict", "model", "contract")
@@ -158,8 +163,10 @@ def _read(file: Path) -> tuple[dict[str, Tensor], str | None, dict[str, Any]]:
 def _compared(copy: Path, text: str | None) -> str | None:
     """The contract inside the weights' file, or the one in `contract.json` if there is none."""
     try:
-        copied = copy.read_text().strip() if copy.is_file() else None
-    except (OSError, ValueError) as error:
+        copied: str | None = read_small(copy).decode().strip()
+    except FileNotFoundError:
+        copied = None
+    except ValueError as error:
         raise DataError(f"{display_path(copy)}: cannot be read: {error}") from error
     if text is not None and copied is not None and copied != text:
         logger.warning(
@@ -171,7 +178,10 @@ def _compared(copy: Path, text: str | None) -> str | None:
 def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         fields = json.loads(text)
-        return fields, fields.pop("extra", {})
+        extra = fields.pop("extra", {})
+        if not isinstance(extra, dict):
+            raise TypeError(f"its extra is a {type(extra).__name__}")
+        return fields, extra
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise DataError(f"{source}: the contract is damaged: {error}") from error
 

@@ -8,32 +8,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from guerdon.errors import DataError
 from guerdon.models.encoders import ARCHS, Bottleneck
 from guerdon.store import safe_pickle
+from guerdon.store.checksums import tensors_checksum
 from guerdon.store.rebuild import one_line
 from guerdon.types import display_path
 
+CHECKSUM = "checksum"
+"""Metadata of our safetensors files: `tensors_checksum` of the tensors and the contract."""
 WRAPPERS = ("model_state_dict", "state_dict", "model")
 """Keys under which training scripts put the weights."""
 _SHOWN = 3  # names per kind of mismatch in a message
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a `.safetensors` file."""
+    """The tensors and the metadata of a `.safetensors` file, if its checksum fits or it has none."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, dict(file.metadata() or {})
+            metadata = dict(file.metadata() or {})
     except FileNotFoundError:
         raise DataError(f"{display_path(path)}: does not exist") from None
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # hostile bytes can fail in any way
         raise DataError(
             f"{display_path(path)}: is damaged or no safetensors file: {one_line(error)}"
         ) from error
+    wanted = metadata.get(CHECKSUM)
+    if wanted is not None and wanted != tensors_checksum(tensors, metadata.get("contract", "")):
+        raise DataError(f"{display_path(path)}: is damaged: its checksum does not fit")
+    return tensors, metadata
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

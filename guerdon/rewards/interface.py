@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from guerdon.errors import ConfigError, DataError
-from guerdon.store import safe_pickle
 from guerdon.store.atomic import write_atomic
+from guerdon.store.checksums import load_torch
 from guerdon.types import display_path
 
 
@@ -86,7 +86,7 @@ class BaseRewardModel(ABC):
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"there is no reward model at {display_path(path)}")
-    state = safe_pickle.load_torch(path)
-    if not isinstance(state, dict) or "state" not in state:
+    state = load_torch(path)
+    if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         raise DataError(f"{display_path(path)} holds no reward model of Guerdon")
     return state

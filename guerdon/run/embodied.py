@@ -34,7 +34,15 @@ from guerdon.run.evaluate import Evaluation, FilmedEpisode, evaluate
 from guerdon.run.loop import Iteration, Loop
 from guerdon.run.offpolicy import OffPolicyLoop
 from guerdon.run.onpolicy import OnPolicyLoop
-from guerdon.run.policy_files import AnyLearner, load_policy, make_learner, save_policy
+from guerdon.run.policy_files import (
+    AnyLearner,
+    SavedPolicy,
+    find_sound_policy,
+    load_policy,
+    make_learner,
+    readable_state,
+    save_policy,
+)
 from guerdon.run.refits import Refits
 from guerdon.run.replay_learning import LearningParts
 from guerdon.run.reward_group import RewardGroup
@@ -218,7 +226,7 @@ class EmbodiedRunner:
         """Warm start or resume; returns whether a run is resumed."""
         place = self.config.runner.resume_dir
         if place is not None:
-            saved = load_policy(Path(place))
+            saved = load_policy(find_sound_policy(Path(place), "runner.resume_dir"))
             if type(saved.learner) is not type(self.learner):
                 raise ConfigError(
                     f"{display_path(place)} holds a policy of {type(saved.learner).__name__}, "
@@ -226,16 +234,8 @@ class EmbodiedRunner:
                 )
             saved.check_fits(self.spaces, self.envs.facts.control_mode)
             self.learner.load_state_dict(saved.learner.state_dict())
-            self.loop.load_state_dict(saved.state["loop"], saved.folder)
-            if self.refits is not None:
-                self.refits.load(saved.state.get("refits"), saved.folder)
-                self._renew_monitor()
-            elif saved.state.get("refits") is not None and saved.state["refits"]["count"]:
-                log.warning("the reward model had been refitted; reward.refit_interval=0 uses the first one")
-            if self.monitor is not None and saved.state["monitor"] is not None:
-                # All episodes begin anew, perhaps in another number of environments: none is carried on.
-                self.monitor.load_state_dict({**saved.state["monitor"], "running": None})
-            self.alarms = list(saved.state["alarms"])
+            with readable_state(saved.folder):
+                self._take_up(saved)
             log.info("resumed from %s at step %d", display_path(place), saved.step)
         elif self.config.learner.warm_start.data is not None:
             self._warm_start()
@@ -243,6 +243,19 @@ class EmbodiedRunner:
             self.learner.check_reference()
         self.loop.reset(self._env_seed(self.loop.env_steps))
         return place is not None
+
+    def _take_up(self, saved: SavedPolicy) -> None:
+        """Go on from the state of a run."""
+        self.loop.load_state_dict(saved.state["loop"], saved.folder)
+        self.alarms = list(saved.state["alarms"])
+        if self.refits is not None:
+            self.refits.load(saved.state.get("refits"), saved.folder)
+            self._renew_monitor()
+        elif saved.state.get("refits") is not None and saved.state["refits"]["count"]:
+            log.warning("the reward model had been refitted; reward.refit_interval=0 uses the first one")
+        if self.monitor is not None and saved.state["monitor"] is not None:
+            # All episodes begin anew, perhaps in another number of environments: none is carried on.
+            self.monitor.load_state_dict({**saved.state["monitor"], "running": None})
 
     def _warm_start(self) -> None:
         """Clone the successes of a data set into the policy."""

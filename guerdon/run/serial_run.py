@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,10 +21,21 @@ from guerdon.fit.logs import MetricLog
 from guerdon.progress import progress_bar
 from guerdon.rewards import BaseRewardModel
 from guerdon.run.evaluate import Evaluation, evaluate
-from guerdon.run.policy_files import LAST, AnyLearner, SavedPolicy, find_policy, load_policy, save_policy
+from guerdon.run.policy_files import (
+    BEST,
+    LAST,
+    PREVIOUS,
+    STATE,
+    AnyLearner,
+    SavedPolicy,
+    find_sound_policy,
+    load_policy,
+    readable_state,
+    save_policy,
+)
 from guerdon.run.rollouts import play_for
 from guerdon.run.serial_loops import SerialLoop
-from guerdon.store.atomic import make_directory, write_atomic
+from guerdon.store.atomic import make_directory, storage_errors, write_atomic
 from guerdon.types import display_path
 
 log = logging.getLogger("guerdon")
@@ -195,7 +207,7 @@ class SerialRun:
         stop = self.cfg.stop_value
         self.result.solved = stop is not None and found.env_return >= stop
         if better:
-            self._save("best")
+            self._save(BEST)
 
     def _evaluate(self) -> Evaluation:
         cfg = self.cfg
@@ -231,7 +243,13 @@ class SerialRun:
         """Policy, reward model and everything that going on needs, in `checkpoints/<name>`."""
         if self.result.folder is None:
             return
-        folder = make_directory(self.result.folder / "checkpoints" / name)
+        folder = self.result.folder / "checkpoints" / name
+        if name == LAST and (folder / STATE).is_file():  # kept, in case that the new one gets damaged
+            before = folder.with_name(PREVIOUS)
+            with storage_errors(before):
+                shutil.rmtree(before, ignore_errors=True)
+                folder.rename(before)
+        make_directory(folder)
         self.loop.model.save(folder / REWARD_MODEL_FILE)
         evaluations = [
             {"env_steps": steps, "seconds": seconds, "result": asdict(found)}
@@ -261,7 +279,7 @@ class SerialRun:
     def _load(self) -> SavedPolicy:
         """Go on from a checkpoint; what does not fit the settings is refused."""
         place = Path(str(self.cfg.resume_dir))
-        saved = load_policy(find_policy(place), self.cfg.seed)
+        saved = load_policy(find_sound_policy(place, "resume_dir"), self.cfg.seed)
         if "reward_model" not in saved.state:
             raise DataError(f"{display_path(place)} holds a policy, but not of a serial pipeline")
         if type(saved.learner) is not type(self.loop.learner):
@@ -274,13 +292,14 @@ class SerialRun:
                 f"{display_path(place)} was trained with seed {saved.state['seed']}, not {self.cfg.seed}"
             )
         self.loop.learner.load_state_dict(saved.learner.state_dict())
-        self.loop.load_state_dict(saved.state["loop"])
-        self.loop.model.load_state_dict(saved.state["reward_model"])
-        self.result.evaluations = [
-            (int(each["env_steps"]), float(each["seconds"]), Evaluation(**each["result"]))
-            for each in saved.state["evaluations"]
-        ]
-        self._seconds_before = float(saved.state["seconds"])
+        with readable_state(saved.folder):
+            self.loop.load_state_dict(saved.state["loop"])
+            self.loop.model.load_state_dict(saved.state["reward_model"])
+            self.result.evaluations = [
+                (int(each["env_steps"]), float(each["seconds"]), Evaluation(**each["result"]))
+                for each in saved.state["evaluations"]
+            ]
+            self._seconds_before = float(saved.state["seconds"])
         log.info("resumed from %s at step %d", display_path(place), saved.step)
         return saved
 

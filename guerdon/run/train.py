@@ -45,10 +45,20 @@ def train_lines(summary: dict[str, Any], folder: Path) -> list[str]:
     return [f"{name:<13}{value}" for name, value in rows]
 
 
-def evaluate_checkpoint(checkpoint: Path, episodes: int, seed: int) -> dict[str, Any]:
-    """Success of a saved policy on fresh episodes, measured by the environment."""
+def evaluate_checkpoint(
+    checkpoint: Path, episodes: int, seed: int, env_id: str | None = None
+) -> dict[str, Any]:
+    """Success of a saved policy on fresh episodes, measured by the environment.
+
+    Args:
+        checkpoint: of a run, or the run's folder.
+        episodes: how many.
+        seed: of the environments.
+        env_id: the environment to play in; None: the policy's own, unless a module is imported for it.
+    """
     saved = load_policy(checkpoint)
-    env = replace(saved.env, num_envs=min(saved.env.num_envs, episodes))
+    env = saved.playable_env(env_id, f"name it: --env {saved.env.id}")
+    env = replace(env, num_envs=min(saved.env.num_envs, episodes))
     result, _ = evaluate(
         lambda obs: saved.learner.act(obs, deterministic=True), env, episodes=episodes, seed=seed
     )

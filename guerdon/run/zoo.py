@@ -124,5 +124,5 @@ def _policy(policy: str, env_id: str | None) -> tuple[EnvConfig, Callable[[Any],
             raise ConfigError("a scripted policy needs --env, the environment to play in")
         return EnvConfig(id=env_id), scripted_policy(env_id), None
     saved = load_policy(Path(policy))
-    cfg = saved.env if env_id is None else EnvConfig(id=env_id)
+    cfg = saved.playable_env(env_id, f"name it: --env {saved.env.id}")
     return cfg, lambda obs: saved.learner.act(obs, deterministic=True), saved.action_space
