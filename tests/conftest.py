@@ -25,7 +25,20 @@ pytest_plugins = ["tests.cpu_times"]
 
 RAY = "parallel/"
 """One process runs all of these: clusters side by side make each other many times slower."""
-LONGEST = ("run/test_learning", RAY, "test_docs", "fit/test_distributed", "run/", "robot/")
+LONGEST = (
+    "run/test_learning",
+    RAY,
+    "test_docs",
+    "fit/test_distributed",
+    "rewards/test_imitation_outcomes",
+    "rewards/test_curiosity",
+    "run/",
+    "robot/",
+    "envs/test_maniskill",
+    "test_cli",
+    "test_examples",
+    "rewards/",
+)
 """Files that take minutes; they go first, so that in the end no process waits for another."""
 SIMULATOR = ("mani_skill", "sapien")
 

@@ -294,6 +294,7 @@ def test_process_writes_collected_data_beside_the_pickle(capsys, tmp_path):
     np.testing.assert_array_equal(cleaned.labels, labels[[0, 2, 3, 4, 5]])
 
 
+@pytest.mark.slow
 def test_check_says_what_works(capsys):
     code, out, _ = run(capsys, "check", "--json")
     parts = {part["name"]: part for part in json.loads(out)["parts"]}
@@ -303,6 +304,7 @@ def test_check_says_what_works(capsys):
     assert parts["ray"]["optional"]
 
 
+@pytest.mark.slow
 def test_the_demo_leaves_a_summary(capsys, tmp_path):
     small = ["collect.target_success=20", "collect.target_failure=20", "fit.epochs=4", "reward.model.width=8"]
     size = ["env.train.init_params.image_size=[32,32]", "reward.model.image_size=[3,32,32]"]

@@ -57,6 +57,7 @@ def test_first_document(work, trajectories):
     assert contract.threshold is not None
 
 
+@pytest.mark.slow
 def test_first_document_with_python(work, trajectories):
     run(
         [sys.executable, "examples/embodiment/main_reward.py", "--config-path", "examples/embodiment/config",
@@ -66,6 +67,7 @@ def test_first_document_with_python(work, trajectories):
     assert (work / "results/reward-model-training/checkpoints/best_model").is_dir()
 
 
+@pytest.mark.slow
 def test_second_document(work, trajectories):
     torch.manual_seed(0)
     command = [
@@ -107,6 +109,7 @@ def test_the_flags_have_the_documents_defaults():
     assert {key: values[key] for key in expected} == expected
 
 
+@pytest.mark.slow
 def test_third_document(work, tmp_path):
     with get_format("pkl-episode").writer(work / "data") as writer:
         writer.add_many([episode(seed, seed % 2 == 0) for seed in range(20)])
@@ -123,6 +126,7 @@ def test_third_document(work, tmp_path):
     assert model.config.model_type == "resnet_reward"
 
 
+@pytest.mark.slow
 def test_real_world_document(work):
     episodes = [episode(seed, seed % 2 == 0) for seed in range(20)]
     with StoreWriter(work / "collected_data") as writer:

@@ -90,6 +90,19 @@ def test_the_time_of_living_children_counts():
         child.communicate(b"\n")
 
 
+@pytest.mark.slow
+def test_a_process_that_is_lost_fails_the_test_it_ran_and_no_other(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    lost = "import os, signal\ndef test_lost(): os.kill(os.getpid(), signal.SIGSEGV)\n"
+    well = "".join(f"def test_well_{number}(): pass\n" for number in range(3))
+    pytester.makeini("[pytest]\nmarkers =\n  sim: x\n  system: x")
+    pytester.makepyfile(test_a=well + lost + well.replace("well", "later"), test_b=well)
+    plugins = ["-p", "xdist", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    result = pytester.runpytest_subprocess(*plugins, "-n1", "--no-loadscope-reorder")
+    result.assert_outcomes(passed=9, failed=1)
+    result.stdout.fnmatch_lines(["*crashed while running*test_lost*"])
+
+
 def test_without_its_mark_a_test_has_no_simulator_and_no_browser():
     with pytest.raises(ImportError):
         import mani_skill  # noqa: F401

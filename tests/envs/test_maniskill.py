@@ -20,6 +20,8 @@ from guerdon.envs.maniskill import DeviceSimulators, ManiSkillVectorEnv
 from guerdon.errors import ConfigError, DataError, WorkerError
 from guerdon.serve.feed import FrameFeed
 
+pytestmark = pytest.mark.sim
+
 PICKCUBE = {"id": "PickCube-v1", "control_mode": "pd_ee_delta_pos"}
 SAME_STEP = AutoresetMode.SAME_STEP
 
@@ -322,8 +324,6 @@ def test_a_simulator_that_hangs_is_replaced(caplog):
 SCRIPT = """
 import os, signal, sys
 from guerdon.envs.maniskill import ManiSkillVectorEnv
-
-pytestmark = pytest.mark.sim
 if __name__ == "__main__":
     env = ManiSkillVectorEnv(2, id="PickCube-v1", num_processes=2)
     env.reset(seed=0)

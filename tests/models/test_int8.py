@@ -103,6 +103,7 @@ def fitted():
     return model.eval(), calibration, tabletop(60, 10_000)[0]
 
 
+@pytest.mark.slow
 def test_int8_decides_as_fp32_does(fitted):
     model, calibration, held_out = fitted
     fp32 = make_scorer(model)

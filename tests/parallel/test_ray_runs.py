@@ -130,7 +130,11 @@ def test_a_killed_env_worker_plays_its_rollout_again(settings, tmp_path, capfd):
 
 @pytest.mark.slow
 def test_no_episode_is_lost_with_an_env_worker_of_sac(settings, tmp_path):
-    _, summary = curve(settings, tmp_path / "run", [*SAC, "learner.total_steps=1600", *fragile(tmp_path, die_at=45), NO_REWARD])
+    _, summary = curve(
+        settings,
+        tmp_path / "run",
+        [*SAC, "learner.total_steps=1600", *fragile(tmp_path, die_at=45), NO_REWARD],
+    )
     assert summary["restarts"] == 1 and summary["env_steps"] >= 1600
     played = journal(tmp_path)
     assert counted(tmp_path / "run") == len(played) == len({tuple(line["key"]) for line in played})

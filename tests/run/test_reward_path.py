@@ -148,7 +148,7 @@ def test_sac_starts_warm_and_with_prior_data(settings, tmp_path, caplog, asynchr
     prior = [
         f"learner.warm_start.data={data}",
         "learner.warm_start.epochs=150",
-        "learner.sac.learning_starts=1500",  # a few updates: there is nothing to learn from this reward
+        "learner.sac.learning_starts=900",  # a few updates: there is nothing to learn from this reward
         "learner.sac.actor_lr=1e-3",
         f"learner.sac.prior_data={data}",
         "learner.sac.num_critics=4",

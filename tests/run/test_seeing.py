@@ -101,6 +101,7 @@ def test_runs_on_two_frames_leave_everything_behind(settings, tmp_path, two_fram
     assert (tmp_path / "run" / "videos" / "eval_0.gif").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_stacks_are_kept_for_relabelling_and_demonstrations_are_judged_by_them(
     settings, tmp_path, two_frames
 ):
@@ -185,7 +186,7 @@ def test_stable_baselines_environments_are_judged_by_the_same_stacks(two_frames)
 # Verdicts that are reused
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "sac", "dim"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.slow), "dim"])
 def test_reusing_verdicts_changes_no_number_and_judges_fewer_frames(
     settings, tmp_path, two_frames, checkpoint, algorithm
 ):

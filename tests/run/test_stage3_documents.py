@@ -55,6 +55,7 @@ def summary(work):
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_first_document_with_python(work, checkpoint):
     command = [sys.executable, "examples/embodiment/train_embodied_agent.py", "--config-path"]
     command += ["examples/embodiment/config/", "--config-name", "maniskill_ppo_cnn", *SHORT]
