@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from fuzz.engine import Target
 from omegaconf import OmegaConf
 
+from fuzz.engine import Target
 from guerdon.config import load_config
 from guerdon.config.compose import PACKAGE_CONF, errors_explained, file_named
 from guerdon.config.load import resolve_references
@@ -64,7 +64,7 @@ def read_yaml(data: bytes, folder: Path) -> None:
         config = OmegaConf.load(file)
         tree = OmegaConf.to_container(config, resolve=False)
     if isinstance(tree, dict):
-        resolve_references(tree)
+        resolve_references({str(key): value for key, value in tree.items()})
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
