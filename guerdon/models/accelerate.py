@@ -7,8 +7,9 @@ in float32. Scorers in int8 are in `int8.py`.
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -17,7 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from guerdon.models.base import RewardModel, mean_logit
+from guerdon.models.encoders import ResNet
+from guerdon.models.packed import PackedSteps, can_pack
+from guerdon.models.steps import resnet_steps
 from guerdon.types import UInt8Array
+
+logger = logging.getLogger("guerdon")
 
 Frames: TypeAlias = Mapping[str, UInt8Array] | UInt8Array
 """camera -> uint8 [N, H, W, C] (or stacks [N, k, H, W, C]), or the images alone if there is one camera."""
@@ -42,7 +48,7 @@ def make_scorer(
 ) -> ModelScorer:
     """A scorer of the wanted precision; `model` is left as it is and may be trained on.
 
-    `fp32` is fused and frozen. For int8 see `guerdon.models.int8`.
+    `fp32` is fused (see `FusedEncoder`). For int8 see `guerdon.models.int8`.
     """
     encoder = FusedEncoder if precision == "fp32" else Bfloat16Encoder
     return ModelScorer(model, encoder(model, torch.device(device)), device)
@@ -98,7 +104,11 @@ class _FromBytes(nn.Module):
 
 
 class FusedEncoder(nn.Module):
-    """fp32 as frozen graphs, with batch norms folded in; on a CPU in the blocked layout of oneDNN."""
+    """fp32 with batch norms folded in: packed convolutions on AVX2, else frozen graphs.
+
+    On a CPU these are in the blocked layout of oneDNN. Which of the two is faster was measured on both kinds
+    of processor (docs/stage-2-fit.md).
+    """
 
     def __init__(self, model: RewardModel, device: torch.device) -> None:
         super().__init__()
@@ -111,7 +121,16 @@ class FusedEncoder(nn.Module):
         self._early_frames = max(1, _EARLY_PIXELS // (height * width))
         self._late_frames = max(1, _LATE_PIXELS // (height * width))
         self._in_parts = device.type == "cpu"
-        if self._in_parts:
+        self._early: Callable[[Tensor], Tensor]
+        self._late: Callable[[Tensor], Tensor]
+        if self._in_parts and packs(resnet):
+            steps = resnet_steps(resnet, (height, width))
+            first = next(i for i, step in enumerate(steps) if step.output.startswith("layer3"))
+            early = PackedSteps(steps[:first], (height, width), self._early_frames)
+            size = -(-height // 8), -(-width // 8)  # three strides of 2, each rounded up
+            self._late = PackedSteps(steps[first:], size, self._late_frames)
+            self._early = _FromBytes(early, network.scale, network.shift)
+        elif self._in_parts:
             late = nn.Sequential(resnet.layer3, resnet.layer4)
             resnet.layer3, resnet.layer4 = nn.Sequential(), nn.Sequential()
             self._early, self._late = _blocked(network, example), _blocked(late, network(example))
@@ -126,6 +145,15 @@ class FusedEncoder(nn.Module):
             early = [self._early(part) for part in torch.split(group, self._early_frames)]
             maps.append(self._late(torch.cat(early)))
         return torch.cat(maps)
+
+
+def packs(resnet: ResNet) -> bool:
+    """Whether packed convolutions are used for it on the processor at hand."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX2" or resnet.norm != "batch":
+        return False
+    if not can_pack():
+        logger.info("fp32 scoring takes frozen graphs: this torch has no packed convolutions")
+    return can_pack()
 
 
 def _frozen(network: nn.Module, example: Tensor) -> Any:

@@ -1,6 +1,7 @@
 """Serving: rewards from checkpoints, in mini-batches, with thresholds, types and debug pictures."""
 
 import json
+import sys
 import time
 from dataclasses import replace
 
@@ -12,7 +13,14 @@ import torch
 
 from guerdon import strict_json
 from guerdon.cli import main
-from guerdon.config import FitConfig, FitDataConfig, OptimConfig, RewardConfig, RewardModelConfig
+from guerdon.config import (
+    DistributedConfig,
+    FitConfig,
+    FitDataConfig,
+    OptimConfig,
+    RewardConfig,
+    RewardModelConfig,
+)
 from guerdon.errors import ConfigError, DataError
 from guerdon.fit import fit_reward_model
 from guerdon.fit.logs import MetricLog
@@ -242,6 +250,19 @@ def test_a_fit_for_int8_brings_its_int8_version(data, tmp_path):
     made = fit_reward_model(replace(MODEL, precision="int8"), fit, folder=tmp_path, tensorboard=False)
     cfg = RewardConfig(model=RewardModelConfig(checkpoint_path=str(made.checkpoint), precision="int8"))
     assert RewardManager(cfg).threshold == made.contract.threshold
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
+def test_a_fit_for_int8_without_its_packages_does_not_start(tmp_path, monkeypatch, package, num_processes):
+    monkeypatch.setitem(sys.modules, package, None)
+    fit = FitConfig(
+        data=FitDataConfig(path=str(tmp_path / "none")),
+        distributed=DistributedConfig(num_processes=num_processes),
+    )
+    with pytest.raises(ConfigError, match=r"int8.*pip install 'guerdon\[serve\]'"):
+        fit_reward_model(replace(MODEL, precision="int8"), fit, folder=tmp_path / "run", tensorboard=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_setting_that_contradicts_the_checkpoint_is_refused(checkpoint):
