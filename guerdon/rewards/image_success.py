@@ -73,7 +73,9 @@ class ImageSuccess(ZooModel):
         """The classifier from its checkpoint."""
         if self.cfg.checkpoint_path is None:
             raise ConfigError("reward_model.checkpoint_path is missing: it names the fitted classifier")
-        judge = CheckpointJudge.load(self.cfg.checkpoint_path, threshold=self.cfg.reward_threshold)
+        judge = CheckpointJudge.load(
+            self.cfg.checkpoint_path, threshold=self.cfg.reward_threshold, device=str(self.device)
+        )
         contract, cameras = judge.contract, judge.model.config.image_keys
         if len(cameras) != 1 or contract.num_frames != 1:
             raise ConfigError(
