@@ -66,6 +66,7 @@ class _Worker:
         self.folder = Path(tempfile.mkdtemp(dir=scratch))
         self.slate = Slate(self.folder / "slate")
         self.slate.end()
+        (self.folder / "trace").touch()
         context = multiprocessing.get_context("spawn")
         self.connection: Connection
         self.connection, theirs = context.Pipe()

@@ -7,6 +7,7 @@ import io
 import pickle
 import pickletools
 import random
+import re
 import struct
 import zipfile
 import zlib
@@ -217,6 +218,26 @@ def mutate_zip(data: bytes, rng: random.Random) -> bytes:
         for each, content in members.items():
             archive.writestr(each, content)
     return file.getvalue()
+
+
+_NAME = re.compile(rb"[A-Za-z_0-9]+")
+
+
+def mutate_safetensors(data: bytes, rng: random.Random) -> bytes:
+    """Change a number or name in the header and keep its length right, or the file's bytes."""
+    length = int.from_bytes(data[:8], "little")
+    header, content = data[8 : 8 + length], data[8 + length :]
+    found = list(_NAME.finditer(header))
+    if not found or rng.random() < 0.2:
+        return mutate_bytes(data, rng)
+    for _ in range(rng.choice((1, 1, 2))):
+        match, other = rng.choice(found), rng.choice(found)
+        text = str(rng.choice(NUMBERS)).encode() if match[0].isdigit() else other[0]
+        text = rng.choice((text, other[0], b"0", b"BOOL", b"F64", b"I64", b"env_rewards"))
+        header = header[: match.start()] + text + header[match.end() :]
+    if rng.random() < 0.2:
+        content = content[: rng.randrange(len(content) + 1)]
+    return len(header).to_bytes(8, "little") + header + content
 
 
 _PNG = b"\x89PNG\r\n\x1a\n"

@@ -30,6 +30,7 @@ from guerdon.errors import GuerdonError
 MEMORY = 1 << 30
 """Bytes that an input may take above what it returns."""
 _ADDRESS_SPACE = 6 << 30  # beyond this an allocation fails: a finding must not take the machine along
+_MAX_BASE = 32 << 10  # bytes; larger inputs are run as they are, for their changed copies would take too long
 _HEAD = struct.Struct("<qqd")  # number of the input, its length, when it began
 _CORPUS = Path(__file__).parent / "corpus"
 _FORBIDDEN = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.fork", "socket.connect")
@@ -120,16 +121,17 @@ class Runner:
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._seeds = target.seeds(self._scratch)
         self._known = self._seeds + corpus(name)
+        self._bases = [data for data in self._known if len(data) <= _MAX_BASE] or self._known
 
     def input(self, number: int, seed: int) -> bytes:
         """Input `number`: first those that are known as they are, then changed ones."""
         if number < len(self._known):
             return self._known[number]
         rng = random.Random(f"{seed} {self._name} {number}")
-        data = rng.choice(self._known)
+        data = rng.choice(self._bases)
         if self._target.mutate is not None:
             return self._target.mutate(data, rng)[:MAX_INPUT]
-        return mutate_bytes(data, rng, self._known)
+        return mutate_bytes(data, rng, self._bases)
 
     def run(self, numbers: range, seed: int) -> Chunk:
         """Run inputs `numbers`."""

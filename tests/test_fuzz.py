@@ -8,9 +8,12 @@ from pathlib import Path
 import fuzz_example
 import pytest
 
+from fuzz import targets
 from fuzz.engine import Result, fuzz, table
 from fuzz.mutations import MAX_INPUT, mutate_bytes
+from fuzz.worker import corpus
 
+_EACH = 40
 _BROKEN = {
     "raise": "uncaught KeyError",
     "crash": "crash SIGSEGV",
@@ -49,6 +52,29 @@ def test_a_budget_is_kept_over_all_targets() -> None:
     results = fuzz(fuzz_example.load, ["sound", "process"], inputs=31)
     assert sum(item.inputs for item in results.values()) == 31
     assert all(item.inputs for item in results.values())
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """All targets of the tree with their corpus and a small budget of changed inputs."""
+    return fuzz(targets.load, sorted(targets.load()), each=_EACH, findings=tmp_path_factory.mktemp("readers"))
+
+
+@pytest.mark.parametrize("name", sorted(targets.load()))
+def test_readers_keep_their_promises(name: str, readers: dict[str, Result]) -> None:
+    assert [(item.kind, item.detail) for item in readers[name].findings] == []
+    assert readers[name].inputs == _EACH
+
+
+@pytest.mark.parametrize("name", sorted(targets.load()))
+def test_seeds_are_valid_and_the_corpus_is_small(name: str, tmp_path: Path) -> None:
+    target = targets.load()[name]
+    seeds = target.seeds(tmp_path)
+    assert len(seeds) + len(corpus(name)) <= _EACH // 2, "the budget would not reach beyond them"
+    assert all(len(item) < 100_000 for item in corpus(name))
+    for seed in seeds:
+        size = target.run(seed, tmp_path)  # raises nothing
+        assert size is None or size > 0
 
 
 def test_mutations_change_bytes_and_repeat_with_the_seed() -> None:

@@ -36,7 +36,7 @@ _MAX_ARGUMENTS = 16
 _MAX_INTEGER = 1024  # bytes
 _SIZED = (bytes, bytearray, str, list, tuple, dict)
 _TOO_MANY = "holds more objects than fit into memory, or than a file of its size may hold"
-_ODD_KEY = 600  # units; see `check_keys`
+_ODD_KEY = 2000  # units; see `check_keys`
 
 
 @dataclass
@@ -50,8 +50,8 @@ class Work:
 
     @classmethod
     def for_file(cls, size: int, memory: int) -> Work:
-        """For a file of `size` bytes: in a small one a second's work and below 1 GiB, in a large one more."""
-        return cls(min(memory // 64, (12 << 20) + size // 8), 4 * size + (64 << 10))
+        """For a file of `size` bytes: some seconds and half a GiB in a small one, in a large one more."""
+        return cls(min(memory // 64, (8 << 20) + size // 8), 4 * size + (64 << 10))
 
     def take(self, units: int) -> None:
         """Before objects are made."""
@@ -354,7 +354,7 @@ _HANDLERS: dict[int, _Handler] = {
 _HEAVY = {
     pickle.EMPTY_LIST: 2,
     pickle.EMPTY_DICT: 2,
-    pickle.EMPTY_SET: 4,
+    pickle.EMPTY_SET: 8,
     pickle.FROZENSET: 4,
     pickle.SETITEM: 4,
     pickle.SETITEMS: 4,
