@@ -14,6 +14,8 @@ STREET = [
     "moments",
     "adam",
     "progress",
+    "orphans",
+    "interrupts",
     "config",
     "store",
     "envs",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
 
-from guerdon.store.atomic import storage_errors, write_atomic
+from guerdon.store.atomic import append_whole, storage_errors, write_atomic
 
 
 class MetricLog:
@@ -24,27 +25,35 @@ class MetricLog:
                 kept = [line for line in self.path.read_text().splitlines() if _step(line) <= resume_step]
                 text = "".join(f"{line}\n" for line in kept).encode()
                 write_atomic(self.path, lambda file: file.write(text))
-            self._file = self.path.open("a")
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self.board: Any = None
         """TensorBoard's writer, if there is one."""
+        self._open = True
         if tensorboard:
-            from tensorboardX import SummaryWriter
+            from guerdon.fit.board import Board  # and with it TensorBoard's package
 
             purge = None if resume_step is None else resume_step + 1
-            self.board = SummaryWriter(str(folder), purge_step=purge)
+            try:
+                self.board = Board(str(folder), purge_step=purge)
+            except BaseException:
+                self.close()
+                raise
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Log `values` at `step`."""
+        """Log `values` at `step`: a whole line, or an error and none."""
+        line = (json.dumps({"step": step, **values}) + "\n").encode()
         with storage_errors(self.path):
-            self._file.write(json.dumps({"step": step, **values}) + "\n")
-            self._file.flush()
+            append_whole(self._file, line)
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Flush and close."""
-        self._file.close()
+        """Close; may be called again."""
+        if not self._open:
+            return
+        self._open = False
+        os.close(self._file)
         if self.board is not None:
             self.board.close()
 

@@ -9,15 +9,15 @@ from typing import Any
 from guerdon.config import GuerdonConfig
 from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.evaluate import evaluate
+from guerdon.run.folders import run_folder
 from guerdon.run.policy_files import load_policy
-from guerdon.run.train_reward import run_folder
 from guerdon.types import display_path
 
 
 def train(config: GuerdonConfig) -> tuple[Path, dict[str, Any]]:
     """Train as the config says; leaves metrics, checkpoints, videos and `report.html` in the run's folder."""
-    folder = run_folder(config)
-    return folder, EmbodiedRunner(config, folder).run()
+    with run_folder(config) as folder:
+        return folder, EmbodiedRunner(config, folder).run()
 
 
 def train_lines(summary: dict[str, Any], folder: Path) -> list[str]:
