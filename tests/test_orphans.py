@@ -67,7 +67,7 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path, kind):
         time.sleep(0.3)
         assert alive(child)
         parent.send_signal(signal.SIGKILL)
-        parent.communicate()
+        parent.wait(60)
         limit = time.monotonic() + 60
         while alive(child) and time.monotonic() < limit:
             time.sleep(0.05)
@@ -75,7 +75,8 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path, kind):
         assert alive(sibling)
     finally:
         parent.kill()
-        parent.communicate()
+        parent.wait()
+        parent.stdout.close()
         for pid in started:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
