@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import guerdon
-from guerdon.errors import ConfigError, DataError, GuerdonError
+from guerdon.errors import ConfigError, DataError, GuerdonError, RunInterrupted
 from guerdon.types import display_path
 from guerdon.verbs.common import add_config, print_result
 from guerdon.verbs.data import add_data
@@ -48,12 +49,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"guerdon: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except RunInterrupted as stopped:
+        if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+            print(f"guerdon: {stopped}:", file=sys.stderr)
+            print(_command_to_go_on(sys.argv[1:] if argv is None else argv, stopped), file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("guerdon: interrupted", file=sys.stderr)
         return 1
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; there is nobody to tell
         return 1
+
+
+def _command_to_go_on(argv: Sequence[str], stopped: RunInterrupted) -> str:
+    """The same command, from the checkpoint on."""
+    kept = [item for item in argv if not item.lstrip("+").startswith(f"{stopped.setting}=")]
+    return shlex.join(["guerdon", *kept, f"{stopped.setting}={stopped.checkpoint}"])
 
 
 def command() -> NoReturn:

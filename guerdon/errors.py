@@ -23,6 +23,19 @@ class StorageError(GuerdonError):
     """Writing failed (full disk, missing permission); what was finished before is safe."""
 
 
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C, after everything that going on needs was saved."""
+
+    def __init__(self, step: int, checkpoint: str, setting: str) -> None:
+        """Stopped after `step`; with the setting of that name, a run goes on from `checkpoint`."""
+        super().__init__(step, checkpoint, setting)
+        self.step, self.checkpoint, self.setting = step, checkpoint, setting
+
+    def __str__(self) -> str:
+        kept = f"{self.setting}={self.checkpoint} goes on from there"
+        return f"interrupted at step {self.step}, which is saved; {kept}"
+
+
 class WorkerError(GuerdonError):
     """A worker process failed, died or was never met; the message names it, a cause has its traceback."""
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 T = TypeVar("T")
+
+tqdm.set_lock(
+    threading.RLock()
+)  # its own is shared between processes, and left behind by those that are ended
 
 
 def progress(

@@ -15,6 +15,8 @@ STREET = [
     "moments",
     "adam",
     "progress",
+    "orphans",
+    "interrupts",
     "web",
     "config",
     "store",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fuzz.engine import Target
 
+from fuzz.engine import Target
 from guerdon.models import BinaryRewardClassifier, RewardModel
 from guerdon.models.accelerate import ModelScorer
 from guerdon.models.int8 import coarse_scorer, make_int8

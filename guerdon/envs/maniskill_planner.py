@@ -20,6 +20,7 @@ from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.envs.maniskill_batch import make_task
 from guerdon.envs.vulkan import tell_drivers, told_drivers
 from guerdon.errors import ConfigError, DataError
+from guerdon.orphans import end_with
 from guerdon.types import BoolArray, FloatArray
 
 log = logging.getLogger("guerdon")
@@ -112,6 +113,8 @@ class PlannerProcess:
 
 def _serve(connection: Connection, cfg: ManiSkillConfig, drivers: dict[str, str]) -> None:
     """Answer seeds with plans until the connection ends."""
+    parent: Any = multiprocessing.parent_process()
+    end_with(parent.pid)
     tell_drivers(drivers)
     torch.set_num_threads(1)
     try:

@@ -1,11 +1,12 @@
 """What runs in a simulator process: some ManiSkill environments on a CPU, their results in shared memory.
 
-The process ends when its connection does, so none is left behind when its parent is killed.
+The process ends when its connection does, and when its parent is killed.
 """
 
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -24,6 +25,7 @@ from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.envs.maniskill_batch import ManiSkillBatch, TaskFacts
 from guerdon.envs.vulkan import tell_drivers
 from guerdon.errors import ConfigError
+from guerdon.orphans import end_with
 from guerdon.types import FloatArray, UInt8Array
 
 Answer: TypeAlias = tuple[str, Any]
@@ -94,6 +96,8 @@ def serve(
     connection: Connection, cfg: ManiSkillConfig, start: int, stop: int, total: int, drivers: dict[str, str]
 ) -> None:
     """Simulate the environments `start` to `stop` of `total` until told to stop or left alone."""
+    parent: Any = multiprocessing.parent_process()
+    end_with(parent.pid)
     tell_drivers(drivers)  # those of the parent as it is now; this was forked from an older server
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this
     torch.set_num_threads(1)

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -25,13 +24,15 @@ from typing import Any
 import torch
 
 from guerdon.config import FitConfig
-from guerdon.errors import ConfigError, GuerdonError, WorkerError
+from guerdon.errors import ConfigError, GuerdonError, RunInterrupted, WorkerError
 from guerdon.fit.features import FILE
 from guerdon.fit.fit import FitJob, FitResult, Fitting
 from guerdon.fit.spread import strategy_of
 from guerdon.fit.team import Team, backend_of, end_process, lost_contact, open_store, portable, under_torchrun
 from guerdon.fit.worker import FSDPRewardWorker
+from guerdon.interrupts import Interrupts, also_ask
 from guerdon.models.quantize import require_int8
+from guerdon.orphans import end_with
 
 log = logging.getLogger("guerdon")
 
@@ -74,6 +75,8 @@ def torchrun_team(cfg: FitConfig) -> Team:
     """The processes that `torchrun` has started; a team of one without it."""
     if not under_torchrun():
         return Team()
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun itself is our parent
+        end_with(os.getppid())
     rank, there = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     section = cfg.distributed
     if section.num_processes not in (1, there):
@@ -140,7 +143,7 @@ class _Answer:
     """What a process says when it ends."""
 
     result: FitResult | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
     trace: str = ""
 
 
@@ -159,6 +162,7 @@ def launch(job: FitJob) -> FitResult:
     store = open_store(LOCALHOST, 0, count, True, timeout)
     context: Any = multiprocessing.get_context(START_METHOD)
     threads = max(1, torch.get_num_threads() // count)
+    stop = context.RawValue("b", 0)  # Ctrl-C is for this process, which hands it on
     processes: list[BaseProcess] = []
     pipes: list[Connection] = []
     try:
@@ -167,14 +171,15 @@ def launch(job: FitJob) -> FitResult:
             place = (rank, count, store.port)
             process = context.Process(
                 target=_process,
-                args=(place, job, theirs, threads, log.getEffectiveLevel()),
+                args=(place, job, theirs, threads, log.getEffectiveLevel(), stop),
                 name=f"fit rank {rank}",
             )
             pipes.append(ours)
             processes.append(process)
             process.start()
             theirs.close()  # so that the end of the process is the end of the pipe
-        result = _outcome(pipes, processes)
+        with Interrupts(tell=lambda: setattr(stop, "value", 1)) as interrupts, interrupts.deferred():
+            result = _outcome(pipes, processes)
         for process in processes:
             process.join(GRACE_SECONDS)
         return result
@@ -210,7 +215,7 @@ def _outcome(pipes: list[Connection], processes: list[BaseProcess]) -> FitResult
     first = min(failed, key=lambda rank: (isinstance(failed[rank].error, LostContact), rank))
     error = failed[first].error
     assert error is not None
-    if isinstance(error, GuerdonError):
+    if isinstance(error, GuerdonError | RunInterrupted):
         raise error from (_RemoteTrace(failed[first].trace) if failed[first].trace else None)
     text = f"rank {first} of {len(processes)} failed: {type(error).__name__}: {error}"
     raise WorkerError(text) from _RemoteTrace(failed[first].trace)
@@ -251,11 +256,15 @@ def _end(processes: list[BaseProcess]) -> None:
             process.join()
 
 
-def _process(place: tuple[int, int, int], job: FitJob, pipe: Connection, threads: int, level: int) -> None:
+def _process(
+    place: tuple[int, int, int], job: FitJob, pipe: Connection, threads: int, level: int, stop: Any
+) -> None:
     """The main function of a started process."""
     rank, count, port = place
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    parent: Any = multiprocessing.parent_process()
+    end_with(parent.pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which tells this process
+    also_ask(lambda: bool(stop.value))
     logging.basicConfig(stream=sys.stderr, level=level, format="%(message)s")
     torch.set_num_threads(threads)
     if sys.platform == "linux":
@@ -264,16 +273,9 @@ def _process(place: tuple[int, int, int], job: FitJob, pipe: Connection, threads
         answer = _Answer(result=run_rank(rank, count, LOCALHOST, port, job, hosted=True))
         if rank > 0:
             answer = replace(answer, result=None)  # rank 0's is the one that is used
-    except Exception as error:
+    except (Exception, RunInterrupted) as error:
         answer = _Answer(error=portable(error), trace=traceback.format_exc())
     with suppress(BrokenPipeError):  # the parent has ended the fit already
         pipe.send(answer)
     pipe.close()
     end_process(0)
-
-
-def _end_with_parent() -> None:
-    """Nothing is left behind, even if the parent is killed."""
-    parent: Any = multiprocessing.parent_process()
-    wait([parent.sentinel])
-    os._exit(1)

@@ -29,6 +29,7 @@ from guerdon.fit.state import latest_checkpoint
 from guerdon.fit.team import Team
 from guerdon.fit.threshold import Threshold, choose_threshold
 from guerdon.fit.trainer import Trainer
+from guerdon.interrupts import Interrupts
 from guerdon.models import Contract, RewardModel, build_model, save_checkpoint
 from guerdon.models.calibration import Calibration
 from guerdon.models.quantize import require_int8
@@ -144,6 +145,7 @@ class Fitting:
         """Open the data and set up; nothing is trained yet."""
         self._started = time.perf_counter()
         self._job, self._team = job, team
+        self._interrupts = Interrupts()
         cfg, seed = job.cfg, job.seed
         strategy_of(cfg, team.world_size)  # a contradiction shows before the data is read
         if job.model.precision == "int8":
@@ -192,6 +194,7 @@ class Fitting:
             device=_device(cfg, team),
             tensorboard=job.tensorboard,
             team=team,
+            interrupts=self._interrupts,
         )
         if job.resume_dir is not None:
             place = job.resume_dir
@@ -206,7 +209,8 @@ class Fitting:
 
     def run(self) -> FitResult:
         """Train, then calibrate the best model on rank 0 and save it; every rank gets the result."""
-        self.trainer.run()
+        with self._interrupts:
+            self.trainer.run()
         return self._team.from_first(self._finish)
 
     def _finish(self) -> FitResult:

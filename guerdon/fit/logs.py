@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from typing_extensions import Self
 
 from guerdon import strict_json
-from guerdon.store.atomic import storage_errors, write_atomic
+from guerdon.store.atomic import append_whole, storage_errors, write_atomic
 
 
 class MetricLog:
@@ -28,30 +29,41 @@ class MetricLog:
                 self._there = [frozenset(json.loads(line)) for line in kept if _step(line) == resume_step]
                 text = "".join(f"{line}\n" for line in kept).encode()
                 write_atomic(self.path, lambda file: file.write(text))
-            self._file = self.path.open("a")
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self.board: Any = None
         """TensorBoard's writer, if there is one."""
+        self._open = True
         if tensorboard:
-            from tensorboardX import SummaryWriter
+            from guerdon.fit.board import Board  # and with it TensorBoard's package
 
             purge = None if resume_step is None else resume_step + 1
-            self.board = SummaryWriter(str(folder), purge_step=purge)
+            try:
+                self.board = Board(str(folder), purge_step=purge)
+            except BaseException:
+                self.close()
+                raise
         self._resume_step = resume_step
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Log `values` at `step`, unless the run told the same of this step before it was resumed."""
+        """Log `values` at `step`: a whole line, or an error and none.
+
+        What the run logged of this step before it was resumed is not repeated.
+        """
         if step == self._resume_step and {"step", *values} in self._there:
             return
+        line = (strict_json.dumps({"step": step, **values}) + "\n").encode()
         with storage_errors(self.path):
-            self._file.write(strict_json.dumps({"step": step, **values}) + "\n")
-            self._file.flush()
+            append_whole(self._file, line)
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Flush and close."""
-        self._file.close()
+        """Close; may be called again."""
+        if not self._open:
+            return
+        self._open = False
+        os.close(self._file)
         if self.board is not None:
             self.board.close()
 

@@ -240,7 +240,7 @@ def lost_contact(error: BaseException) -> bool:
     )
 
 
-def portable(error: Exception) -> Exception:
+def portable(error: BaseException) -> BaseException:
     """The error itself if it can travel to another process, its text otherwise."""
     with suppress(Exception):  # whatever pickling raises, the text is what remains
         if str(pickle.loads(pickle.dumps(error))) == str(error):  # noqa: S301  # our own bytes

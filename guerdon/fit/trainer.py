@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from guerdon.config import FitConfig
 from guerdon.datasets import RewardDataset
 from guerdon.datasets.sampling import EpochSampler, Share, global_batches, shares
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import ConfigError, DataError, RunInterrupted
 from guerdon.fit.features import FeatureCache
 from guerdon.fit.inputs import Inputs
 from guerdon.fit.layers import Draws, trains_batch_norm, use_frame_dropout
@@ -33,6 +34,7 @@ from guerdon.fit.schedule import lr_at
 from guerdon.fit.spread import Spread, strategy_of
 from guerdon.fit.state import Checkpoints, Progress
 from guerdon.fit.team import Team
+from guerdon.interrupts import Interrupts
 from guerdon.models import Contract, RewardModel, load_checkpoint
 from guerdon.models.base import mean_logit, pool_features
 from guerdon.progress import progress_bar
@@ -62,6 +64,7 @@ class Trainer:
         device: torch.device | str = "cpu",
         tensorboard: bool = True,
         team: Team | None = None,
+        interrupts: Interrupts | None = None,
     ) -> None:
         """Set up; nothing is trained yet.
 
@@ -78,12 +81,14 @@ class Trainer:
             device: where to compute.
             tensorboard: whether to log there too.
             team: the processes that share every global batch; None: this one alone.
+            interrupts: tells when to save and stop; None: Ctrl-C stops at once.
         """
         self.model = model.to(device)
         self.cfg, self.contract, self.seed = cfg, contract, seed
         self.checkpoints = checkpoints
         self.progress = Progress()
         self.team = team or Team()
+        self._interrupts, self._stopping = interrupts, False
         self._kept = Checkpoints(checkpoints, contract, seed, self.team)
         self._strategy = strategy_of(cfg, self.team.world_size)
         self._dataset, self._sampler, self._val_rows = dataset, sampler, val_rows
@@ -133,12 +138,16 @@ class Trainer:
         """Train to the end, or until validation stops improving."""
         self.start()
         resume_step = self.progress.step or None
-        if not self.team.first:
-            self._loop()
-            return self.progress
-        with MetricLog(self._folder, tensorboard=self._tensorboard, resume_step=resume_step) as self._logs:
-            self._loop()
-        self._logs = None
+        with self._interrupts.deferred() if self._interrupts else nullcontext():
+            if self.team.first:
+                boards = self._tensorboard
+                with MetricLog(self._folder, tensorboard=boards, resume_step=resume_step) as self._logs:
+                    self._loop()
+                self._logs = None
+            else:
+                self._loop()
+            if self.team.sum(np.array([self._asked_to_stop()], np.float64))[0]:  # during the last check
+                self._stop()
         return self.progress
 
     def start(self) -> None:
@@ -214,10 +223,18 @@ class Trainer:
                     interval = self.cfg.val_check_interval
                     if (at_end if interval is None else state.step % interval == 0) and self._check():
                         return
+                    if self._stopping:
+                        self._stop()
                     if state.step % self.cfg.save_interval == 0:
                         self.save(self._kept.of_step(state.step))
             if state.best_step == 0:  # no validation fell on a step
                 self._check()
+
+    def _stop(self) -> NoReturn:
+        """Keep what there is, and say so."""
+        place = self._kept.of_step(self.progress.step)
+        self.save(place)
+        raise RunInterrupted(self.progress.step, display_path(place.parent), "runner.resume_dir")
 
     def _log(self, values: dict[str, float]) -> None:
         """Rank 0 keeps the log."""
@@ -243,8 +260,9 @@ class Trainer:
                 (loss * spread.loss_factor).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
             hits += correct
-        total, hits_of_all = (float(value) for value in team.sum(np.array([total, hits], np.float64)))
-        state.epoch_hits += int(hits_of_all)
+        sums = team.sum(np.array([total, hits, self._asked_to_stop()], np.float64))
+        total, state.epoch_hits = float(sums[0]), state.epoch_hits + int(sums[1])
+        self._stopping = bool(sums[2])  # all stop after the same step
         state.epoch_frames += len(rows)
         if not math.isfinite(total):
             self._refuse_nan(rows)
@@ -254,6 +272,9 @@ class Trainer:
         state.step += 1
         state.train_loss = total
         return total
+
+    def _asked_to_stop(self) -> bool:
+        return self._interrupts is not None and self._interrupts.requested
 
     def _pass(self, share: Share) -> tuple[Tensor, int]:
         """This share's part of the global batch's loss, and how many of its frames are judged rightly."""

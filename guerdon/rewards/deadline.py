@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from guerdon.errors import ConfigError
+from guerdon.orphans import end_with
 
 log = logging.getLogger("guerdon")
 
@@ -96,7 +97,7 @@ class DeadlineChecks:
         if self._child is not None:
             return self._child
         child = subprocess.Popen(
-            [sys.executable, "-m", "guerdon.rewards.deadline", json.dumps(self._task)],
+            [sys.executable, "-m", "guerdon.rewards.deadline", json.dumps(self._task), str(os.getpid())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True, encoding="utf-8",
         )  # fmt: skip
@@ -219,4 +220,5 @@ def _serve(task: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    end_with(int(sys.argv[2]))
     _serve(json.loads(sys.argv[1]))

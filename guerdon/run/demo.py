@@ -15,13 +15,15 @@ from guerdon.collect.run import collect
 from guerdon.config import GuerdonConfig, LearnerConfig, load_config
 from guerdon.datasets.audit import audit
 from guerdon.datasets.preview import write_preview
+from guerdon.errors import RunInterrupted
 from guerdon.fit import FitResult, fit_reward_model
 from guerdon.models.int8_file import int8_path
 from guerdon.run.attempts import collect_clone
 from guerdon.run.embodied import EmbodiedRunner
+from guerdon.run.folders import held, new_run_folder
 from guerdon.run.judge import card
 from guerdon.store import inspect
-from guerdon.store.atomic import make_directory, write_atomic
+from guerdon.store.atomic import write_atomic
 from guerdon.types import display_path
 
 log = logging.getLogger("guerdon")
@@ -43,10 +45,15 @@ def run_demo(overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
     fit_config = load_config("train_reward", [*FIT_BRIEFLY, *overrides])
     train_config = load_config("train", [*BLIND, *overrides])
     root = Path(config.runner.output_dir) / config.runner.experiment_name
-    folder = make_directory(root / time.strftime("%Y%m%d-%H%M%S"))
-    stage1, rows = collect_for_demo(config, train_config.learner, folder)
-    stage2, more = _fit(fit_config, folder)
-    stage3, last = _train(train_config, folder)
+    folder = new_run_folder(root)
+    try:
+        with held(folder):
+            stage1, rows = collect_for_demo(config, train_config.learner, folder)
+            stage2, more = _fit(fit_config, folder)
+            stage3, last = _train(train_config, folder)
+    except RunInterrupted as stopped:  # the demo's stages have no settings of their own to go on with
+        log.warning("%s keeps what there is; the demo begins anew every time", display_path(folder))
+        raise KeyboardInterrupt from stopped
     seconds = round(time.perf_counter() - started, 2)
     outcome = {"stage1": stage1, "stage2": stage2, "stage3": stage3, "seconds": seconds}
     text = strict_json.dumps(outcome, indent=1).encode()

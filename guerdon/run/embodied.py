@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -17,9 +17,17 @@ from omegaconf import OmegaConf
 from guerdon import strict_json
 from guerdon.config import BCConfig, GuerdonConfig, to_plain
 from guerdon.config.unused import log_without_effect
-from guerdon.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
+from guerdon.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    GuerdonError,
+    RunInterrupted,
+    WorkerLostError,
+)
 from guerdon.fit.logs import MetricLog
 from guerdon.images import stack_episode
+from guerdon.interrupts import Interrupts
 from guerdon.learn.cloning import clone, demonstrations, imitate, num_updates
 from guerdon.learn.dqn import DQN
 from guerdon.learn.networks import Obs, ObsSpec
@@ -92,6 +100,7 @@ class EmbodiedRunner:
         if config.learner.num_threads is not None:
             torch.set_num_threads(config.learner.num_threads)
         self.alarms: list[str] = []
+        self.interrupts = Interrupts()
         threads = config.asynchronous.enabled
         self.engine: Engine = make_engine(config.engine, config.cluster, threads=threads)
         try:
@@ -191,27 +200,18 @@ class EmbodiedRunner:
             resumed = self._begin()
             resume_step = self.loop.env_steps if resumed else None
             with (
+                self.interrupts,
                 MetricLog(self.folder, tensorboard=boards, resume_step=resume_step) as logs,
                 progress_bar("training", total=cfg.total_steps, unit="step") as bar,
             ):
                 bar.update(self.loop.env_steps)
-                while self.loop.env_steps < cfg.total_steps and stopped is None:
-                    before = self.loop.env_steps
-                    iteration = self._advance(before / cfg.total_steps)
-                    step = self.loop.env_steps
-                    stopped = self._watch(step, iteration)
-                    iteration.metrics.update(self._refit(before, step, iteration))
-                    metrics = {**iteration.metrics, **(self.monitor.metrics() if self.monitor else {})}
-                    if _due(before, step, cfg.eval_interval) and step < cfg.total_steps:
-                        metrics |= self._evaluate(cfg.eval_episodes)[0].metrics()
-                    logs.write(step, metrics)
-                    bar.update(step - before)
-                    bar.set_postfix_str(_postfix(metrics), refresh=False)
-                    if _due(before, step, cfg.save_interval) or step >= cfg.total_steps or stopped:
-                        self._save(step)
-                if self.config.env.train.env_type == "robot":
-                    self.envs.close()  # an arm and its cameras can be held by one at a time
-                result, films = self._evaluate(cfg.eval_episodes, NUM_FILMS)
+                try:
+                    stopped = self._train(logs, bar)
+                    if self.config.env.train.env_type == "robot":
+                        self.envs.close()  # an arm and its cameras can be held by one at a time
+                    result, films = self._evaluate(cfg.eval_episodes, NUM_FILMS)
+                except KeyboardInterrupt as interrupt:
+                    self._keep_interrupted(interrupt)
                 logs.write(self.loop.env_steps, result.metrics())
             self.envs.close()
             self.engine.log_notices()
@@ -221,6 +221,42 @@ class EmbodiedRunner:
             raise
         finally:
             self.engine.close()
+
+    def _train(self, logs: MetricLog, bar: Any) -> str | None:
+        """Iterations to the end; returns why they ended earlier, if they did."""
+        cfg, stopped = self.config.learner, None
+        waits = self.config.env.train.env_type != "robot"  # an arm is stopped at once
+        while self.loop.env_steps < cfg.total_steps and stopped is None:
+            before = self.loop.env_steps
+            with self.interrupts.deferred(waits):
+                iteration = self._advance(before / cfg.total_steps)
+                step = self.loop.env_steps
+                stopped = self._watch(step, iteration)
+            metrics = dict(iteration.metrics)
+            try:
+                metrics |= self._refit(before, step, iteration)
+                metrics |= self.monitor.metrics() if self.monitor else {}
+                if _due(before, step, cfg.eval_interval) and step < cfg.total_steps:
+                    self.interrupts.check()
+                    metrics |= self._evaluate(cfg.eval_episodes)[0].metrics()
+            finally:  # also after Ctrl-C, which does not wait for a refit or an evaluation
+                logs.write(step, metrics)
+            bar.update(step - before)
+            bar.set_postfix_str(_postfix(metrics), refresh=False)
+            if _due(before, step, cfg.save_interval) or step >= cfg.total_steps or stopped:
+                self._save(step)
+            self.interrupts.check()
+        return stopped
+
+    def _keep_interrupted(self, interrupt: KeyboardInterrupt) -> NoReturn:
+        """Save what there is after the first Ctrl-C; a second one does not wait for that."""
+        step = self.loop.env_steps
+        if self.interrupts.count > 1 or not step:
+            raise interrupt
+        if self.config.env.train.env_type == "robot":
+            self.envs.close(HURRY_SECONDS)  # the arm comes first
+        kept = display_path(self._write_checkpoint(step))
+        raise RunInterrupted(step, kept, "runner.resume_dir") from None
 
     def _begin(self) -> bool:
         """Warm start or resume; returns whether a run is resumed."""
@@ -323,7 +359,8 @@ class EmbodiedRunner:
         if self.refits is None:
             return {}
         self.refits.add(step, iteration)
-        if _due(before, step, self.config.reward.refit_interval) and self.refits.refit(step):
+        due = _due(before, step, self.config.reward.refit_interval) and not self.interrupts.requested
+        if due and self.refits.refit(step):
             self._renew_monitor()
             if self.config.reward.cache_verdicts:  # those of the model before hold no longer
                 self.loop.reset(self._env_seed(step))

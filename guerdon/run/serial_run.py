@@ -16,11 +16,13 @@ from omegaconf import OmegaConf
 from guerdon import strict_json
 from guerdon.config import to_plain
 from guerdon.config.schema_zoo import SerialConfig
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import ConfigError, DataError, RunInterrupted
 from guerdon.fit.logs import MetricLog
+from guerdon.interrupts import Interrupts
 from guerdon.progress import progress_bar
 from guerdon.rewards import BaseRewardModel
 from guerdon.run.evaluate import Evaluation, evaluate
+from guerdon.run.folders import CHECKPOINTS, held, new_run_folder
 from guerdon.run.policy_files import (
     BEST,
     LAST,
@@ -126,6 +128,7 @@ class SerialRun:
         """
         self.cfg, self.loop, self.notes, self.max_train_iter = cfg, loop, notes, max_train_iter
         self.result = SerialResult(policy=loop.learner, reward_model=loop.model)
+        self.interrupts = Interrupts()
         self._seconds_before = 0.0
         played = play_for(loop.model, loop.env, cfg.seed)
         loop.env_steps += played  # unless a run is resumed, which has counted them
@@ -135,23 +138,36 @@ class SerialRun:
 
     def train(self) -> SerialResult:
         """Everything; returns what came of it."""
-        cfg, loop, budget = self.cfg, self.loop, self.cfg.learner.total_steps
         folder = self.result.folder
         if folder is None:
             self._begin()
             self._train(None)
             return self.result
+        with held(folder):
+            return self._train_in(folder)
+
+    def _train_in(self, folder: Path) -> SerialResult:
+        """The run with all that it leaves in its folder."""
+        cfg, loop, budget = self.cfg, self.loop, self.cfg.learner.total_steps
         text = OmegaConf.to_yaml(OmegaConf.create(to_plain(cfg))).encode()
         write_atomic(folder / "config.yaml", lambda file: file.write(text))
         resume_step = None if self._saved is None else loop.env_steps
         with (
+            self.interrupts,
             MetricLog(folder, resume_step=resume_step) as logs,
             progress_bar("training", total=budget, unit="step") as bar,
         ):
             self.notes.board = logs.board
             bar.update(loop.env_steps)
             self._begin()
-            self._train(logs, bar)
+            try:
+                self._train(logs, bar)
+            except KeyboardInterrupt:
+                if self.interrupts.count > 1 or not loop.env_steps:
+                    raise
+                self._save(LAST)
+                place = display_path(folder / CHECKPOINTS / LAST)
+                raise RunInterrupted(loop.env_steps, place, "resume_dir") from None
         self._save(LAST)
         summary = {**self._about(), **self.result.summary()}
         content = strict_json.dumps(summary, indent=1).encode()
@@ -172,18 +188,23 @@ class SerialRun:
         begin, measuring = time.perf_counter() - self._seconds_before, 0.0
         while loop.env_steps < budget and not self._enough():
             before = loop.env_steps
-            metrics = loop.advance(before / budget)
+            with self.interrupts.deferred():
+                metrics = loop.advance(before / budget)
             metrics |= self.notes.pop()
             self._check_finite(metrics)
             last = loop.env_steps >= budget or self._enough()
-            if _due(before, loop.env_steps, cfg.eval_interval) or last:
-                start = time.perf_counter()
-                found = self._evaluate()
-                measuring += time.perf_counter() - start
-                metrics |= found.metrics()
-                self._keep(found, time.perf_counter() - begin - measuring)
-            if logs is not None:
-                logs.write(loop.env_steps, metrics)
+            stopping = self.interrupts.requested
+            try:
+                if (_due(before, loop.env_steps, cfg.eval_interval) and not stopping) or last:
+                    start = time.perf_counter()
+                    found = self._evaluate()
+                    measuring += time.perf_counter() - start
+                    metrics |= found.metrics()
+                    self._keep(found, time.perf_counter() - begin - measuring)
+            finally:  # also after Ctrl-C, which does not wait for an evaluation
+                if logs is not None:
+                    logs.write(loop.env_steps, metrics)
+            if bar is not None:
                 bar.update(loop.env_steps - before)
                 bar.set_postfix_str(_postfix(self.result, metrics), refresh=False)
             self._note(begin)
@@ -192,6 +213,7 @@ class SerialRun:
             if _due(before, loop.env_steps, cfg.save_interval) and not last:
                 self._save(LAST)
                 loop.reset(self._env_seed(loop.env_steps))
+            self.interrupts.check()
 
     def _enough(self) -> bool:
         return self.max_train_iter is not None and self.loop.train_iter >= self.max_train_iter
@@ -231,19 +253,15 @@ class SerialRun:
 
     def _folder(self) -> Path:
         """A new folder, or that of the run that is resumed."""
-        if self._saved is not None and self._saved.folder.parent.name == "checkpoints":
+        if self._saved is not None and self._saved.folder.parent.name == CHECKPOINTS:
             return self._saved.folder.parent.parent
-        root = Path(str(self.cfg.output_dir)) / self.cfg.exp_name
-        stamp, number = time.strftime("%Y%m%d-%H%M%S"), 1
-        while (root / (stamp if number == 1 else f"{stamp}-{number}")).exists():
-            number += 1  # another run began in the same second
-        return make_directory(root / (stamp if number == 1 else f"{stamp}-{number}"))
+        return new_run_folder(Path(str(self.cfg.output_dir)) / self.cfg.exp_name)
 
     def _save(self, name: str) -> None:
         """Policy, reward model and everything that going on needs, in `checkpoints/<name>`."""
         if self.result.folder is None:
             return
-        folder = self.result.folder / "checkpoints" / name
+        folder = self.result.folder / CHECKPOINTS / name
         if name == LAST and (folder / STATE).is_file():  # kept, in case that the new one gets damaged
             before = folder.with_name(PREVIOUS)
             with storage_errors(before):

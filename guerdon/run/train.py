@@ -10,8 +10,8 @@ from typing import Any
 from guerdon.config import GuerdonConfig
 from guerdon.run.embodied import EmbodiedRunner
 from guerdon.run.evaluate import evaluate
+from guerdon.run.folders import run_folder
 from guerdon.run.policy_files import load_policy
-from guerdon.run.train_reward import run_folder
 from guerdon.types import display_path
 
 log = logging.getLogger("guerdon")
@@ -24,8 +24,8 @@ def train(config: GuerdonConfig) -> tuple[Path, dict[str, Any]]:
             "config: fit.enabled has no effect: `guerdon train` does not fit a reward model, run "
             "`guerdon train-reward` first or set fit.only=true"
         )
-    folder = run_folder(config)
-    return folder, EmbodiedRunner(config, folder).run()
+    with run_folder(config) as folder:
+        return folder, EmbodiedRunner(config, folder).run()
 
 
 def train_lines(summary: dict[str, Any], folder: Path) -> list[str]:

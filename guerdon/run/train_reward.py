@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,28 +16,22 @@ from guerdon.config.unused import log_without_effect
 from guerdon.fit import FitResult
 from guerdon.fit.distributed import run_job, torchrun_team
 from guerdon.fit.fit import FitJob
-from guerdon.store.atomic import make_directory, write_atomic
+from guerdon.run.folders import run_folder
+from guerdon.store.atomic import write_atomic
 from guerdon.types import display_path
-
-
-def run_folder(config: GuerdonConfig) -> Path:
-    """`runner.logger.log_path`, or a new `<output_dir>/<experiment>/<timestamp>`."""
-    if config.runner.logger.log_path is not None:
-        return make_directory(Path(config.runner.logger.log_path))
-    root = Path(config.runner.output_dir) / config.runner.experiment_name
-    return make_directory(root / time.strftime("%Y%m%d-%H%M%S"))
 
 
 def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:
     """Fit as the config says; leaves config, metrics, checkpoints and `summary.json` in the run's folder."""
     log_without_effect(config)
     if config.engine == "ray":
-        folder = _new_folder(config)
-        result = _fit_on_ray(config, _job(config, folder.resolve()))
-        _write_summary(folder, result)
-        return folder, result
-    with torchrun_team(config.fit) as team:
-        folder = team.from_first(lambda: _new_folder(config))
+        with run_folder(config) as folder:
+            _write_config(config, folder)
+            result = _fit_on_ray(config, _job(config, folder.resolve()))
+            _write_summary(folder, result)
+            return folder, result
+    with torchrun_team(config.fit) as team, ExitStack() as stack:
+        folder = team.from_first(lambda: _write_config(config, stack.enter_context(run_folder(config))))
         result = run_job(_job(config, folder), team)
         if team.first:
             _write_summary(folder, result)
@@ -95,9 +89,8 @@ def _write_summary(folder: Path, result: FitResult) -> None:
     write_atomic(folder / "summary.json", lambda file: file.write(text))
 
 
-def _new_folder(config: GuerdonConfig) -> Path:
-    """The run's folder with its `config.yaml`."""
-    folder = run_folder(config)
+def _write_config(config: GuerdonConfig, folder: Path) -> Path:
+    """Leave `config.yaml` in the run's folder."""
     text = OmegaConf.to_yaml(OmegaConf.create(to_plain(config))).encode()
     write_atomic(folder / "config.yaml", lambda file: file.write(text))
     return folder

@@ -86,6 +86,19 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object], *, exclusive: 
         fsync_directory(path.parent)
 
 
+def append_whole(handle: int, data: bytes) -> None:
+    """Append to an open file all of `data`, or raise and leave the file as it was."""
+    end = os.lseek(handle, 0, os.SEEK_END)
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+    except OSError:
+        with suppress(OSError):  # the first error is the one to report
+            os.ftruncate(handle, end)
+        raise
+
+
 def next_number(directory: Path, pattern: re.Pattern[str]) -> int:
     """One more than the highest number among the files in `directory`; 0 if there is none.
 

@@ -177,7 +177,10 @@ def test_an_interrupted_command_leaves_nothing_behind(settings, tmp_path, place,
         out, err = run.communicate(timeout=200)
     finally:
         run.kill()
-    assert run.returncode == 1 and err.strip().endswith("guerdon: interrupted") and not out
+    assert run.returncode == 1 and "Traceback" not in err and not out
+    *_, message, command = err.strip().splitlines()
+    assert message.startswith("guerdon: interrupted at step ") and "runner.resume_dir=" in command
+    assert list(folder.glob("checkpoints/step_*/state.pt"))
     assert watch.nothing_is_left()
 
 

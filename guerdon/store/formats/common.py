@@ -301,7 +301,7 @@ def extras_from(record: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 class SpooledWriter(EpisodeWriter):
-    """For formats that are one file, which `close` writes; leaving a `with` block closes, after an error too.
+    """For formats that are one file, which `close` writes; leaving a `with` block closes too.
 
     All episodes are in memory then. That is bounded: beyond a quarter of what is available `add` refuses.
     """
