@@ -73,9 +73,8 @@ def measure(name: str, model: RewardModel) -> list[Result]:
     int8 = TwoStepScorer(plain, fp32, threshold_logit=edge + 1.0, margin=1.0)
 
     @torch.no_grad()
-    def eager() -> torch.Tensor:
-        logits: torch.Tensor = model(frames)
-        return logits
+    def eager() -> object:
+        return model(frames)
 
     candidates: dict[str, Callable[[], object]] = {
         "eager": eager,

@@ -52,16 +52,16 @@ def int8_path(checkpoint: Path | str) -> Path:
 
 def save_int8(path: Path, int8: Int8Model) -> None:
     """Write the file in one piece."""
-    content = {name: np.float64(getattr(int8, name)) for name in _FLOATS}
-    texts = {name: np.array(getattr(int8, name)[:_MAX_TEXT]) for name in _TEXTS}
-    arrays = {
+    arrays: dict[str, Any] = {
         "format": np.int64(quantize.FORMAT),
         "num_check_frames": np.int64(int8.num_check_frames),
         "ranges": np.array(list(int8.ranges.values()), np.float64),
         "probes": int8.probes,
         "probe_logits": int8.probe_logits,
+        **{name: np.float64(getattr(int8, name)) for name in _FLOATS},
+        **{name: np.array(getattr(int8, name)[:_MAX_TEXT]) for name in _TEXTS},
     }
-    write_atomic(path, lambda out: np.savez(out, allow_pickle=False, **arrays, **content, **texts))
+    write_atomic(path, lambda out: np.savez(out, allow_pickle=False, **arrays))
 
 
 def load_int8(path: Path, model: RewardModel, threshold_logit: float | None) -> Int8Model:
@@ -128,7 +128,8 @@ class _Members:
         if ranges.shape != (len(self._names), 2):
             raise ValueError(f"ranges of shape {ranges.shape} instead of {(len(self._names), 2)}")
         low, high = ranges.T
-        floats = {name: float(self._read(name, "<f8")) for name in _FLOATS}
+        floats: dict[str, Any] = {name: float(self._read(name, "<f8")) for name in _FLOATS}
+        texts: dict[str, Any] = {name: self._text(name) for name in _TEXTS}
         possible = (
             np.abs([*floats.values(), *probe_logits, *ranges.flat]).max() <= _MOST  # no NaN is
             and (low <= 0).all()
@@ -145,7 +146,7 @@ class _Members:
             probe_logits=probe_logits,
             num_check_frames=num_check_frames,
             **floats,
-            **{name: self._text(name) for name in _TEXTS},
+            **texts,
         )
 
     def _text(self, name: str) -> str:

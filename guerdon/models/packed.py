@@ -8,6 +8,7 @@ pixels, where most of a window lies outside, one matrix product needs less than 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,8 @@ _TRANSFORM = torch.tensor(
 
 def can_pack() -> bool:
     """Whether this torch has oneDNN's convolutions with weights that are laid out beforehand."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(available) and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
 
 
 class PackedSteps(nn.Module):
@@ -93,6 +95,7 @@ def _convolution(step: Step, size: Size, count: int) -> Callable[..., Tensor]:
 
 def _finished(y: Tensor, step: Step, shortcut: Tensor | None) -> Tensor:
     """Bias, shortcut and ReLU in place; `y` is [N, h, w, C]."""
+    assert step.bias is not None
     y += step.bias
     if shortcut is not None:
         return y.add_(shortcut.permute(0, 2, 3, 1)).relu_()
@@ -110,9 +113,8 @@ class _Packed:
         height, width = (size[0], size[1]) if self._even else (size[0] + top + bottom, size[1] + left + right)
         shape = [count, step.weight.shape[1], height, width]
         stride = [step.stride, step.stride]
-        weight = torch._C._nn.mkldnn_reorder_conv2d_weight(
-            step.weight.to_mkldnn(), padding, stride, [1, 1], 1, shape
-        )
+        reorder: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
+        weight = reorder(step.weight.to_mkldnn(), padding, stride, [1, 1], 1, shape)
         self._arguments = (weight, step.bias, padding, stride, [1, 1], 1)
 
     def __call__(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
