@@ -37,6 +37,7 @@ from guerdon.models.table import build_model
 from guerdon.rewards.interface import _read as read_reward_model
 from guerdon.run.policy_files import load_policy, make_learner, save_policy
 from guerdon.store import EpisodeStore, StoreWriter
+from guerdon.store.formats import h5_process
 from guerdon.store.formats.maniskill_h5 import ManiSkillH5
 from guerdon.types import Episode, Fault
 
@@ -198,7 +199,8 @@ def _h5(scratch: Path) -> list[bytes]:
                 group.create_dataset("obs/sensor_data/base_camera/rgb", data=frames, compression="gzip")
                 group["obs/agent/qpos"] = rng.random((_STEPS + 1, 3), np.float32)
         made.append(path.read_bytes())
-    _read_h5(made[0], scratch)  # starts the process that reads
+    h5_process.IDLE_SECONDS = 3600.0
+    _read_h5(made[0], scratch)  # starts the process that reads, now and not while an input is run
     return made
 
 
@@ -300,11 +302,9 @@ def _mutate_torch(data: bytes, rng: random.Random) -> bytes:
         if key in content and rng.random() < 0.4:
             content[key] = json.dumps(_change_json(json.loads(content[key]), rng))
             break
-    else:
-        content = mutate_record(content, rng)
     file = io.BytesIO()
     try:
-        torch.save(content, file)
+        torch.save(mutate_record(content, rng), file)
     except Exception:  # an object that cannot be saved, or nests too deeply
         return mutate_zip(data, rng)
     return file.getvalue()

@@ -35,6 +35,7 @@ from guerdon.models.state import (
 from guerdon.models.table import build_model
 from guerdon.store.atomic import make_directory, write_atomic
 from guerdon.store.checksums import load_torch, tensors_checksum
+from guerdon.store.rebuild import one_line
 from guerdon.store.small_files import read_small
 from guerdon.types import display_path
 
@@ -235,8 +236,9 @@ def _rebuild(
     try:
         with torch.device("meta"):  # no memory before the shapes are known to fit, and no random numbers
             model = build_model(replace(config, freeze_encoder=False))
-    except RuntimeError as error:
-        raise DataError(f"{source}: the contract describes an impossible model: {error}") from error
+    except Exception as error:  # sizes that no tensor can have fail in several ways
+        reason = one_line(error)
+        raise DataError(f"{source}: the contract describes an impossible model: {reason}") from error
     model.config = config
     model.resnet.use_layout(contract.norm, contract.same_padding)
     load_weights(model, weights, source)

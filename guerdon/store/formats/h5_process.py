@@ -107,7 +107,9 @@ class _Child:
     _lock = threading.Lock()
 
     def __init__(self) -> None:
-        code = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as child; child.serve()"
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as child; child.serve({IDLE_SECONDS})"
+        )
         # Isolated: nothing in the working directory, which may be that of the data, is imported.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", code],
@@ -206,7 +208,7 @@ class _Child:
 # In the child
 
 
-def serve() -> None:
+def serve(idle_seconds: float) -> None:
     """Answer requests, one line of JSON each, until there are none for a while."""
     from guerdon.store.formats import maniskill_h5
 
@@ -216,7 +218,7 @@ def serve() -> None:
     import h5py  # noqa: F401 - before memory is limited
 
     _send(answers, {"kind": "ready"})
-    while select.select([0], [], [], IDLE_SECONDS)[0]:
+    while select.select([0], [], [], idle_seconds)[0]:
         request = json.loads(_line() or b"null")
         if request is None:
             return
