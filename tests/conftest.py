@@ -65,6 +65,23 @@ def pytest_xdist_make_scheduler(config, log):
             file = file_of(nodeid)
             return RAY if file.startswith(RAY) else file
 
+        def remove_node(self, node):
+            """A test whose process died has failed: xdist would run it again and lose the next process."""
+            units = self.assigned_work.pop(node)
+            left = {scope: [test for test, done in unit.items() if not done] for scope, unit in units.items()}
+            lost = next((names.pop(0) for names in left.values() if names), None)
+            again = {scope: dict.fromkeys(names, False) for scope, names in left.items() if names}
+            self.workqueue.update(again)
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return lost
+
+        def _reschedule(self, node):
+            """A process runs a test once it knows the next one, or that none follows: tell a new one too."""
+            super()._reschedule(node)
+            if not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                super()._reschedule(node)
+
     return ByFile(config, log)
 
 

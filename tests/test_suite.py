@@ -98,7 +98,7 @@ def test_a_process_that_is_lost_fails_the_test_it_ran_and_no_other(pytester, mon
     pytester.makeini("[pytest]\nmarkers =\n  sim: x\n  system: x")
     pytester.makepyfile(test_a=well + lost + well.replace("well", "later"), test_b=well)
     plugins = ["-p", "xdist", "-p", "tests.conftest", "-p", "no:cacheprovider"]
-    result = pytester.runpytest_subprocess(*plugins, "-n1", "--no-loadscope-reorder")
+    result = pytester.runpytest_subprocess(*plugins, "-n1", "--no-loadscope-reorder", timeout=480)
     result.assert_outcomes(passed=9, failed=1)
     result.stdout.fnmatch_lines(["*crashed while running*test_lost*"])
 
