@@ -265,13 +265,14 @@ def _arrow(new: Any) -> bytes:
 
 
 def _npz() -> list[bytes]:
-    file, arrays = io.BytesIO(), {"acts": np.zeros((4, 1), np.float32), "rews": np.zeros(4, np.float32)}
+    file = io.BytesIO()
     np.savez_compressed(
         file,
+        acts=np.zeros((4, 1), np.float32),
+        rews=np.zeros(4, np.float32),
         obs=np.zeros((6, 2), np.float32),
         indices=np.array([2]),
         terminal=np.array([True, False]),
-        **arrays,
     )
     stored = io.BytesIO()
     with zipfile.ZipFile(file) as source, zipfile.ZipFile(stored, "w") as copy:
