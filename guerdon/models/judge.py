@@ -75,7 +75,8 @@ class CheckpointJudge:
         self.calibration = contract.calibration_map
         self.threshold = self._threshold(threshold)
         self._int8, self._decides = int8, decides
-        self._scorer = self._make_scorer(device)
+        self._device = device
+        self._scorer: Scorer | None = self._make_scorer(device)
         self._begun = False
 
     @classmethod
@@ -125,8 +126,9 @@ class CheckpointJudge:
         return int8_scorer(self.model, load_int8(self._int8, self.model, threshold_logit))
 
     def to_device(self, device: str) -> None:
-        """Compute elsewhere from now on."""
-        self._scorer = self._make_scorer(device)
+        """Compute elsewhere from now on; where a scorer can be moved, it is made there when it is needed."""
+        self._device = device
+        self._scorer = self._make_scorer(device) if self.model.config.precision == "int8" else None
 
     def check(self, frames: Mapping[str, UInt8Array]) -> None:
         """Raise a `DataError` if a batch is not of the kind that the model was trained on."""
@@ -137,6 +139,8 @@ class CheckpointJudge:
     def judge(self, frames: Mapping[str, UInt8Array]) -> Verdict:
         """Calibrated probabilities of frames, camera -> uint8 [N, H, W, C], or of stacks [N, k, H, W, C]."""
         self.check(frames)
+        if self._scorer is None:
+            self._scorer = self._make_scorer(self._device)
         logits, disagreement = self._scorer(frames)
         if not bool(np.isfinite(logits).all()):
             bad = int(np.flatnonzero(~np.isfinite(logits))[0])

@@ -244,8 +244,8 @@ def test_frames_of_another_size_are_refused_before_the_first_rollout(settings, t
 def test_a_verdict_that_is_no_number_stops_and_saves(settings, tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     runner = EmbodiedRunner(load_config("train", settings), tmp_path / "run")
-    manager, calls = runner.reward_worker.manager, []
-    real = manager._scorer
+    judge, calls = runner.reward_worker.manager._judge, []
+    real = judge._scorer
 
     def broken(frames):
         logits, spread = real(frames)
@@ -254,7 +254,7 @@ def test_a_verdict_that_is_no_number_stops_and_saves(settings, tmp_path, monkeyp
             logits[3] = np.nan
         return logits, spread
 
-    manager._scorer = broken
+    judge._scorer = broken
     with pytest.raises(DataError, match=r"verdict on frame 3 of .* is not finite.*last good state is"):
         runner.run()
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
