@@ -11,6 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from guerdon.fit.state import Checkpoints
 from guerdon.fit.trainer import Trainer
 from guerdon.models import RewardModel
 
@@ -20,7 +23,7 @@ MARK = "FLOAT64"
 
 def use_float64() -> Callable[[], None]:
     """Teach this process to heed the mark; returns how to forget it."""
-    init, preprocess = Trainer.__init__, RewardModel.preprocess
+    init, preprocess, read = Trainer.__init__, RewardModel.preprocess, Checkpoints._read
 
     def init_in_float64(self: Trainer, model: RewardModel, *args: Any, folder: Path, **options: Any) -> None:
         init(self, model.double() if (folder / MARK).exists() else model, *args, folder=folder, **options)
@@ -28,9 +31,13 @@ def use_float64() -> Callable[[], None]:
     def pixels_of_the_models_type(self: RewardModel, frames: Any) -> Any:
         return preprocess(self, frames).to(next(self.parameters()).dtype)
 
-    Trainer.__init__, RewardModel.preprocess = init_in_float64, pixels_of_the_models_type  # type: ignore
+    def read_all_digits(self: Checkpoints, path: Path) -> Any:
+        weights, extra = read(self, path)  # through a model, which is of float32
+        kept = torch.load(path, weights_only=True)["model_state_dict"]
+        return {name: kept[name] for name in weights}, extra
 
-    def forget() -> None:
-        Trainer.__init__, RewardModel.preprocess = init, preprocess  # type: ignore
+    def put(*methods: Any) -> None:
+        Trainer.__init__, RewardModel.preprocess, Checkpoints._read = methods  # type: ignore[method-assign]
 
-    return forget
+    put(init_in_float64, pixels_of_the_models_type, read_all_digits)
+    return lambda: put(init, preprocess, read)

@@ -118,6 +118,6 @@ def test_a_fit_in_two_actors_has_the_losses_of_one_process(tmp_path, monkeypatch
     pair = fit_losses("pair", "engine=ray", "fit.distributed.num_processes=2")
     assert len(alone) > 3
     assert pair[0] == pytest.approx(alone[0], rel=1e-5)  # the same weights
-    # Adam's first steps are signs of gradients, also of mere rounding; tests/fit compares in float64.
+    # Adam's first steps are signs of gradients, also of those that are rounding; see tests/fit/float64.py.
     np.testing.assert_allclose(pair, alone, rtol=0.01)
     assert "RANK" not in os.environ
