@@ -122,6 +122,7 @@ def test_crop_goal_is_short_for_the_view():
         build(RewardModelConfig, {"crop": "gaol"}, "reward.model")
 
 
+@pytest.mark.slow
 def test_from_collecting_to_a_run(tmp_path):
     """At equal size the view tells success better than the whole picture, and a policy trains on it."""
     env = EnvConfig(num_envs=16, init_params={"image_size": [64, 64]})
