@@ -13,12 +13,17 @@ from omegaconf import OmegaConf
 from guerdon import strict_json
 from guerdon.config import GuerdonConfig, to_plain
 from guerdon.config.unused import log_without_effect
+from guerdon.errors import RunInterrupted
 from guerdon.fit import FitResult
 from guerdon.fit.distributed import run_job, torchrun_team
 from guerdon.fit.fit import FitJob
+from guerdon.interrupts import Interrupts, also_ask
 from guerdon.run.folders import run_folder
 from guerdon.store.atomic import write_atomic
 from guerdon.types import display_path
+
+STOP = ".stop"
+"""A file in a run's folder that asks the actors of a fit to save and stop."""
 
 
 def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:
@@ -56,9 +61,26 @@ def _fit_on_ray(config: GuerdonConfig, job: FitJob) -> FitResult:
 
     count = config.fit.distributed.num_processes
     threads = max(1, torch.get_num_threads() // count)
-    results = launch_ranks(run_job, count, _placeable(job), cluster=config.cluster, threads=threads)
-    first: FitResult = results[0]
+    stop = job.folder / STOP
+    stop.unlink(missing_ok=True)
+    try:
+        with Interrupts(tell=stop.touch) as interrupts, interrupts.deferred():
+            results = launch_ranks(_rank, count, _placeable(job), cluster=config.cluster, threads=threads)
+    finally:
+        stop.unlink(missing_ok=True)
+    first: FitResult | RunInterrupted = results[0]
+    if isinstance(first, RunInterrupted):
+        raise first
     return first
+
+
+def _rank(job: FitJob) -> FitResult | RunInterrupted:
+    """One process of a fit on Ray; Ctrl-C reaches it through a file in the run's folder."""
+    also_ask((job.folder / STOP).exists)
+    try:
+        return run_job(job)
+    except RunInterrupted as stopped:  # a result like any other: Ray would end the actor
+        return stopped
 
 
 def _placeable(job: FitJob) -> FitJob:

@@ -2,7 +2,12 @@
 
 import json
 import os
+import re
+import signal
 import socket
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -121,3 +126,23 @@ def test_a_fit_in_two_actors_has_the_losses_of_one_process(tmp_path, monkeypatch
     # Adam's first steps are signs of gradients, also of those that are rounding; see tests/fit/float64.py.
     np.testing.assert_allclose(pair, alone, rtol=0.01)
     assert "RANK" not in os.environ
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_fit_on_ray_keeps_the_step(tmp_path):
+    write_store(tmp_path / "data")
+    settings = [*FIT, "fit.epochs=100000", "runner.logger.log_path=run", "engine=ray"]
+    command = [sys.executable, "-m", "guerdon.cli", "train-reward", *settings]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        metrics, limit = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 300
+        while not (metrics.exists() and metrics.read_text().count("\n") > 2):
+            assert process.poll() is None and time.monotonic() < limit
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        printed = process.communicate(timeout=300)[1]
+    assert process.returncode == 1, printed
+    step = int(re.search(r"interrupted at step (\d+), which is saved", printed)[1])
+    assert step >= 3 and (tmp_path / "run" / "checkpoints" / f"step_{step}" / "checkpoint.pt").is_file()
+    assert not (tmp_path / "run" / ".stop").exists()
