@@ -151,9 +151,15 @@ def fuzz(
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     reported = time.monotonic()
 
+    left_over: list[tuple[str, int, int]] = []  # of workers that ended in the middle of a chunk
+
     def next_request() -> tuple[str, int, int] | None:
         if deadline is not None and time.monotonic() > deadline:
             return None
+        while left_over:
+            request = left_over.pop()
+            if results[request[0]].num_findings < _MAX_FINDINGS:
+                return request
         left = float("inf") if inputs is None else inputs - sum(item.given for item in results.values())
         open_ones = [
             name
@@ -203,6 +209,9 @@ def fuzz(
                         lost = worker.kill_hanging()
                     if lost is not None:
                         take(lost)
+                        name, first, count = worker.request or ("", 0, 0)
+                        if count > lost.inputs:
+                            left_over.append((name, first + lost.inputs, count - lost.inputs))
                         worker.end()
                         team.remove(worker)
                 if report is not None and time.monotonic() - reported > 10:
