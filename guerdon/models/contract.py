@@ -200,11 +200,10 @@ class Contract:
             if shape == (size[2], size[0], size[1]):
                 return f"frames are CHW {list(shape)}, the checkpoint was trained on HWC {list(size)}"
             return f"frames are {list(shape)}, the checkpoint was trained on {list(size)} (H, W, C)"
-        if images.dtype != np.uint8:
-            return (
-                f"frames are {images.dtype} from {images.min():g} to {images.max():g}, "
-                f"the checkpoint was trained on {self.value_range}"
-            )
+        if images.dtype != np.uint8 and images.size:
+            low, high = images.min(), images.max()
+            values = f"from {low:g} to {high:g}" if low == low else "and hold NaN"  # NaN is not itself
+            return f"frames are {images.dtype} {values}, the checkpoint was trained on {self.value_range}"
         mean, std = self.pixel_mean.get(camera), self.pixel_std.get(camera)
         if mean is None or std is None or len(mean) != images.shape[-1] or not images.size:
             return None

@@ -219,7 +219,10 @@ def refuse_poison(rewards):
     assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in before} == {here}
     for frames, message in [
         (np.full((3, 24, 24, 3), np.nan, np.float32), "NaN"),
-        (np.zeros((3, 20, 24, 3), np.uint8), r"shape \[3, 20, 24, 3\]"),
+        (
+            np.zeros((3, 20, 24, 3), np.uint8),
+            r"frames are \[20, 24, 3\], the checkpoint was trained on \[24, 24, 3\]",
+        ),
         (np.zeros((3, 5), np.uint8), r"shape \[3, 5\]"),
     ]:
         with pytest.raises(DataError, match=message):
