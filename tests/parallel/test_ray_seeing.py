@@ -30,7 +30,7 @@ def test_stacks_give_the_numbers_of_one_process(settings, tmp_path, two_frames, 
     elif kind == "ppo reused":
         more += [*LAZY, "reward.cache_verdicts=true"]
     else:
-        more += SAC
+        more += [*SAC, "learner.total_steps=1600"]
     local, _ = curve(settings, tmp_path / "local", more)
     remote, _ = curve(settings, tmp_path / "ray", [*more, "engine=ray"])
     assert [entry.keys() for entry in remote] == [entry.keys() for entry in local] and len(local) >= 4
