@@ -430,7 +430,7 @@ def test_a_verdict_that_takes_too_long_is_waited_for(settings, tmp_path, make, m
 
 def test_a_run_on_the_learned_reward_leaves_everything_behind(settings):
     folder, summary = train(load_config("train", [*settings, *LEARNED, ASYNC]))
-    assert summary["reward"] == "learned (replace)" and summary["env_steps"] == 2048
+    assert summary["reward"] == "learned (replace)" and summary["env_steps"] == 1024
     entries = lines(folder)
     for entry in entries:
         if "rollout/rewards" in entry:
