@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +16,6 @@ from guerdon.learn.ppo import PPO
 from guerdon.rewards import REWARD_MODELS, Transitions, ZooModel, create_reward_model, write_demonstrations
 from guerdon.run import serial_pipeline_reward_model, serial_pipeline_reward_model_onpolicy
 from guerdon.run import serial_pipeline_reward_model_offpolicy as offpolicy
-from guerdon.run import serial_run as run_module
 from guerdon.run.policy_files import load_policy
 from guerdon.run.serial import shapes_of
 from guerdon.run.serial_loops import OnPolicySerial, SerialLoop
@@ -93,7 +93,7 @@ def test_without_an_output_dir_nothing_is_written(demos, tmp_path, monkeypatch):
 
 
 def test_two_runs_of_the_same_second_have_two_folders(demos, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module.time, "strftime", lambda form: "now")
+    monkeypatch.setattr("guerdon.run.folders.time", SimpleNamespace(strftime=lambda form: "now"))
     for _ in range(2):
         serial_pipeline_reward_model(settings(demos, output_dir=str(tmp_path)), max_env_step=128)
     assert sorted(each.name for each in (tmp_path / "zoo").iterdir()) == ["now", "now-2"]
