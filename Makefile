@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.guerdon-setup
 # Test processes: one more than cores, as some of them wait; each takes about 1 GB.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 7 ? 8 : n + 1)))
-PYTEST = $(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder --cpu-limit 20
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder
 SIM_STAMP := $(VENV)/.guerdon-setup-sim
 
 .DEFAULT_GOAL := help
@@ -40,7 +40,7 @@ browser:  ## the browser that the tests open pages with
 	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends chromium; }
 
 test: $(STAMP)  ## the tests of a developer: all code, no long trainings, simulator or browser (6 minutes)
-	$(PYTEST) -m 'not slow and not sim and not system and not bench and not realtime'
+	$(PYTEST) --cpu-limit 20 -m 'not slow and not sim and not system and not bench and not realtime'
 
 test-full: $(STAMP) browser setup-sim  ## all tests, with the simulator, the browser and trainings (25 minutes)
 	$(PYTEST) -m 'not bench and not realtime'
