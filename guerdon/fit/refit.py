@@ -49,6 +49,13 @@ FILE = "mined.npz"
 _KEPT = ("label", "fired", "group")
 
 
+def held_out(group: IntArray) -> BoolArray:
+    """Which of the policy's episodes (int, any shape) are kept out of training, for calibration."""
+    mixed = (group.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
+    apart: BoolArray = mixed % np.uint64(VAL_EVERY) == 0
+    return apart
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """T steps of N environments as the reward model and the simulator judged them."""
@@ -84,15 +91,25 @@ class MinedFrames:
         return int((self.fired & ~self.label).sum())
 
     def add(self, judged: Judged, threshold: float, rng: np.random.Generator) -> None:
-        """Keep up to an eighth of `size`: half of it false fires, the rest drawn from all other frames."""
+        """Keep up to an eighth of `size`: half of it false fires, the rest drawn from all other frames.
+
+        Of held-out episodes a quarter as many are kept besides, drawn whatever the verdict: among chosen
+        false fires a threshold that keeps the promised rate is far stricter than promised.
+        """
         there = np.isfinite(judged.prob_success)
-        fired = there & fires(judged.prob_success, threshold)
-        false = np.argwhere(fired & ~judged.success)
-        good, bad = np.argwhere(there & judged.success), np.argwhere(there & ~judged.success & ~fired)
+        fired = fires(judged.prob_success, threshold)
+        began = judged.first_step + np.arange(len(there))[:, None] - judged.elapsed
+        group = began * there.shape[1] + np.arange(there.shape[1])  # [T, N]
+        apart = held_out(group)
+        mine = there & ~apart
+        false = np.argwhere(mine & fired & ~judged.success)
+        good, bad = np.argwhere(mine & judged.success), np.argwhere(mine & ~judged.success & ~fired)
         most = max(self.size // 8, 1)
         picked = [rng.permutation(false)[: most // 2]]
         others = max(len(picked[0]), most // 16)
         picked += [rng.permutation(rest)[: -(-others // 2)] for rest in (good, bad)]
+        count = -(-sum(map(len, picked)) // (VAL_EVERY - 1))
+        picked.append(rng.permutation(np.argwhere(there & apart))[:count])
         t, env = np.concatenate(picked).T
         if not len(t):
             return
@@ -101,10 +118,9 @@ class MinedFrames:
             name: images if not len(self) else np.concatenate([self.frames[name], images])
             for name, images in shown.items()
         }
-        began = judged.first_step + t - judged.elapsed[t, env]
         self.label = np.concatenate([self.label, judged.success[t, env]])
         self.fired = np.concatenate([self.fired, fired[t, env]])
-        self.group = np.concatenate([self.group, began * judged.success.shape[1] + env])
+        self.group = np.concatenate([self.group, group[t, env]])
         if len(self) > self.size:
             self.frames = {name: images[-self.size :] for name, images in self.frames.items()}
             for name in _KEPT:
@@ -255,16 +271,15 @@ class Refitter:
             rows_of(self._store, self._splits[name], only_at_rest=resting) for name in ("train", "val")
         )
         mined = store.starts[self._store.num_episodes + 1 :] - 1  # the last row of each
-        mixed = (self.mined.group.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
-        held_out = mixed % np.uint64(VAL_EVERY) == 0
+        apart = held_out(self.mined.group)
         per_epoch = len(train)
         if self._cfg.data.num_samples_per_episode:
             most = self._cfg.data.num_samples_per_episode * len(self._splits["train"])
             per_epoch = min(per_epoch, most)
-        own = mined[~held_out]
+        own = mined[~apart]
         repeats = round(SHARE / (1 - SHARE) * per_epoch / max(len(own), 1))
         own = np.tile(own, min(max(repeats, 1), MAX_REPEATS))
-        return np.concatenate([train, own]), np.concatenate([val, mined[held_out]])
+        return np.concatenate([train, own]), np.concatenate([val, mined[apart]])
 
     def _with_first_success(self, result: FitResult, before: Contract) -> FitResult:
         """The step of the earliest success is that of whole episodes; mined frames have no step."""

@@ -233,8 +233,9 @@ def test_what_does_not_fit_is_refused(kind):
 
 @pytest.fixture(scope="module")
 def without_curiosity():
-    """The same learner and budget, without a learned reward and with noise in its place."""
-    settings = zoo_config("deep_sea_rnd")
+    """The same learner and the largest budget, without a learned reward and with noise in its place."""
+    every = [zoo_config(f"deep_sea_{kind}") for kind in MODELS]
+    settings = max(every, key=lambda each: each["learner"]["total_steps"])
     return {control: run(settings, control=control, hidden=False) for control in ("zero", "noise")}
 
 
