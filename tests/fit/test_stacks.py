@@ -134,7 +134,7 @@ def test_the_checkpoint_says_how_many_frames_it_needs(two_frames):
         RewardManager(manager.cfg).compute_rewards({"main_images": np.stack([single] * 3, 1)})
     worker = ImageRewardWorker(manager.cfg)
     worker.init_worker()
-    with pytest.raises(DataError, match=r"the model judges \[N, 2, 32, 32, 3\]"):
+    with pytest.raises(DataError, match=r"expected stacks of 2 frames \[N, 2, H, W, C\]"):
         worker.judge_some({"base_camera": single}, 0, 5)
     stacks = np.stack([single, single], 1)
     np.testing.assert_array_equal(
