@@ -13,7 +13,7 @@ from fuzz.engine import Result, fuzz, table
 from fuzz.mutations import MAX_INPUT, mutate_bytes
 from fuzz.worker import corpus
 
-_EACH = 40
+_EACH = 30
 _BROKEN = {
     "raise": "uncaught KeyError",
     "crash": "crash SIGSEGV",

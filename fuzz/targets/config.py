@@ -14,6 +14,7 @@ from guerdon.config.load import resolve_references
 from guerdon.config.load_zoo import ZOO_CONF, load_serial
 from guerdon.config.yaml_files import check_file
 
+# What mutations start from beside the seeds: it uses what can be misused.
 HOSTILE = (
     b"a: &a [x, x]\nb: &b [*a, *a, *a, *a]\nseed: [*b, *b, *b, *b]\n",
     b"runner: &r {logger: *r}\n",
@@ -32,13 +33,22 @@ TOKENS = (
 
 
 def seeds(folder: Path) -> list[bytes]:
-    """The package's own configs, and small ones that use what can be misused."""
-    return [*(file.read_bytes() for file in sorted(PACKAGE_CONF.glob("*.yaml"))), *HOSTILE]
+    """Configs of the package, the shortest ones: every input is composed."""
+    return _shortest(PACKAGE_CONF)
+
+
+def yaml_seeds(folder: Path) -> list[bytes]:
+    """Those that refer to no setting of another file."""
+    return [data for data in _shortest(PACKAGE_CONF) if b"${" not in data]
 
 
 def zoo_seeds(folder: Path) -> list[bytes]:
     """Configs of the serial pipelines."""
-    return [*(file.read_bytes() for file in sorted(ZOO_CONF.glob("*.yaml"))[:6]), *HOSTILE]
+    return _shortest(ZOO_CONF)
+
+
+def _shortest(folder: Path) -> list[bytes]:
+    return sorted((file.read_bytes() for file in folder.glob("*.yaml")), key=len)[:4]
 
 
 def read_config(data: bytes, folder: Path) -> None:
@@ -69,6 +79,7 @@ def read_yaml(data: bytes, folder: Path) -> None:
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
     """Insert, repeat and remove what means something in YAML, in Hydra and in OmegaConf."""
+    data = rng.choice(HOSTILE) if rng.random() < 0.3 else data
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(data) + 1)
         kind = rng.randrange(5)
@@ -89,7 +100,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 
 TARGETS = {
-    "yaml": Target(seeds=seeds, run=read_yaml, mutate=mutate),
+    "yaml": Target(seeds=yaml_seeds, run=read_yaml, mutate=mutate),
     "config": Target(seeds=seeds, run=read_config, mutate=mutate),
     "zoo_config": Target(seeds=zoo_seeds, run=read_zoo_config, mutate=mutate),
 }

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -81,11 +81,12 @@ class StoreWriter(EpisodeWriter):
         """Append one episode; returns `shard/number`."""
         return self.add_many([episode])[0]
 
-    def add_many(self, episodes: list[Episode]) -> list[str]:
+    def add_many(self, episodes: Iterable[Episode]) -> list[str]:
         """Append several episodes with one sync for all of them; returns `shard/number` of each.
 
         If one of them cannot be kept (`check`), none is written.
         """
+        episodes = list(episodes)
         for episode in episodes:
             self.check(episode)
         places: list[str] = []

@@ -53,6 +53,12 @@ def test_what_cannot_be_sealed_is_refused_before_anything_is_written(tmp_path, c
     assert store.faults == []
 
 
+def test_episodes_may_come_from_a_generator(tmp_path):
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.add_many(make(seed) for seed in range(3))
+    assert EpisodeStore(tmp_path / "store").episode_column("seed") == [0, 1, 2]
+
+
 @pytest.mark.parametrize("changes", UNSTORABLE.values(), ids=UNSTORABLE)
 def test_importing_sets_aside_what_cannot_be_stored_and_keeps_the_rest(tmp_path, changes):
     episodes = [make(0), replace(make(1), **changes), make(2)]

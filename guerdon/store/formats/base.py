@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
@@ -28,7 +28,7 @@ class EpisodeWriter(ABC):
     def add(self, episode: Episode) -> str:
         """Write one episode; return where it went (a path or an id)."""
 
-    def add_many(self, episodes: list[Episode]) -> list[str]:
+    def add_many(self, episodes: Iterable[Episode]) -> list[str]:
         """Write several episodes; formats that can sync once for all of them override this."""
         return [self.add(episode) for episode in episodes]
 
