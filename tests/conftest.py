@@ -12,10 +12,13 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # as in `guerdon.parallel`, f
 
 import pytest
 import torch
+from hypothesis import settings as hypothesis_settings
 
 import tests.browser
 
 torch.set_num_threads(1)
+hypothesis_settings.register_profile("guerdon", deadline=None)  # 200 ms pass quickly on a busy machine
+hypothesis_settings.load_profile("guerdon")
 
 # A shell that starts the tests in the background has Ctrl-C ignored, and so would have all that they start.
 if threading.current_thread() is threading.main_thread():

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from tests.browser import dump_dom
 from tests.conftest import LONGEST, RAY, file_of, pytest_collection_modifyitems
 
 pytest_plugins = ["pytester"]
+ROOT = Path(__file__).parents[1]
 
 SPENDING = """
     import subprocess, sys, time
@@ -46,6 +48,7 @@ SPENDING = """
 
 def test_what_a_test_uses_is_counted_and_limited(pytester, monkeypatch):
     """In a process that runs tests for another, as with `make test`."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the plugins are ours
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others take seconds to import
     pytester.makeini("[pytest]\nmarkers = slow: takes long")
     pytester.makepyfile(SPENDING)
@@ -92,6 +95,7 @@ def test_the_time_of_living_children_counts():
 
 @pytest.mark.slow
 def test_a_process_that_is_lost_fails_the_test_it_ran_and_no_other(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the plugins are ours
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     lost = "import os, signal\ndef test_lost(): os.kill(os.getpid(), signal.SIGSEGV)\n"
     well = "".join(f"def test_well_{number}(): pass\n" for number in range(3))
