@@ -125,7 +125,7 @@ def assert_same_course(left, right):
     """Of two fits in float32: the first loss is that of the same weights, the others may part a little.
 
     With two orders of summation and a rate of 1e-4 the losses of two steps differed by up to 7e-5, at 1e-3 by
-    0.9% in ten steps (see `float64.py` for why); frames of another draw change a loss by more than 5%.
+    0.9% in ten steps (see `float64.py` for why).
     """
     left, right = losses(left), losses(right)
     assert list(left) == list(right)

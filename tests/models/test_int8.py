@@ -150,7 +150,9 @@ def test_the_sums_of_bytes_are_exact(fitted):
     Without VNNI, pairs of products are added in 16 bits: with weights of 8 bits 5 to 34% of a layer's outputs
     were off by more than one level, the stem's by up to 22.
     """
-    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    import onnx
+    import onnxruntime as runtime
+
     model, calibration, held_out = fitted
     scale, shift = model.scale_shift()
     ranges = activation_ranges(model.resnet, model.images(calibration).flatten(0, 1), scale, shift)
@@ -174,7 +176,8 @@ def test_the_sums_of_bytes_are_exact(fitted):
 
 
 def test_no_two_products_of_a_byte_and_a_weight_leave_16_bits(fitted):
-    onnx = pytest.importorskip("onnx")
+    import onnx
+
     model, calibration, _ = fitted
     scale, shift = model.scale_shift()
     ranges = activation_ranges(model.resnet, model.images(calibration).flatten(0, 1), scale, shift)
