@@ -24,8 +24,8 @@ import torch
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
 from benchmarks.report import Result, report
+from guerdon.cli.train import train
 from guerdon.config import load_config
-from guerdon.run.train import train
 
 STEP_SECONDS = 0.003
 SEEDS = 3

@@ -15,7 +15,6 @@ import torch
 
 from benchmarks.bench_store import rss_anon
 from benchmarks.report import Result, report
-from guerdon.collect.run import collect
 from guerdon.config import (
     CollectConfig,
     EnvConfig,
@@ -24,17 +23,18 @@ from guerdon.config import (
     RewardModelConfig,
     load_config,
 )
+from guerdon.core.types import Episode
+from guerdon.data.collect.run import collect
+from guerdon.data.store import EpisodeStore, StoreWriter
+from guerdon.data.store.shard import EpisodeRecord, ShardSchema, episode_digest
+from guerdon.data.store.shard_index import ShardIndex, index_table, write_index
 from guerdon.datasets import RewardDataset
 from guerdon.fit import fit_reward_model
 from guerdon.fit.fit import score_rows
 from guerdon.fit.metrics import confusion
 from guerdon.fit.trainer import Trainer
 from guerdon.models import build_model, load_checkpoint
-from guerdon.models.calibration import Calibration
-from guerdon.store import EpisodeStore, StoreWriter
-from guerdon.store.shard import EpisodeRecord, ShardSchema, episode_digest
-from guerdon.store.shard_index import ShardIndex, index_table, write_index
-from guerdon.types import Episode
+from guerdon.rewards.calibration import Calibration
 
 EPISODES, EPOCHS, PLAIN_EPOCHS = 200, 100, 3
 SPARSE_BYTES = 9 << 30

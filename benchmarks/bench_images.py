@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import Result, report
+from guerdon.cli.demo import BLIND, FIT_BRIEFLY, collect_for_demo
 from guerdon.config import load_config
 from guerdon.fit import fit_reward_model
-from guerdon.run.demo import BLIND, FIT_BRIEFLY, collect_for_demo
-from guerdon.run.embodied import EmbodiedRunner
+from guerdon.training.trainer import EmbodiedRunner
 
 CAMERAS = "[base_camera,wrist_camera]"
 EPISODES = ("collect.target_success=300", "collect.target_failure=300")

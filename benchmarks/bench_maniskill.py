@@ -12,8 +12,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from benchmarks.report import Result, report
-from guerdon.envs.maniskill import ManiSkillVectorEnv
-from guerdon.envs.maniskill_expert import PickCubeExpert
+from guerdon.envs.maniskill.env import ManiSkillVectorEnv
+from guerdon.envs.maniskill.expert import PickCubeExpert
 
 STEPS, FRAMES, ROUNDS = 400, 40, 3
 SETTINGS: dict[str, Any] = {"control_mode": "pd_ee_delta_pos", "render_mode": "rgb_array"}

@@ -19,16 +19,16 @@ import numpy as np
 import torch
 
 from benchmarks.report import Result, report
+from guerdon.agents.cloning import clone
+from guerdon.agents.ppo import PPO
+from guerdon.cli.demo import FIT_BRIEFLY, collect_for_demo
 from guerdon.config import load_config
 from guerdon.config.tabletop import TABLETOP_CAMERAS
+from guerdon.core.types import UInt8Array
 from guerdon.envs import ScriptedExpert, TabletopVectorEnv
-from guerdon.envs.tabletop_scene import CUBE, CUBE_TO_GOAL, DECOY, GOAL
+from guerdon.envs.tabletop.scene import CUBE, CUBE_TO_GOAL, DECOY, GOAL
 from guerdon.fit import fit_reward_model
-from guerdon.learn.cloning import clone
-from guerdon.learn.ppo import PPO
-from guerdon.run.demo import FIT_BRIEFLY, collect_for_demo
-from guerdon.run.embodied import EmbodiedRunner
-from guerdon.types import UInt8Array
+from guerdon.training.trainer import EmbodiedRunner
 
 HONEST_SEEDS = 10
 CHEAT_STEPS, HONEST_STEPS = 96_000, 48_000

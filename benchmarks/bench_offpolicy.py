@@ -18,12 +18,12 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from benchmarks.report import Result, report, silent
-from guerdon.collect.observations import with_final
+from guerdon.agents.dqn import DQN
+from guerdon.agents.networks import ObsSpec
+from guerdon.agents.replay import ReplayBuffer, TrainBatch
+from guerdon.agents.sac import SAC
 from guerdon.config import DQNConfig, NetworkConfig, SACConfig
-from guerdon.learn.dqn import DQN
-from guerdon.learn.networks import ObsSpec
-from guerdon.learn.replay import ReplayBuffer, TrainBatch
-from guerdon.learn.sac import SAC
+from guerdon.data.collect.observations import with_final
 
 EVAL_EPISODES = 20
 SEEDS = 3

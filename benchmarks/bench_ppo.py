@@ -18,10 +18,10 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from benchmarks.report import Result, report, silent
+from guerdon.agents.networks import ObsSpec
+from guerdon.agents.ppo import PPO
+from guerdon.agents.rollout import RolloutCollector
 from guerdon.config import NetworkConfig, PPOConfig
-from guerdon.learn.networks import ObsSpec
-from guerdon.learn.ppo import PPO
-from guerdon.learn.rollout import RolloutCollector
 
 SEEDS, EVAL_EPISODES = (0, 1, 2), 32
 

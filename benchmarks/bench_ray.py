@@ -18,11 +18,11 @@ import torch
 from benchmarks.bench_train import make_checkpoint
 from benchmarks.report import Result, report
 from guerdon.config import ClusterConfig, RewardConfig, RewardModelConfig, load_config
+from guerdon.distributed import make_engine
 from guerdon.envs import TabletopVectorEnv
-from guerdon.parallel import make_engine
-from guerdon.run.embodied import EmbodiedRunner
-from guerdon.run.reward_group import RewardGroup
 from guerdon.serve import ImageRewardWorker
+from guerdon.training.reward_group import RewardGroup
+from guerdon.training.trainer import EmbodiedRunner
 
 STEP_SECONDS = 0.003
 ITERATIONS, BATCHES, BATCH = 5, 12, 256

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.report import Result, report, silent
+from guerdon.agents.networks import ObsSpec
+from guerdon.agents.replay import ReplayBuffer
+from guerdon.agents.sac import SAC
 from guerdon.config import NetworkConfig, SACConfig
-from guerdon.learn.networks import ObsSpec
-from guerdon.learn.replay import ReplayBuffer
-from guerdon.learn.sac import SAC
 
 ROUNDS, IN_A_ROW, WARM_UP = 60, 4, 10
 TRANSITIONS = 20_000

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from benchmarks.report import Result, report
+from guerdon.core.types import UInt8Array
 from guerdon.models import BinaryRewardClassifier, ResNetRewardModel, RewardModel
-from guerdon.models.accelerate import make_scorer
-from guerdon.models.int8 import TwoStepScorer, coarse_scorer, processor
-from guerdon.models.quantize import activation_ranges
-from guerdon.types import UInt8Array
+from guerdon.rewards.image.accelerate import make_scorer
+from guerdon.rewards.image.int8 import TwoStepScorer, coarse_scorer, processor
+from guerdon.rewards.image.quantize import activation_ranges
 
 BATCH, ROUNDS = 256, 5
 TWICE = 0.02  # fitted models on Tabletop: 0.5 to 4%

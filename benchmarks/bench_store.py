@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import Result, report
-from guerdon.collect.run import collect
 from guerdon.config import CollectConfig, EnvConfig
-from guerdon.store import EpisodeStore, StoreWriter, convert, inspect
-from guerdon.store.shard import EpisodeRecord, ShardSchema, episode_digest
-from guerdon.store.shard_index import ShardIndex, index_table, write_index
-from guerdon.types import Episode
+from guerdon.core.types import Episode
+from guerdon.data.collect.run import collect
+from guerdon.data.store import EpisodeStore, StoreWriter
+from guerdon.data.store.shard import EpisodeRecord, ShardSchema, episode_digest
+from guerdon.data.store.shard_index import ShardIndex, index_table, write_index
+from guerdon.data.summary import convert, inspect
 
 EPISODES, BATCH, BATCHES = 200, 256, 5
 SPARSE_BYTES = 9 << 30

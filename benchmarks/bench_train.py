@@ -13,16 +13,16 @@ import numpy as np
 import torch
 
 from benchmarks.report import Result, report
+from guerdon.agents.networks import ObsSpec
+from guerdon.agents.replay import ReplayBuffer
 from guerdon.config import RewardConfig, RewardModelConfig, load_config
 from guerdon.envs import TabletopVectorEnv
-from guerdon.learn.networks import ObsSpec
-from guerdon.learn.replay import ReplayBuffer
 from guerdon.models import Contract, build_model, save_checkpoint
-from guerdon.models.int8 import make_int8
-from guerdon.models.int8_file import int8_path, save_int8
-from guerdon.run.embodied import EmbodiedRunner
-from guerdon.run.onpolicy import OnPolicyLoop
+from guerdon.rewards.image.int8 import make_int8
+from guerdon.rewards.image.int8_file import int8_path, save_int8
 from guerdon.serve import ImageRewardWorker
+from guerdon.training.on_policy import OnPolicyLoop
+from guerdon.training.trainer import EmbodiedRunner
 
 ITERATIONS, STEPS = 6, 50
 AHEAD, AT_THE_END, WITHOUT = "judged ahead", "judged at the end", "env's reward"

@@ -32,11 +32,11 @@ from benchmarks import zoo_adversarial, zoo_exploration, zoo_images, zoo_imitati
 from benchmarks.report import heading
 from guerdon.envs.hidden import HiddenReward
 from guerdon.rewards import Transitions, create_reward_model
-from guerdon.rewards.controls import CONTROLS
-from guerdon.rewards.drex import DREX
-from guerdon.run.rollouts import noise_ranked
-from guerdon.run.serial import resolved, serial_pipeline_reward_model, shapes_of
-from guerdon.run.serial_loops import make_env
+from guerdon.rewards.zoo.controls import CONTROLS
+from guerdon.rewards.zoo.drex import DREX
+from guerdon.training.rollouts import noise_ranked
+from guerdon.training.serial import resolved, serial_pipeline_reward_model, shapes_of
+from guerdon.training.serial_loops import make_env
 
 CASES: dict[str, dict[str, Any]] = {
     **zoo_adversarial.CASES,

@@ -15,6 +15,12 @@ import numpy as np
 import torch
 
 from benchmarks.bench_train import make_checkpoint
+from guerdon.agents.episodes import EpisodeTracker
+from guerdon.agents.networks import ObsSpec
+from guerdon.agents.ppo import PPO
+from guerdon.agents.replay import ReplayBuffer
+from guerdon.agents.rollout import Rollout, RolloutCollector
+from guerdon.agents.sac import SAC
 from guerdon.config import (
     ClusterConfig,
     LearnerConfig,
@@ -24,18 +30,12 @@ from guerdon.config import (
     RewardModelConfig,
     SACConfig,
 )
+from guerdon.distributed import WorkerSpec, make_engine
+from guerdon.distributed.ray_actors import Answer
 from guerdon.envs import TabletopVectorEnv
-from guerdon.learn.episodes import EpisodeTracker
-from guerdon.learn.networks import ObsSpec
-from guerdon.learn.ppo import PPO
-from guerdon.learn.replay import ReplayBuffer
-from guerdon.learn.rollout import Rollout, RolloutCollector
-from guerdon.learn.sac import SAC
-from guerdon.parallel import WorkerSpec, make_engine
-from guerdon.parallel.ray_actors import Answer
-from guerdon.run.chunks import Chunk, ChunkPlayer, Stepped
-from guerdon.run.outposts import Outpost
 from guerdon.serve import ImageRewardWorker
+from guerdon.training.chunks import Chunk, ChunkPlayer, Stepped
+from guerdon.training.outposts import Outpost
 
 ENVS, STEPS = 32, 10
 FRAMES, CALLS = 512, 300

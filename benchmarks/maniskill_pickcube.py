@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Result, heading, report
-from guerdon.store.atomic import write_atomic
+from guerdon.core.atomic import write_atomic
 
 CONFIG = "maniskill_rlpd_learned_reward"
 TASK, CONTROL_MODE = "PickCube-v1", "pd_ee_delta_pos"
@@ -93,7 +93,7 @@ class Bench:
     # The commands
 
     def _program(self) -> list[str]:
-        return [sys.executable, "-m", "guerdon.cli"]
+        return [sys.executable, "-m", "guerdon.cli.main"]
 
     def _guerdon(self, verb: str, *overrides: str) -> list[str]:
         """A command of the recipe; `log=NAME` is short for the run's folder."""
@@ -150,7 +150,7 @@ class Bench:
 
 def _shown(command: Sequence[str]) -> str:
     text = " ".join(command).replace(sys.executable, "python")
-    return text.replace("python -m guerdon.cli", "guerdon")
+    return text.replace("python -m guerdon.cli.main", "guerdon")
 
 
 def _timed(command: Sequence[str], folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
@@ -199,8 +199,8 @@ def _reap(patience: float = 10.0) -> None:
 
 def stock_success(place: Path, episodes: int) -> dict[str, Any]:
     """Success of a saved policy, without noise, in the environment as ManiSkill makes it."""
-    from guerdon.envs.vulkan import choose_driver
-    from guerdon.run.policy_files import load_policy
+    from guerdon.envs.maniskill.vulkan import choose_driver
+    from guerdon.training.checkpoints import load_policy
 
     choose_driver()
     import gymnasium as gym
@@ -254,12 +254,12 @@ def film(place: Path, out: Path, seed: int = EVAL_SEED + 1) -> dict[str, Any]:
     """An episode of the trained policy as a GIF, with what the reward model says of it under the picture."""
     from gymnasium.vector import AutoresetMode
 
-    from guerdon.collect.observations import AT_REST_INFO, FrameSource, per_env, with_final
     from guerdon.config import RewardConfig, RewardModelConfig, load_config
+    from guerdon.data.collect.observations import AT_REST_INFO, FrameSource, per_env, with_final
     from guerdon.envs.make import make_vector_env
-    from guerdon.run.policy_files import load_policy
+    from guerdon.monitoring.video import write_video
     from guerdon.serve import ImageRewardWorker
-    from guerdon.watch.video import write_video
+    from guerdon.training.checkpoints import load_policy
 
     policy = load_policy(place / "trained")
     model = RewardModelConfig(checkpoint_path=str(place / "fitted" / "checkpoints" / "best_model"))

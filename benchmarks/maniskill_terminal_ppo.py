@@ -67,7 +67,7 @@ EPISODES = 200
 def guerdon(*arguments: object) -> tuple[dict[str, Any], float]:
     """Run a command with `--json`; returns its result and the seconds it took."""
     started = time.perf_counter()
-    command = [sys.executable, "-m", "guerdon.cli", *map(str, arguments), "--json"]
+    command = [sys.executable, "-m", "guerdon.cli.main", *map(str, arguments), "--json"]
     place = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": place}, stdout=subprocess.PIPE, check=True

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 
 from benchmarks.report import Result, report
-from guerdon.cli import main as guerdon
-from guerdon.collect.robot import RobotCollector
+from guerdon.cli.main import main as guerdon
 from guerdon.config import EnvConfig, load_config
+from guerdon.core.types import Episode
+from guerdon.data.collect.robot import RobotCollector
 from guerdon.envs.robot import RobotEnv
-from guerdon.envs.robot_vector import LearnerNames, robot_config
-from guerdon.run.policy_files import load_policy
-from guerdon.types import Episode
+from guerdon.envs.robot.vector import LearnerNames, robot_config
+from guerdon.training.checkpoints import load_policy
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "examples" / "embodiment" / "config"
@@ -44,7 +44,7 @@ class SimulatedRobot(AbstractContextManager["SimulatedRobot"]):
     """`guerdon robot-sim` in a process of its own."""
 
     def __init__(self, faults: str = "", seed: int = 0) -> None:
-        command = [sys.executable, "-m", "guerdon.cli", "robot-sim", "--port", "0", "--json"]
+        command = [sys.executable, "-m", "guerdon.cli.main", "robot-sim", "--port", "0", "--json"]
         command += ["--seed", str(seed), "--time-scale", str(TIME_SCALE), "--faults", faults]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None

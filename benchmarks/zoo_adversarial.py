@@ -12,10 +12,10 @@ from gymnasium.vector import AutoresetMode
 
 import guerdon
 from guerdon.config import EnvConfig
-from guerdon.envs.classic_experts import scripted_policy
+from guerdon.envs.classic.experts import scripted_policy
 from guerdon.envs.make import make_vector_env
 from guerdon.rewards import Transitions
-from guerdon.run.rollouts import play_episodes
+from guerdon.training.rollouts import play_episodes
 
 TARGETS = {"fixed_cartpole": 190.0, "point_reach": 41.2, "cartpole": 475.0, "pendulum": -208.0}
 """Task -> mean return: 95% of the expert's 200, of its 43.4 and of its 500. Pendulum's returns are negative:

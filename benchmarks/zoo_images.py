@@ -1,6 +1,6 @@
 """The image classifier of stage 2 as the only reward, for `bench_zoo`: random play, a fit, a policy.
 
-Tests run the same (tests/rewards/test_image_success.py).
+Tests run the same (tests/rewards/zoo/test_image_success.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 import guerdon
-from guerdon.collect.run import collect
+from guerdon.cli.train_reward import train_reward
 from guerdon.config import (
     CollectConfig,
     EnvConfig,
@@ -26,7 +26,7 @@ from guerdon.config import (
     RewardModelConfig,
     RunnerConfig,
 )
-from guerdon.run.train_reward import train_reward
+from guerdon.data.collect.run import collect
 
 NAME = "point_reach_image_success"
 TARGET = 41.2

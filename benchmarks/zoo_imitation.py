@@ -1,6 +1,6 @@
 """Cases of the zoo's benchmark: imitation by transport, distillation and density, and learning from rankings.
 
-Tests run the same ones (tests/rewards/test_imitation_outcomes.py).
+Tests run the same ones (tests/rewards/zoo/test_imitation_outcomes.py).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 import guerdon
 import guerdon.envs  # registers the tasks
 from guerdon.config import EnvConfig
-from guerdon.envs.classic_experts import scripted_policy
+from guerdon.envs.classic.experts import scripted_policy
 from guerdon.envs.make import make_vector_env
-from guerdon.rewards.transitions import Transitions
-from guerdon.run.rollouts import noise_ranked, play_episodes
+from guerdon.rewards.zoo.transitions import Transitions
+from guerdon.training.rollouts import noise_ranked, play_episodes
 
 CONFIGS = Path(guerdon.__file__).parent / "conf" / "zoo"
 TASKS = {

@@ -19,12 +19,12 @@ from PIL import Image
 
 import guerdon.envs  # noqa: F401 - registers the environment
 from benchmarks.robot_peg import TIME_SCALE, SimulatedRobot, fit, record
-from guerdon.collect.run import collect
+from guerdon.cli.teleop import teleop
 from guerdon.config import CollectConfig, EnvConfig, RewardConfig, RewardModelConfig, load_config
-from guerdon.datasets.preview import write_preview
+from guerdon.data.collect.run import collect
+from guerdon.data.datasets.preview import write_preview
+from guerdon.data.formats.realworld_pkl import Recorded, read_recorded
 from guerdon.envs import ScriptedExpert
-from guerdon.run.teleop import teleop
-from guerdon.store.formats.realworld_pkl import Recorded, read_recorded
 from tests.browser import screenshot
 
 ROOT = Path(__file__).parent.parent
@@ -105,7 +105,7 @@ def demo() -> None:
 def run(folder: Path, *commands: str) -> str:
     """What the last of these commands prints, run one after another in `folder`."""
     for command in commands:
-        program = [sys.executable, "-m", "guerdon.cli", *command.split()]
+        program = [sys.executable, "-m", "guerdon.cli.main", *command.split()]
         result = subprocess.run(program, cwd=folder, check=True, capture_output=True, text=True)
     return result.stdout
 

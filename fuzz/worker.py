@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzz.mutations import MAX_INPUT, mutate_bytes
-from guerdon.errors import GuerdonError
+from guerdon.core.errors import GuerdonError
 
 MEMORY = 1 << 30
 """Bytes that an input may take above what it returns."""
@@ -34,7 +34,7 @@ _MAX_BASE = 32 << 10  # bytes; larger inputs are run as they are, for their chan
 _HEAD = struct.Struct("<qqd")  # number of the input, its length, when it began
 _CORPUS = Path(__file__).parent / "corpus"
 _FORBIDDEN = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.fork", "socket.connect")
-_H5_READER = "guerdon.store.formats.h5_process"
+_H5_READER = "guerdon.data.formats.h5_process"
 """The one process that a reader starts: HDF5 files are read there, and it is replaced when a file ends it."""
 
 

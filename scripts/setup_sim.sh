@@ -10,7 +10,7 @@ python="${1:?usage: $0 PYTHON}"
 oldest=24.3
 packages=(mesa-vulkan-drivers libvulkan1 libgl1 libglib2.0-0) # the last two for OpenCV, which ManiSkill imports
 
-works() { "$python" -c "import cv2" 2>/dev/null && "$python" -m guerdon.envs.vulkan; }
+works() { "$python" -c "import cv2" 2>/dev/null && "$python" -m guerdon.envs.maniskill.vulkan; }
 
 if works; then
   exit 0

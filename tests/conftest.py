@@ -8,7 +8,7 @@ import threading
 # Several test processes share the cores: one thread each, in what they start too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a test asks for more, they do not spin
-os.environ.setdefault("RAY_worker_niceness", "0")  # as in `guerdon.parallel`, for clusters of tests
+os.environ.setdefault("RAY_worker_niceness", "0")  # as in `guerdon.distributed`, for clusters of tests
 
 import pytest
 import torch
@@ -26,16 +26,16 @@ if threading.current_thread() is threading.main_thread():
 
 pytest_plugins = ["tests.cpu_times"]
 
-RAY = "parallel/"
+RAY = "distributed/"
 """One process runs all of these: clusters side by side make each other many times slower."""
 LONGEST = (
-    "run/test_learning",
+    "training/test_learning",
     RAY,
     "test_docs",
     "fit/test_distributed",
-    "rewards/test_imitation_outcomes",
-    "rewards/test_curiosity",
-    "run/",
+    "rewards/zoo/test_imitation_outcomes",
+    "rewards/zoo/test_curiosity",
+    "training/",
     "robot/",
     "envs/test_maniskill",
     "test_cli",

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fuzz.engine import Target
-from guerdon.errors import DataError
+from guerdon.core.errors import DataError
 
 
 def _seeds(scratch: Path) -> list[bytes]:

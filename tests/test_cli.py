@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from guerdon.cli import main
-from guerdon.store import EpisodeStore, StoreWriter, get_format
-from guerdon.types import Episode
+from guerdon.cli.main import main
+from guerdon.core.types import Episode
+from guerdon.data.formats import get_format
+from guerdon.data.store import EpisodeStore, StoreWriter
 
 SMALL = [
     "env.train.num_envs=8",
@@ -148,7 +149,7 @@ def test_a_checkpoint_policy(capsys, tmp_path):
     folder = tmp_path / "policy"
     folder.mkdir()
     (folder / "policy.json").write_text('{"kind": "mlp", "activation": "tanh", "squash": true}')
-    from guerdon.envs.tabletop_scene import STATE_SIZE
+    from guerdon.envs.tabletop.scene import STATE_SIZE
 
     sizes = [STATE_SIZE, 8, 4]
     weights = {}
@@ -342,7 +343,7 @@ ENDLESS = [
 
 
 def start_endless(place):
-    command = [sys.executable, "-m", "guerdon.cli", "collect", *ENDLESS, f"collect.save_dir={place}"]
+    command = [sys.executable, "-m", "guerdon.cli.main", "collect", *ENDLESS, f"collect.save_dir={place}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 480
     while time.monotonic() < deadline:
@@ -390,7 +391,7 @@ def test_ctrl_c_finishes_writing(tmp_path):
 
 def test_two_collectors_share_a_store(tmp_path):
     place = tmp_path / "data"
-    command = [sys.executable, "-m", "guerdon.cli", "collect", *SMALL, f"collect.save_dir={place}"]
+    command = [sys.executable, "-m", "guerdon.cli.main", "collect", *SMALL, f"collect.save_dir={place}"]
     processes = [
         subprocess.Popen([*command, f"seed={seed}"], stderr=subprocess.PIPE, text=True) for seed in (1, 2)
     ]

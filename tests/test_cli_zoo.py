@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from guerdon.cli import main
+from guerdon.cli.main import main
 from guerdon.rewards import REWARD_MODELS
 
 TINY = [

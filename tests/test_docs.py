@@ -17,7 +17,7 @@ ELSEWHERE = ("make ", "git ", "cd ", "pip ", ".venv/bin/pre-commit ")
 """Commands that other tests and CI itself run, or that only make sense in a clone."""
 CHECK = "guerdon check"
 RECIPE = "maniskill_rlpd_learned_reward"
-"""Blocks with it are run by `tests/run/test_maniskill_recipe.py`, shortened."""
+"""Blocks with it are run by `tests/training/test_maniskill_recipe.py`, shortened."""
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from guerdon.data.formats import get_format
+from guerdon.data.store import StoreWriter
+from guerdon.data.summary import convert
 from guerdon.models import load_checkpoint
-from guerdon.store import StoreWriter, convert, get_format
 from tests.fit.synthetic import episode, write_store
 
 ROOT = Path(__file__).parent.parent

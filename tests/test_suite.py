@@ -131,10 +131,10 @@ def test_long_files_go_first_and_clusters_stay_together():
     names = [
         "tests/a.py::t",
         "tests/robot/b.py::t",
-        "tests/parallel/c.py::t[x::y]",
-        "tests/run/test_learning.py::t",
+        "tests/distributed/c.py::t[x::y]",
+        "tests/training/test_learning.py::t",
     ]
     items = [SimpleNamespace(nodeid=name) for name in names]
     pytest_collection_modifyitems(items)
     assert [item.nodeid for item in items] == [names[3], names[2], names[1], names[0]]
-    assert file_of(names[2]) == "parallel/c.py" and RAY in LONGEST
+    assert file_of(names[2]) == "distributed/c.py" and RAY in LONGEST

@@ -1,7 +1,7 @@
 """One truth about a verdict: whoever is asked says the same of every frame of a calibrated checkpoint.
 
 The truth is computed from the network's logits by formulas of the test. Ray is asked in
-`tests/parallel/test_ray_verdicts.py`.
+`tests/distributed/test_ray_verdicts.py`.
 """
 
 import json
@@ -11,18 +11,18 @@ import pytest
 import torch
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from guerdon.cli import main
+from guerdon.cli import judge as judging
+from guerdon.cli.main import main
 from guerdon.config import ClusterConfig
+from guerdon.data.store import EpisodeStore
 from guerdon.datasets import RewardDataset
+from guerdon.distributed import make_engine
 from guerdon.fit.quantized import quantize_checkpoint
-from guerdon.models.calibration import fires
-from guerdon.models.int8 import MIN_AGREEMENT
-from guerdon.parallel import make_engine
 from guerdon.rewards import Transitions, create_reward_model
-from guerdon.run import judge as judging
-from guerdon.run.reward_group import RewardGroup
+from guerdon.rewards.calibration import fires
+from guerdon.rewards.image.int8 import MIN_AGREEMENT
 from guerdon.serve import ImageRewardWorker, RewardManager, RewardWorker
-from guerdon.store import EpisodeStore
+from guerdon.training.reward_group import RewardGroup
 from guerdon.wrappers import LearnedRewardVecEnv, LearnedRewardVectorWrapper, LearnedRewardWrapper
 from tests.verdicts import CAMERA, SIZE, make_case, makers, read_rows, vector
 

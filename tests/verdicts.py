@@ -10,14 +10,14 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from guerdon.config import RewardConfig, RewardModelConfig
+from guerdon.core.types import Episode
+from guerdon.data.store import StoreWriter
 from guerdon.fit.calibrate import calibrate
 from guerdon.fit.metrics import Scores
 from guerdon.fit.threshold import choose_threshold
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
-from guerdon.models.calibration import TILT, Calibration
-from guerdon.store import StoreWriter
-from guerdon.types import Episode
-from tests.models.frames import eager, lively
+from guerdon.rewards.calibration import TILT, Calibration
+from tests.rewards.image.frames import eager, lively
 
 EPISODES, STEPS, SIZE = 30, 10, 32
 CAMERA = "base_camera"

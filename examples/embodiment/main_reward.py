@@ -2,7 +2,7 @@
 
 import sys
 
-from guerdon.cli import main
+from guerdon.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["train-reward", *sys.argv[1:]]))

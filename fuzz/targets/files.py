@@ -21,14 +21,14 @@ from safetensors.torch import save as save_safetensors
 from fuzz.engine import Target
 from fuzz.mutations import mutate_bytes
 from fuzz.structures import mutate_opcodes, mutate_png, mutate_record, mutate_safetensors, mutate_zip
-from guerdon.errors import GuerdonError
-from guerdon.images import to_unit_chw
-from guerdon.rewards.demonstrations import read_demonstrations
-from guerdon.store import safe_pickle
-from guerdon.store.formats import FORMATS
-from guerdon.store.formats.pkl_episode import to_record
-from guerdon.store.formats.realworld_pkl import to_transitions
-from guerdon.types import Episode, Fault
+from guerdon.core.errors import GuerdonError
+from guerdon.core.images import to_unit_chw
+from guerdon.core.types import Episode, Fault
+from guerdon.data.files import safe_pickle
+from guerdon.data.formats import FORMATS
+from guerdon.data.formats.pkl_episode import to_record
+from guerdon.data.formats.realworld_pkl import to_transitions
+from guerdon.rewards.zoo.demonstrations import read_demonstrations
 
 _STEPS = 2
 _Record = Callable[[], Any]

@@ -13,10 +13,10 @@ import torch
 
 from fuzz.engine import Target
 from guerdon.models import BinaryRewardClassifier, RewardModel
-from guerdon.models.accelerate import ModelScorer
-from guerdon.models.int8 import coarse_scorer, make_int8
-from guerdon.models.int8_file import FILE_NAME, load_int8, save_int8
-from guerdon.models.quantize import Range
+from guerdon.rewards.image.accelerate import ModelScorer
+from guerdon.rewards.image.int8 import coarse_scorer, make_int8
+from guerdon.rewards.image.int8_file import FILE_NAME, load_int8, save_int8
+from guerdon.rewards.image.quantize import Range
 
 _THRESHOLD = 5.0  # far from all logits of random weights, so that int8 is accepted
 _SIZE = 32

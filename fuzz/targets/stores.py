@@ -26,20 +26,20 @@ import torch
 from fuzz.engine import Target
 from fuzz.mutations import NUMBERS, mutate_bytes
 from fuzz.structures import mutate_record, mutate_zip
-from guerdon.collect.policies import CheckpointPolicy
+from guerdon.agents.networks import ObsSpec
+from guerdon.agents.replay import ReplayBuffer
 from guerdon.config import EnvConfig, LearnerConfig, NetworkConfig
 from guerdon.config.schema_reward import RewardModelConfig
+from guerdon.core.types import Episode, Fault
+from guerdon.data.collect.policies import CheckpointPolicy
+from guerdon.data.formats import h5_process
+from guerdon.data.formats.maniskill_h5 import ManiSkillH5
+from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.fit.state import Progress
-from guerdon.learn.networks import ObsSpec
-from guerdon.learn.replay import ReplayBuffer
 from guerdon.models import Contract, load_checkpoint, save_checkpoint
-from guerdon.models.table import build_model
-from guerdon.rewards.interface import _read as read_reward_model
-from guerdon.run.policy_files import load_policy, make_learner, save_policy
-from guerdon.store import EpisodeStore, StoreWriter
-from guerdon.store.formats import h5_process
-from guerdon.store.formats.maniskill_h5 import ManiSkillH5
-from guerdon.types import Episode, Fault
+from guerdon.rewards.image.registry import build_model
+from guerdon.rewards.model import _read as read_reward_model
+from guerdon.training.checkpoints import load_policy, make_learner, save_policy
 
 _STEPS = 2
 _SHARD = "shards/s000000"

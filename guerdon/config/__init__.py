@@ -35,7 +35,7 @@ from guerdon.config.schema_learn import (
 )
 from guerdon.config.schema_reward import DataCollectionConfig, RewardConfig, RewardModelConfig
 from guerdon.config.schema_watch import MonitorConfig
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 
 __all__ = [
     "AsynchronousConfig",

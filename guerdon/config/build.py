@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 import numpy as np
 
 from guerdon.config.limits import Range
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 
 T = TypeVar("T")
 

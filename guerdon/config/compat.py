@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from guerdon.config.nested import ABSENT, KeyPath, Tree, delete, dotted, get, leaves, parts, prefixes, put
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 
 RENAMES: dict[str, str] = {
     # The classifier's own block, with the reward's type inside it.

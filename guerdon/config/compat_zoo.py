@@ -14,7 +14,7 @@ from typing import Any
 from guerdon.config.build import to_plain
 from guerdon.config.nested import ABSENT, Tree, dotted, get, leaves, merged, parts, put
 from guerdon.config.schema_zoo import SerialConfig
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 
 ENVS: dict[str, str | None] = {
     "cartpole": "CartPole-v1",

@@ -22,8 +22,8 @@ import guerdon
 from guerdon.config.compat import Override
 from guerdon.config.nested import merged
 from guerdon.config.yaml_files import check_file
-from guerdon.errors import ConfigError
-from guerdon.types import display_path
+from guerdon.core.errors import ConfigError
+from guerdon.core.types import display_path
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override as HydraOverride

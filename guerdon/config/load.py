@@ -20,7 +20,7 @@ from guerdon.config.compose import compose_tree, search_dirs, split_overrides
 from guerdon.config.nested import merged
 from guerdon.config.schema import GuerdonConfig
 from guerdon.config.yaml_files import check_references
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 
 _LOGGER = logging.getLogger("guerdon")
 

@@ -14,7 +14,7 @@ from guerdon.config.compose import PACKAGE_CONF, compose_tree, split_overrides
 from guerdon.config.load import resolve_references
 from guerdon.config.nested import ABSENT, Tree, delete, get, leaves, merged, parts, put
 from guerdon.config.schema_zoo import SerialConfig
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 
 ZOO_CONF = PACKAGE_CONF / "zoo"
 """The configs that come with the package."""

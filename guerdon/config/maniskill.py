@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from guerdon.config.build import Checked
 from guerdon.config.limits import NonNegativeInt, PositiveFloat, PositiveInt
 from guerdon.config.tabletop import check_image_size, unknown_name
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 
 ManiSkillObsMode: TypeAlias = Literal["state", "rgb", "state+rgb"]
 ManiSkillReward: TypeAlias = Literal["normalized_dense", "dense", "sparse", "none"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 
 KeyPath: TypeAlias = tuple[Any, ...]
 Tree: TypeAlias = dict[Any, Any]

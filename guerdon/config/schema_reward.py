@@ -15,7 +15,7 @@ from guerdon.config.limits import (
     PositiveInt,
     Region,
 )
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 
 GOAL_VIEW = "@goal"
 """`NAME@goal` is what the camera NAME shows around the goal."""
@@ -150,6 +150,6 @@ class RewardConfig(Checked):
     standalone: bool = False
     """The model's success ends the episode (robots)."""
     text: dict[str, Any] = field(default_factory=dict)
-    """Rules for text tasks; checked by `guerdon.rewards.text`."""
+    """Rules for text tasks; checked by `guerdon.rewards.text.rules`."""
     model: RewardModelConfig = field(default_factory=RewardModelConfig)
     data_collection: DataCollectionConfig = field(default_factory=DataCollectionConfig)

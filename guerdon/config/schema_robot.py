@@ -21,7 +21,7 @@ from guerdon.config.limits import (
     PositiveInt,
     Region,
 )
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 
 Pose6: TypeAlias = tuple[float, float, float, float, float, float]
 Axis: TypeAlias = Literal["x", "y", "z", "rx", "ry", "rz"]

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias, get_args
 
 from guerdon.config.build import Checked
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 
 ObsMode: TypeAlias = Literal["state", "rgb", "state+rgb"]
 EnvRewardKind: TypeAlias = Literal["dense", "sparse", "none"]

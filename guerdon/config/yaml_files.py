@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.config.nested import KeyPath, dotted
-from guerdon.errors import ConfigError
-from guerdon.types import display_path
+from guerdon.core.errors import ConfigError
+from guerdon.core.types import display_path
 
 MAX_BYTES = 128 << 10
 MAX_DEPTH = 32

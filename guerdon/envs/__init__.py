@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gymnasium
 
-from guerdon.envs.expert import ScriptedExpert
-from guerdon.envs.tabletop import TabletopEnv, TabletopVectorEnv
+from guerdon.envs.tabletop.env import TabletopEnv, TabletopVectorEnv
+from guerdon.envs.tabletop.expert import ScriptedExpert
 
 __all__ = ["TABLETOP_ID", "ScriptedExpert", "TabletopEnv", "TabletopVectorEnv"]
 
@@ -15,12 +15,14 @@ TABLETOP_ID = "guerdon/Tabletop-v0"
 if TABLETOP_ID not in gymnasium.registry:
     gymnasium.register(
         id=TABLETOP_ID,
-        entry_point="guerdon.envs.tabletop:TabletopEnv",
-        vector_entry_point="guerdon.envs.tabletop:TabletopVectorEnv",
+        entry_point="guerdon.envs.tabletop.env:TabletopEnv",
+        vector_entry_point="guerdon.envs.tabletop.env:TabletopVectorEnv",
     )
 
 for _name in ("FixedCartPole", "PointReach", "DeepSea", "BitFlip", "PointGoal"):
     if f"guerdon/{_name}-v0" not in gymnasium.registry:
         gymnasium.register(
-            id=f"guerdon/{_name}-v0", entry_point=None, vector_entry_point=f"guerdon.envs.classic:{_name}"
+            id=f"guerdon/{_name}-v0",
+            entry_point=None,
+            vector_entry_point=f"guerdon.envs.classic.tasks:{_name}",
         )

@@ -10,8 +10,8 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from guerdon.config.tabletop import unknown_name
-from guerdon.errors import ConfigError, DataError
-from guerdon.types import BoolArray, IntArray
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.types import BoolArray, IntArray
 
 ACTION_SIZE = 4
 

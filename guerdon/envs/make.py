@@ -12,9 +12,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from guerdon.config import EnvConfig
 from guerdon.config.maniskill import ManiSkillConfig
-from guerdon.envs.goals import FlatGoals, has_goals
+from guerdon.core.errors import ConfigError
+from guerdon.envs.classic.goals import FlatGoals, has_goals
 from guerdon.envs.minigrid import flat_grid
-from guerdon.errors import ConfigError
 
 
 def make_vector_env(
@@ -28,7 +28,7 @@ def make_vector_env(
             `render()` alone; those get `NEXT_STEP` instead, in which every frame can be seen.
         keep_final_frame: False keeps to `autoreset_mode` whatever becomes of that frame.
 
-    Goal-conditioned observations come as one vector (`guerdon.envs.goals`), and so do those of MiniGrid
+    Goal-conditioned observations come as one vector (`classic/goals.py`), and so do those of MiniGrid
     (`id: minigrid:MiniGrid-DoorKey-5x5-v0`, see `guerdon.envs.minigrid`).
     """
     env = _make(cfg, autoreset_mode, keep_final_frame)
@@ -39,7 +39,7 @@ def _make(cfg: EnvConfig, autoreset_mode: AutoresetMode, keep_final_frame: bool)
     if cfg.env_type == "maniskill":
         return _make_maniskill(cfg, autoreset_mode)
     if cfg.env_type == "robot":
-        from guerdon.envs.robot_vector import RobotVectorEnv
+        from guerdon.envs.robot.vector import RobotVectorEnv
 
         return RobotVectorEnv(cfg, autoreset_mode=autoreset_mode)
     module, _, name = cfg.id.rpartition(":")
@@ -76,13 +76,13 @@ def _make(cfg: EnvConfig, autoreset_mode: AutoresetMode, keep_final_frame: bool)
 
 def is_maniskill(env: object) -> bool:
     """Whether it is one of our ManiSkill environments; asking does not load the simulator's module."""
-    module = sys.modules.get("guerdon.envs.maniskill")  # it is loaded where there is such an environment
+    module = sys.modules.get("guerdon.envs.maniskill.env")  # it is loaded where there is such an environment
     return module is not None and isinstance(env, module.ManiSkillVectorEnv)
 
 
 def _make_maniskill(cfg: EnvConfig, autoreset_mode: AutoresetMode) -> VectorEnv[Any, Any, Any]:
     """A ManiSkill task; its name may stand in `init_params` too, as ManiSkill's own `gym.make` has it."""
-    from guerdon.envs.maniskill import ManiSkillVectorEnv
+    from guerdon.envs.maniskill.env import ManiSkillVectorEnv
 
     settings: dict[str, Any] = {"id": cfg.id, **cfg.init_params}
     if cfg.max_episode_steps is not None:

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict
 
-from guerdon.types import FloatArray
+from guerdon.core.types import FloatArray
 
 NUM_DIRECTIONS = 4
 

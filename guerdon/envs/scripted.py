@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.errors import ConfigError, DataError
-from guerdon.types import BoolArray, FloatArray
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.types import BoolArray, FloatArray
 
 
 class ScriptedPolicy(ABC):

@@ -18,7 +18,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.writer import FileWriter
 
-from guerdon.store.atomic import append_whole, storage_errors
+from guerdon.core.atomic import append_whole, storage_errors
 
 FLUSH_SECONDS, FLUSH_BYTES = 30.0, 1 << 16
 VERSION = "brain.Event:2"

@@ -10,9 +10,9 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from guerdon.errors import DataError
+from guerdon.core.errors import DataError
 from guerdon.fit.metrics import Float64Array, is_success, log_loss_per_frame
-from guerdon.models.calibration import Calibration, fields_of, sigmoid
+from guerdon.rewards.calibration import Calibration, fields_of, sigmoid
 
 TEMPERATURES = (0.05, 20.0)
 """The range in which a temperature is looked for."""

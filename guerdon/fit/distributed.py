@@ -24,15 +24,15 @@ from typing import Any
 import torch
 
 from guerdon.config import FitConfig
-from guerdon.errors import ConfigError, GuerdonError, RunInterrupted, WorkerError
+from guerdon.core.errors import ConfigError, GuerdonError, RunInterrupted, WorkerError
+from guerdon.core.interrupts import Interrupts, also_ask
+from guerdon.core.parent_watch import end_with
 from guerdon.fit.features import FILE
 from guerdon.fit.fit import FitJob, FitResult, Fitting
 from guerdon.fit.spread import strategy_of
 from guerdon.fit.team import Team, backend_of, end_process, lost_contact, open_store, portable, under_torchrun
 from guerdon.fit.worker import FSDPRewardWorker
-from guerdon.interrupts import Interrupts, also_ask
-from guerdon.models.quantize import require_int8
-from guerdon.orphans import end_with
+from guerdon.rewards.image.quantize import require_int8
 
 log = logging.getLogger("guerdon")
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from guerdon.config import AugmentConfig
-from guerdon.datasets import RewardDataset
+from guerdon.core.atomic import storage_error
+from guerdon.core.progress import progress
+from guerdon.core.types import IntArray
+from guerdon.data.datasets.frames import RewardDataset
 from guerdon.fit.augment import augment, is_active
 from guerdon.fit.team import Team
-from guerdon.models import RewardModel
-from guerdon.progress import progress
-from guerdon.store.atomic import storage_error
-from guerdon.types import IntArray
+from guerdon.rewards.image import RewardModel
 
 log = logging.getLogger("guerdon")
 

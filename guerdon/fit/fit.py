@@ -15,12 +15,14 @@ import torch
 from typing_extensions import Self
 
 from guerdon.config import FitConfig, RewardModelConfig
-from guerdon.datasets import RewardDataset
-from guerdon.datasets.frames import describe, open_store, rows_of, split_store
-from guerdon.datasets.pictures import save_training_pictures
-from guerdon.datasets.probe import not_told_apart, probe_store
-from guerdon.datasets.sampling import EpochSampler
-from guerdon.errors import ConfigError, DataError
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.interrupts import Interrupts
+from guerdon.core.types import Fault, IntArray, display_path
+from guerdon.data.datasets.frames import RewardDataset, describe, open_store, rows_of, split_store
+from guerdon.data.datasets.pictures import save_training_pictures
+from guerdon.data.datasets.probe import not_told_apart, probe_store
+from guerdon.data.datasets.sampling import EpochSampler
+from guerdon.data.store import EpisodeStore
 from guerdon.fit.calibrate import calibrate
 from guerdon.fit.metrics import Scores, summarize
 from guerdon.fit.quantized import quantize_checkpoint
@@ -29,12 +31,9 @@ from guerdon.fit.state import latest_checkpoint
 from guerdon.fit.team import Team
 from guerdon.fit.threshold import Threshold, choose_threshold
 from guerdon.fit.trainer import Trainer
-from guerdon.interrupts import Interrupts
-from guerdon.models import Contract, RewardModel, build_model, save_checkpoint
-from guerdon.models.calibration import Calibration
-from guerdon.models.quantize import require_int8
-from guerdon.store import EpisodeStore
-from guerdon.types import Fault, IntArray, display_path
+from guerdon.rewards.calibration import Calibration
+from guerdon.rewards.image import Contract, RewardModel, build_model, save_checkpoint
+from guerdon.rewards.image.quantize import require_int8
 
 log = logging.getLogger("guerdon")
 

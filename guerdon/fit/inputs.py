@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from guerdon.config import AugmentConfig
-from guerdon.datasets import RewardDataset
+from guerdon.core.types import IntArray
+from guerdon.data.datasets.frames import RewardDataset
 from guerdon.fit.augment import augment
 from guerdon.fit.features import FeatureCache
 from guerdon.fit.layers import Draws
-from guerdon.models import RewardModel
-from guerdon.types import IntArray
+from guerdon.rewards.image import RewardModel
 
 
 class Inputs:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from guerdon.datasets.sampling import Share
+from guerdon.data.datasets.sampling import Share
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import Any
 
 from typing_extensions import Self
 
-from guerdon import strict_json
-from guerdon.store.atomic import append_whole, storage_errors, write_atomic
+from guerdon.core import strict_json
+from guerdon.core.atomic import append_whole, storage_errors, write_atomic
 
 
 class MetricLog:

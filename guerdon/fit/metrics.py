@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from guerdon.errors import DataError
-from guerdon.models.calibration import fires
-from guerdon.types import BoolArray, FloatArray, IntArray
+from guerdon.core.errors import DataError
+from guerdon.core.types import BoolArray, FloatArray, IntArray
+from guerdon.rewards.calibration import fires
 
 Float64Array: TypeAlias = NDArray[np.float64]
 PROB_FLOOR = 1e-7

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from guerdon.datasets import RewardDataset
-from guerdon.models import load_checkpoint
-from guerdon.models.int8 import Int8Model, make_int8
-from guerdon.models.int8_file import int8_path, save_int8
-from guerdon.types import IntArray, display_path
+from guerdon.core.types import IntArray, display_path
+from guerdon.data.datasets.frames import RewardDataset
+from guerdon.rewards.image import load_checkpoint
+from guerdon.rewards.image.int8 import Int8Model, make_int8
+from guerdon.rewards.image.int8_file import int8_path, save_int8
 
 log = logging.getLogger("guerdon")
 

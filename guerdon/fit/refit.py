@@ -18,20 +18,19 @@ import numpy as np
 import torch
 
 from guerdon.config import FitConfig, RewardConfig
-from guerdon.datasets import RewardDataset
-from guerdon.datasets.frames import rows_of, split_store
-from guerdon.datasets.sampling import EpochSampler
-from guerdon.errors import ConfigError, DataError
+from guerdon.core.atomic import write_atomic
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.types import BoolArray, Episode, FloatArray, IntArray, UInt8Array, display_path
+from guerdon.data.datasets.frames import RewardDataset, rows_of, split_store
+from guerdon.data.datasets.sampling import EpochSampler
+from guerdon.data.files.checksums import load_npz
+from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.fit.fit import FitResult, finish_fit, open_data
 from guerdon.fit.quantized import quantize_checkpoint
 from guerdon.fit.trainer import Trainer
-from guerdon.models import load_checkpoint, save_checkpoint
-from guerdon.models.calibration import fires
-from guerdon.models.contract import Contract
-from guerdon.store import EpisodeStore, StoreWriter
-from guerdon.store.atomic import write_atomic
-from guerdon.store.checksums import load_npz
-from guerdon.types import BoolArray, Episode, FloatArray, IntArray, UInt8Array, display_path
+from guerdon.rewards.calibration import fires
+from guerdon.rewards.image import load_checkpoint, save_checkpoint
+from guerdon.rewards.image.contract import Contract
 
 log = logging.getLogger("guerdon")
 

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from guerdon.config import FitConfig
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 from guerdon.fit.layers import use_team_batch_norm
 from guerdon.fit.team import Team
-from guerdon.models import RewardModel
-from guerdon.models.encoders import BasicBlock, Bottleneck
+from guerdon.rewards.image import RewardModel
+from guerdon.rewards.image.encoders import BasicBlock, Bottleneck
 
 Strategy: TypeAlias = Literal["simple", "ddp", "fsdp"]
 

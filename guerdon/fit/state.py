@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from guerdon.errors import DataError
+from guerdon.core.errors import DataError
+from guerdon.core.types import display_path
+from guerdon.data.files.checksums import check_archive
+from guerdon.data.files.rebuild import one_line
 from guerdon.fit.spread import Spread
 from guerdon.fit.team import Team
-from guerdon.models import Contract, load_checkpoint, save_checkpoint
-from guerdon.store.checksums import check_archive
-from guerdon.store.rebuild import one_line
-from guerdon.types import display_path
+from guerdon.rewards.image import Contract, load_checkpoint, save_checkpoint
 
 log = logging.getLogger("guerdon")
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from guerdon.errors import ConfigError, DataError, WorkerError
+from guerdon.core.errors import ConfigError, DataError, WorkerError
 
 log = logging.getLogger("guerdon")
 

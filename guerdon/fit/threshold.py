@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.errors import DataError
+from guerdon.core.errors import DataError
+from guerdon.core.types import FloatArray
 from guerdon.fit.metrics import Float64Array, Scores, confusion
-from guerdon.models.calibration import fields_of, fires, known_fields
-from guerdon.types import FloatArray
+from guerdon.rewards.calibration import fields_of, fires, known_fields
 
 MIN_EPISODES = 20
 """With fewer episodes of a kind no interval that is resampled by episode means much."""

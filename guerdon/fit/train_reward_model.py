@@ -16,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from guerdon.config import FitConfig, FitDataConfig, OptimConfig, RewardModelConfig
-from guerdon.datasets import RewardDataset
-from guerdon.datasets.pictures import save_positive_pictures
-from guerdon.errors import GuerdonError
+from guerdon.core.atomic import make_directory, write_atomic
+from guerdon.core.errors import GuerdonError
+from guerdon.core.types import display_path
+from guerdon.data.datasets.frames import RewardDataset
+from guerdon.data.datasets.pictures import save_positive_pictures
 from guerdon.fit.fit import fit_reward_model, open_data
-from guerdon.store.atomic import make_directory, write_atomic
-from guerdon.types import display_path
 
 log = logging.getLogger("guerdon")
 

@@ -22,9 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from guerdon.config import FitConfig
-from guerdon.datasets import RewardDataset
-from guerdon.datasets.sampling import EpochSampler, Share, global_batches, shares
-from guerdon.errors import ConfigError, DataError, RunInterrupted
+from guerdon.core.errors import ConfigError, DataError, RunInterrupted
+from guerdon.core.interrupts import Interrupts
+from guerdon.core.progress import progress_bar
+from guerdon.core.types import FloatArray, IntArray, display_path
+from guerdon.data.datasets.frames import RewardDataset
+from guerdon.data.datasets.sampling import EpochSampler, Share, global_batches, shares
+from guerdon.data.files.rebuild import one_line
 from guerdon.fit.features import FeatureCache
 from guerdon.fit.inputs import Inputs
 from guerdon.fit.layers import Draws, trains_batch_norm, use_frame_dropout
@@ -34,12 +38,8 @@ from guerdon.fit.schedule import lr_at
 from guerdon.fit.spread import Spread, strategy_of
 from guerdon.fit.state import Checkpoints, Progress
 from guerdon.fit.team import Team
-from guerdon.interrupts import Interrupts
-from guerdon.models import Contract, RewardModel, load_checkpoint
-from guerdon.models.base import mean_logit, pool_features
-from guerdon.progress import progress_bar
-from guerdon.store.rebuild import one_line
-from guerdon.types import FloatArray, IntArray, display_path
+from guerdon.rewards.image import Contract, RewardModel, load_checkpoint
+from guerdon.rewards.image.base import mean_logit, pool_features
 
 log = logging.getLogger("guerdon")
 

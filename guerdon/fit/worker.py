@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typing_extensions import Self
 
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 from guerdon.fit.fit import FitJob, FitResult, Fitting
 from guerdon.fit.team import Team
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from guerdon.rewards.text import (
+from guerdon.rewards.text.rules import (
     TEXT_REWARDS,
     CombinedTextReward,
     ExactMatchReward,
@@ -20,13 +20,13 @@ from guerdon.rewards.text import (
 )
 
 if TYPE_CHECKING:
-    from guerdon.rewards.base import ZooModel, ZooSettings
     from guerdon.rewards.checker import RewardModelError, check_reward_model
-    from guerdon.rewards.demonstrations import read_demonstrations, write_demonstrations
-    from guerdon.rewards.interface import BaseRewardModel
-    from guerdon.rewards.networks import RewardNetwork
-    from guerdon.rewards.table import REWARD_MODELS, create_reward_model, register_reward_model
-    from guerdon.rewards.transitions import Transitions
+    from guerdon.rewards.model import BaseRewardModel
+    from guerdon.rewards.registry import REWARD_MODELS, create_reward_model, register_reward_model
+    from guerdon.rewards.zoo.base import ZooModel, ZooSettings
+    from guerdon.rewards.zoo.demonstrations import read_demonstrations, write_demonstrations
+    from guerdon.rewards.zoo.networks import RewardNetwork
+    from guerdon.rewards.zoo.transitions import Transitions
 
 __all__ = [
     "REWARD_MODELS",
@@ -51,13 +51,13 @@ __all__ = [
     "write_demonstrations",
 ]
 _ZOO = {
-    "base": ("ZooModel", "ZooSettings"),
+    "zoo.base": ("ZooModel", "ZooSettings"),
     "checker": ("RewardModelError", "check_reward_model"),
-    "demonstrations": ("read_demonstrations", "write_demonstrations"),
-    "interface": ("BaseRewardModel",),
-    "networks": ("RewardNetwork",),
-    "table": ("REWARD_MODELS", "create_reward_model", "register_reward_model"),
-    "transitions": ("Transitions",),
+    "zoo.demonstrations": ("read_demonstrations", "write_demonstrations"),
+    "model": ("BaseRewardModel",),
+    "zoo.networks": ("RewardNetwork",),
+    "registry": ("REWARD_MODELS", "create_reward_model", "register_reward_model"),
+    "zoo.transitions": ("Transitions",),
 }
 
 

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guerdon.errors import ConfigError, GuerdonError
-from guerdon.rewards.base import ZooModel
-from guerdon.rewards.interface import BaseRewardModel
-from guerdon.rewards.made_up import copied, made_up, same, tensors_in
-from guerdon.rewards.table import create_reward_model, reward_model_class, section_of
-from guerdon.rewards.transitions import Transitions, to_items
+from guerdon.core.errors import ConfigError, GuerdonError
+from guerdon.rewards.model import BaseRewardModel
+from guerdon.rewards.registry import create_reward_model, reward_model_class, section_of
+from guerdon.rewards.zoo.base import ZooModel
+from guerdon.rewards.zoo.made_up import copied, made_up, same, tensors_in
+from guerdon.rewards.zoo.transitions import Transitions, to_items
 
 LARGE = 3000
 """Rows of a batch that is larger than any buffer or batch size of the check."""

@@ -11,7 +11,7 @@ import time
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
-from guerdon.errors import GuerdonError
+from guerdon.core.errors import GuerdonError
 from guerdon.web.messages import Answer, HttpError, Request, read_json
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from guerdon.errors import GuerdonError
+from guerdon.core.errors import GuerdonError
 
 MAX_DIGITS = 18
 """Of an integer in JSON: what fits into 64 bits."""

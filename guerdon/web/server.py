@@ -12,7 +12,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from threading import Lock, Thread
 from typing import Any, Self
 
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 from guerdon.web.connection import Connection, hang_up
 from guerdon.web.messages import Answer, HttpError, Request
 

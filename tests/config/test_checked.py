@@ -13,8 +13,8 @@ import guerdon.config
 from guerdon.config import FitConfig, GuerdonConfig, RewardConfig, RewardModelConfig, build
 from guerdon.config.build import Checked, _members
 from guerdon.config.limits import Range
-from guerdon.errors import ConfigError
-from guerdon.rewards.gail import GAILSettings
+from guerdon.core.errors import ConfigError
+from guerdon.rewards.zoo.gail import GAILSettings
 
 FILES = [*Path(guerdon.config.__file__).parent.glob("schema*.py"), Path("tabletop.py"), Path("maniskill.py")]
 NEEDED = {"HardwareConfig": {"type": "Franka"}, "RobotEnvConfig": {"robot_ip": "127.0.0.1"}}

@@ -7,7 +7,7 @@ import pytest
 from guerdon.config.compat_zoo import from_di_engine
 from guerdon.config.load_zoo import ZOO_CONF, load_serial
 from guerdon.config.schema_zoo import SerialConfig
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 
 
 class EasyDict(dict):

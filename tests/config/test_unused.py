@@ -101,8 +101,8 @@ def test_defaults_and_shipped_configs_have_nothing_to_say():
 
 
 def test_a_run_says_it(tmp_path, caplog):
-    from guerdon.errors import GuerdonError
-    from guerdon.run.train import train
+    from guerdon.cli.train import train
+    from guerdon.core.errors import GuerdonError
 
     runner = {"task_type": "text", "output_dir": str(tmp_path)}
     config = load_tree({"reward": {"group_name": "Judges"}, "runner": runner, "fit": {"enabled": True}})

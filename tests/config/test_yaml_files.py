@@ -8,7 +8,7 @@ import pytest
 from guerdon.config import load_config, load_tree
 from guerdon.config.load_zoo import load_serial
 from guerdon.config.yaml_files import MAX_BYTES, check_file, check_references
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"

@@ -4,7 +4,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from guerdon.envs import TabletopVectorEnv
-from guerdon.envs.tabletop_scene import (
+from guerdon.envs.tabletop.scene import (
     CUBE,
     CUBE_HALF,
     GOAL,

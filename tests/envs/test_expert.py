@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from guerdon.core.errors import ConfigError, DataError
 from guerdon.envs import ScriptedExpert, TabletopVectorEnv
-from guerdon.envs.tabletop_scene import CUBE_TO_GOAL
-from guerdon.errors import ConfigError, DataError
+from guerdon.envs.tabletop.scene import CUBE_TO_GOAL
 
 
 def play(noise, num_envs=400, seed=0, env_seed=1000, **settings):

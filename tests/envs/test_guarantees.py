@@ -8,9 +8,9 @@ from gymnasium.vector import AutoresetMode
 
 import guerdon.envs  # noqa: F401
 from guerdon.config import EnvConfig
+from guerdon.core.errors import ConfigError, DataError
 from guerdon.envs import ScriptedExpert
 from guerdon.envs.make import make_vector_env
-from guerdon.errors import ConfigError, DataError
 
 ID = "guerdon/Tabletop-v0"
 

@@ -14,11 +14,12 @@ from gymnasium.vector import AutoresetMode
 
 from guerdon.config import EnvConfig, RewardConfig
 from guerdon.config.maniskill import ManiSkillConfig
-from guerdon.envs import TabletopVectorEnv, maniskill_batch
+from guerdon.core.errors import ConfigError, DataError, WorkerError
+from guerdon.envs import TabletopVectorEnv
 from guerdon.envs.make import make_vector_env
-from guerdon.envs.maniskill import DeviceSimulators, ManiSkillVectorEnv
-from guerdon.errors import ConfigError, DataError, WorkerError
-from guerdon.serve.feed import FrameFeed
+from guerdon.envs.maniskill import batch as maniskill_batch
+from guerdon.envs.maniskill.env import DeviceSimulators, ManiSkillVectorEnv
+from guerdon.training.feed import FrameFeed
 
 pytestmark = pytest.mark.sim
 
@@ -323,7 +324,7 @@ def test_a_simulator_that_hangs_is_replaced(caplog):
 
 SCRIPT = """
 import os, signal, sys
-from guerdon.envs.maniskill import ManiSkillVectorEnv
+from guerdon.envs.maniskill.env import ManiSkillVectorEnv
 if __name__ == "__main__":
     env = ManiSkillVectorEnv(2, id="PickCube-v1", num_processes=2)
     env.reset(seed=0)

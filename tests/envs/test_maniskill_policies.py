@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from guerdon.collect.observations import per_env
-from guerdon.collect.run import collect
-from guerdon.collect.wrapper import VectorDataCollectorWrapper
 from guerdon.config import CollectConfig, EnvConfig
 from guerdon.config.maniskill import ManiSkillConfig
-from guerdon.envs.maniskill import ManiSkillVectorEnv
-from guerdon.envs.maniskill_expert import CUBE, GOAL, GRASPED, LOUDEST, PickCubeExpert
-from guerdon.envs.maniskill_planner import MotionPlanner
-from guerdon.errors import ConfigError, DataError
-from guerdon.store import EpisodeStore
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.data.collect.observations import per_env
+from guerdon.data.collect.run import collect
+from guerdon.data.collect.wrapper import VectorDataCollectorWrapper
+from guerdon.data.store import EpisodeStore
+from guerdon.envs.maniskill.env import ManiSkillVectorEnv
+from guerdon.envs.maniskill.expert import CUBE, GOAL, GRASPED, LOUDEST, PickCubeExpert
+from guerdon.envs.maniskill.planner import MotionPlanner
 
 pytestmark = pytest.mark.sim
 

@@ -7,8 +7,8 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
 from guerdon.config import EnvConfig
+from guerdon.core.errors import ConfigError
 from guerdon.envs.make import make_vector_env
-from guerdon.errors import ConfigError
 
 DOOR_KEY = "minigrid:MiniGrid-DoorKey-5x5-v0"
 

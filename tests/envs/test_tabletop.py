@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from guerdon.envs import ScriptedExpert
-from guerdon.envs.tabletop_physics import STILL_SPEED
-from guerdon.envs.tabletop_scene import (
+from guerdon.envs.tabletop.physics import STILL_SPEED
+from guerdon.envs.tabletop.scene import (
     CUBE,
     CUBE_HALF,
     CUBE_TO_GOAL,

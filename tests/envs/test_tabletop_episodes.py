@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from guerdon.core.errors import DataError
 from guerdon.envs import ScriptedExpert, TabletopEnv, TabletopVectorEnv
-from guerdon.envs.tabletop_scene import (
+from guerdon.envs.tabletop.scene import (
     VELOCITY,
 )
-from guerdon.errors import DataError
 from tests.envs.moves import CLOSE, OPEN, act, make
 
 MODES = list(AutoresetMode)

@@ -9,8 +9,8 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
 from guerdon.config.tabletop import TabletopConfig
+from guerdon.core.errors import ConfigError, DataError
 from guerdon.envs import TABLETOP_ID, TabletopEnv, TabletopVectorEnv
-from guerdon.errors import ConfigError, DataError
 from tests.envs.moves import OPEN, act, make
 
 

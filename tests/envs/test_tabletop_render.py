@@ -5,10 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
+from guerdon.core.errors import DataError
 from guerdon.envs import ScriptedExpert, TabletopVectorEnv
-from guerdon.envs.tabletop_camera import base_camera
-from guerdon.envs.tabletop_render import AMBER, BLUE, GREEN
-from guerdon.envs.tabletop_scene import (
+from guerdon.envs.tabletop.camera import base_camera
+from guerdon.envs.tabletop.render import AMBER, BLUE, GREEN
+from guerdon.envs.tabletop.scene import (
     CUBE,
     CUBE_HALF,
     CUBE_RGB,
@@ -24,7 +25,6 @@ from guerdon.envs.tabletop_scene import (
     STILL,
     update_relations,
 )
-from guerdon.errors import DataError
 
 CAMERAS = ("base_camera", "wrist_camera")
 LAMP = np.array([[-0.022], [0.0], [0.082]])
@@ -187,7 +187,7 @@ class TestLooks:
 
     def test_pictures_too_large_to_be_kept_are_the_same(self, monkeypatch):
         frames = make(4, domain_randomization=1.0).render_frames()
-        monkeypatch.setattr("guerdon.envs.tabletop_render._MAX_KEPT_BYTES", 1000)
+        monkeypatch.setattr("guerdon.envs.tabletop.render._MAX_KEPT_BYTES", 1000)
         env = make(4, domain_randomization=1.0)
         np.testing.assert_array_equal(env.render_frames(), frames)
         assert not env.renderer._own

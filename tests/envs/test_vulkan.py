@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from guerdon.envs import vulkan
-from guerdon.envs.maniskill import ManiSkillVectorEnv
-from guerdon.errors import ConfigError
-from guerdon.run import check
+from guerdon.cli import check
+from guerdon.core.errors import ConfigError
+from guerdon.envs.maniskill import vulkan
+from guerdon.envs.maniskill.env import ManiSkillVectorEnv
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,7 +79,10 @@ def test_the_set_up_does_nothing_where_a_device_works(tmp_path):
         ["/bin/bash", ROOT / "scripts" / "setup_sim.sh", python],
         capture_output=True, text=True, env={"PATH": str(tmp_path)}, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "asked -c import cv2\nasked -m guerdon.envs.vulkan\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "asked -c import cv2\nasked -m guerdon.envs.maniskill.vulkan\n",
+    )
     python.write_text("#!/bin/sh\nexit 1\n")
     done = subprocess.run(
         ["/bin/bash", ROOT / "scripts" / "setup_sim.sh", python],

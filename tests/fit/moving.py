@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from guerdon.core.types import Episode
+from guerdon.data.store import StoreWriter
 from guerdon.envs import TabletopVectorEnv
-from guerdon.envs.expert import ScriptedExpert
-from guerdon.envs.tabletop_scene import STATE_NAMES
-from guerdon.store import StoreWriter
-from guerdon.types import Episode
+from guerdon.envs.tabletop.expert import ScriptedExpert
+from guerdon.envs.tabletop.scene import STATE_NAMES
 
 STEPS, LEAD = 44, 20
 """Steps of an episode, and those before which the cube is not at the goal."""

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from guerdon.store import StoreWriter
-from guerdon.types import Episode
+from guerdon.core.types import Episode
+from guerdon.data.store import StoreWriter
 
 
 def episode(seed, success, steps=12, size=32, cameras=("base_camera",)):

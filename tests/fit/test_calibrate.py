@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 
-from guerdon.errors import DataError
+from guerdon.core.errors import DataError
 from guerdon.fit.calibrate import calibrate
 from guerdon.fit.metrics import Scores, auc, ece, log_loss
 from guerdon.fit.threshold import Threshold, binomial_upper_bound, choose_threshold
-from guerdon.models.calibration import Calibration
+from guerdon.rewards.calibration import Calibration
 
 
 def sigmoid(x):

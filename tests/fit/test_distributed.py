@@ -29,14 +29,14 @@ from guerdon.config import (
     RewardConfig,
     RewardModelConfig,
 )
-from guerdon.errors import ConfigError, DataError, WorkerError
+from guerdon.core.errors import ConfigError, DataError, WorkerError
+from guerdon.data.store import EpisodeStore
 from guerdon.fit import FitJob, FSDPRewardWorker, fit_reward_model
 from guerdon.fit.distributed import LostContact, _Answer, _outcome, run_rank
 from guerdon.fit.layers import use_team_batch_norm
 from guerdon.fit.team import Team
 from guerdon.models import build_model, load_checkpoint
 from guerdon.serve import RewardManager
-from guerdon.store import EpisodeStore
 from tests.fit.float64 import MARK, use_float64
 from tests.fit.synthetic import write_store
 
@@ -480,7 +480,7 @@ def command(data, folder, *more):
 def test_nothing_is_left_when_the_command_is_ended(data, tmp_path, end):
     arguments = command(data, tmp_path / "run", "fit.epochs=1000", "fit.distributed.num_processes=2")
     process = subprocess.Popen(
-        [sys.executable, "-m", "guerdon.cli", *arguments], stderr=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-m", "guerdon.cli.main", *arguments], stderr=subprocess.PIPE, start_new_session=True
     )
     try:
         wait_for_losses(tmp_path / "run")
@@ -528,9 +528,9 @@ def test_a_process_ends_while_gloo_still_holds_tensors():
 @pytest.mark.slow
 def test_torchrun_gives_the_losses_of_the_command_alone(data, tmp_path):
     options = {"capture_output": True, "text": True, "timeout": 200}
-    alone = [sys.executable, "-m", "guerdon.cli"]
+    alone = [sys.executable, "-m", "guerdon.cli.main"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    team = [*launcher, "-m", "guerdon.cli"]
+    team = [*launcher, "-m", "guerdon.cli.main"]
     for name, program in (("alone", alone), ("team", team)):
         arguments = command(data, tmp_path / name, "fit.epochs=1", "--json")
         result = subprocess.run([*program, *arguments], **options)

@@ -18,15 +18,16 @@ from guerdon.config import (
     OptimConfig,
     RewardModelConfig,
 )
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.data.datasets.sampling import EpochSampler
+from guerdon.data.store import EpisodeStore, StoreWriter
+from guerdon.data.summary import convert
 from guerdon.datasets import RewardDataset
-from guerdon.datasets.sampling import EpochSampler
-from guerdon.errors import ConfigError, DataError
 from guerdon.fit import fit_reward_model
 from guerdon.fit.fit import open_data, score_rows
 from guerdon.fit.metrics import auc
 from guerdon.fit.trainer import Trainer
 from guerdon.models import build_model, load_checkpoint, save_checkpoint
-from guerdon.store import EpisodeStore, StoreWriter, convert
 from tests.fit.synthetic import episode, write_store
 
 MODEL = RewardModelConfig(

@@ -12,7 +12,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from guerdon.errors import StorageError
+from guerdon.core.errors import StorageError
 from guerdon.fit.logs import MetricLog
 from tests.fit.synthetic import write_store
 
@@ -96,7 +96,7 @@ def test_a_fit_on_a_full_disk_says_so_in_one_line(tmp_path):
     data = write_store(tmp_path / "data", count=12)
     program = (
         "import resource, sys\n"
-        "from guerdon.cli import main\n"
+        "from guerdon.cli.main import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
@@ -121,7 +121,7 @@ def test_a_fit_on_a_full_disk_says_so_in_one_line(tmp_path):
 
 
 def test_a_report_on_a_full_disk_leaves_the_old_one(tmp_path):
-    from guerdon.watch.report import write_report
+    from guerdon.monitoring.report import write_report
 
     (tmp_path / "summary.json").write_text("{}")
     with MetricLog(tmp_path, tensorboard=False) as logs:

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from guerdon.errors import WorkerError
+from guerdon.core.errors import WorkerError
 from guerdon.fit.team import Team, open_store
-from tests.parallel.sockets import listening
+from tests.distributed.sockets import listening
 
 TIMEOUT = timedelta(seconds=60)
 

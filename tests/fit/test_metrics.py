@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from guerdon.errors import DataError
+from guerdon.core.errors import DataError
 from guerdon.fit import metrics
 from guerdon.fit.metrics import Scores
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.config import AugmentConfig, LRScheduleConfig
-from guerdon.datasets.sampling import EpochSampler, global_batches, shares
+from guerdon.data.datasets.sampling import EpochSampler, global_batches, shares
 from guerdon.fit.augment import augment
 from guerdon.fit.logs import MetricLog
 from guerdon.fit.schedule import lr_at

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from guerdon.cli.judge import card, quantize, score
 from guerdon.config import (
     AugmentConfig,
     FitConfig,
@@ -15,18 +16,17 @@ from guerdon.config import (
     RewardConfig,
     RewardModelConfig,
 )
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.images import stack_episode
+from guerdon.core.types import Episode
+from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.datasets import RewardDataset
-from guerdon.errors import ConfigError, DataError
 from guerdon.fit import fit_reward_model
 from guerdon.fit.augment import augment
-from guerdon.images import stack_episode
 from guerdon.models import Contract, build_model, load_checkpoint, save_checkpoint
-from guerdon.models.accelerate import make_scorer
-from guerdon.models.int8 import int8_scorer, make_int8
-from guerdon.run.judge import card, quantize, score
+from guerdon.rewards.image.accelerate import make_scorer
+from guerdon.rewards.image.int8 import int8_scorer, make_int8
 from guerdon.serve import ImageRewardWorker, RewardManager
-from guerdon.store import EpisodeStore, StoreWriter
-from guerdon.types import Episode
 from tests.fit.moving import write_moving
 from tests.fit.synthetic import write_store
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
+from guerdon.core.running_stats import Statistics
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
-from guerdon.moments import Statistics
 from guerdon.rewards import (
     REWARD_MODELS,
     RewardModelError,
@@ -18,9 +18,9 @@ from guerdon.rewards import (
     check_reward_model,
     create_reward_model,
 )
-from guerdon.rewards.gail import GAIL
-from guerdon.rewards.made_up import made_up
-from guerdon.rewards.networks import RewardNetwork
+from guerdon.rewards.zoo.gail import GAIL
+from guerdon.rewards.zoo.made_up import made_up
+from guerdon.rewards.zoo.networks import RewardNetwork
 from tests.rewards.page_plugin import SETTINGS, InPlaceRewardModel, PageRewardModel
 
 

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from guerdon.errors import ConfigError, DataError
+from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards import REWARD_MODELS, BaseRewardModel, create_reward_model, register_reward_model
 from guerdon.run import serial_pipeline_reward_model_offpolicy, serial_pipeline_reward_model_onpolicy
-from guerdon.run.serial_loops import SerialLoop
+from guerdon.training.serial_loops import SerialLoop
 from tests.rewards.page_plugin import SETTINGS, InPlaceRewardModel, PageRewardModel
-from tests.run.serial_tools import small
+from tests.training.serial_tools import small
 
 PIPELINES = {"ppo": serial_pipeline_reward_model_onpolicy, "dqn": serial_pipeline_reward_model_offpolicy}
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from guerdon.config import RewardConfig
-from guerdon.errors import ConfigError, DataError
+from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards import (
     CombinedTextReward,
     ExactMatchReward,
@@ -21,7 +21,7 @@ from guerdon.rewards import (
     RegexReward,
     create_text_reward,
 )
-from guerdon.rewards.deadline import DeadlineChecks
+from guerdon.rewards.text.deadline import DeadlineChecks
 from guerdon.serve import RewardWorker
 
 THOUGHT = "<think>one and one</think>\n<answer>2</answer>"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from guerdon.config import load_config
-from guerdon.envs.robot_vector import control_mode, robot_config
-from guerdon.errors import ConfigError
+from guerdon.core.errors import ConfigError
+from guerdon.envs.robot.vector import control_mode, robot_config
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples" / "embodiment" / "config"

@@ -16,19 +16,19 @@ import pytest
 import torch
 from PIL import Image
 
-from guerdon.cli import main
+from guerdon.cli.main import main
+from guerdon.cli.teleop import teleop
+from guerdon.cli.teleop_page import LiveView, Shown, ViewServer
 from guerdon.config import load_config
 from guerdon.config.schema_robot import RobotSimConfig
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.data.formats.realworld_pkl import read_recorded
+from guerdon.data.store import EpisodeStore
 from guerdon.envs.robot import ScriptedOperator
 from guerdon.envs.robot.sim.server import SimServer
-from guerdon.errors import ConfigError, DataError
-from guerdon.run.demonstrations import _until_success
-from guerdon.run.embodied import EmbodiedRunner
-from guerdon.run.teleop import teleop
-from guerdon.run.teleop_page import LiveView, Shown, ViewServer
-from guerdon.serve.manager import RewardManager
-from guerdon.store import EpisodeStore
-from guerdon.store.formats.realworld_pkl import read_recorded
+from guerdon.rewards.image.manager import RewardManager
+from guerdon.training.demonstrations import _until_success
+from guerdon.training.trainer import EmbodiedRunner
 from guerdon.web import TOKEN_HEADER
 from tests.robot.conftest import HOLD, SCALE, SIZE, section
 
@@ -279,7 +279,7 @@ def test_the_page_shows_the_verdict_and_saves_wrong_calls_for_the_next_fit(
             return keys
 
     monkeypatch.setattr(ViewServer, "__init__", noted)
-    monkeypatch.setattr("guerdon.run.teleop.make_operator", lambda cfg, config, seed: Driver(config, seed=1))
+    monkeypatch.setattr("guerdon.cli.teleop.make_operator", lambda cfg, config, seed: Driver(config, seed=1))
     checkpoint = fitted / "reward" / "checkpoints" / "best_model"
     model = load_config(None, [f"reward.model.checkpoint_path={checkpoint}"]).reward
     cfg = section(robot, success_hold_steps=100, axes=["x", "y", "z", "rz"])

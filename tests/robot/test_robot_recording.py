@@ -6,15 +6,16 @@ import shutil
 import numpy as np
 import pytest
 
-from guerdon.collect.robot import RobotCollector, collect_robot
+from guerdon.agents.networks import ObsSpec
+from guerdon.agents.recorded import open_demonstrations
 from guerdon.config import CollectConfig
-from guerdon.datasets.cleaning import process
-from guerdon.errors import ConfigError, DataError, RobotError
-from guerdon.learn.networks import ObsSpec
-from guerdon.learn.recorded import open_demonstrations
-from guerdon.store import EpisodeStore, inspect
-from guerdon.store.formats.realworld_pkl import Recorded, RecordingWriter, read_recorded
-from guerdon.types import control_mode_of
+from guerdon.core.errors import ConfigError, DataError, RobotError
+from guerdon.core.types import control_mode_of
+from guerdon.data.collect.robot import RobotCollector, collect_robot
+from guerdon.data.datasets.cleaning import process
+from guerdon.data.formats.realworld_pkl import Recorded, RecordingWriter, read_recorded
+from guerdon.data.store import EpisodeStore
+from guerdon.data.summary import inspect
 from tests.robot.conftest import HOLD, SIZE, section
 
 

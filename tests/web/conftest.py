@@ -7,10 +7,10 @@ import socket
 import numpy as np
 import pytest
 
+from guerdon.cli.teleop_page import LiveView, Shown, ViewServer
 from guerdon.config.schema_robot import TARGET_POSE, RobotSimConfig
 from guerdon.envs.robot.poses import pose7
 from guerdon.envs.robot.sim.server import SimServer
-from guerdon.run.teleop_page import LiveView, Shown, ViewServer
 
 POSE = pose7(TARGET_POSE).tolist()
 ANSWER_SECONDS = 60.0

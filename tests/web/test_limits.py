@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from guerdon.run.teleop_page import Shown
+from guerdon.cli.teleop_page import Shown
 from guerdon.web import TOKEN_HEADER, Answer, WebServer
 from tests.web.conftest import ANSWER_SECONDS, answers, connect, is_error, pose_body, read_answer, send
 

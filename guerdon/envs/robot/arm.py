@@ -9,11 +9,11 @@ from typing import TypeVar
 import numpy as np
 
 from guerdon.config.schema_robot import RobotEnvConfig
+from guerdon.core.errors import EmergencyStopError, RobotError
 from guerdon.envs.robot.clock import Clock
 from guerdon.envs.robot.driver import Driver, RobotState
 from guerdon.envs.robot.poses import Vector, between, rotation_between
 from guerdon.envs.robot.safety import ForceLimits, SafetyBox, StepLimit
-from guerdon.errors import EmergencyStopError, RobotError
 
 log = logging.getLogger("guerdon")
 

@@ -14,10 +14,10 @@ import numpy as np
 from PIL import Image
 
 from guerdon.config.schema_robot import CameraConfig, RobotEnvConfig
+from guerdon.core.errors import RobotError, StaleFrameError
+from guerdon.core.types import UInt8Array
 from guerdon.envs.robot.clock import Clock
 from guerdon.envs.robot.sources import PictureSource, make_source
-from guerdon.errors import RobotError, StaleFrameError
-from guerdon.types import UInt8Array
 
 log = logging.getLogger("guerdon")
 

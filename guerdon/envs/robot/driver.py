@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from guerdon.core.errors import RobotError
 from guerdon.envs.robot.poses import Vector, pose_fault
-from guerdon.errors import RobotError
 
 _SHAPES: dict[str, tuple[int, ...]] = {
     "pose": (7,), "vel": (6,), "force": (3,), "torque": (3,), "q": (7,), "dq": (7,), "jacobian": (6, 7),

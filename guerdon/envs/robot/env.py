@@ -36,6 +36,8 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from guerdon.config.schema_robot import AXES, RobotEnvConfig
+from guerdon.core.errors import ConfigError, DataError, EmergencyStopError, StaleFrameError
+from guerdon.core.types import FloatArray
 from guerdon.envs.robot.arm import GuardedArm
 from guerdon.envs.robot.cameras import Camera, Frame, make_cameras
 from guerdon.envs.robot.clock import Clock, Ticker, Timing
@@ -44,8 +46,6 @@ from guerdon.envs.robot.leaving import end_like_ctrl_c
 from guerdon.envs.robot.poses import Vector, multiply, pose6, pose7, quat_from_euler, wrap
 from guerdon.envs.robot.serl_http import SerlHttpDriver
 from guerdon.envs.robot.teleop import FAILURE_KEY, STOP_KEY, SUCCESS_KEY, Operator
-from guerdon.errors import ConfigError, DataError, EmergencyStopError, StaleFrameError
-from guerdon.types import FloatArray
 
 log = logging.getLogger("guerdon")
 

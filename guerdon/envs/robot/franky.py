@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from guerdon.core.errors import RobotError, RobotUnreachableError
 from guerdon.envs.robot.driver import RobotState
 from guerdon.envs.robot.poses import Vector
-from guerdon.errors import RobotError, RobotUnreachableError
 
 log = logging.getLogger("guerdon")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from guerdon.config.schema_robot import RobotEnvConfig, outside_box
+from guerdon.core.errors import EmergencyStopError
 from guerdon.envs.robot.driver import RobotState
 from guerdon.envs.robot.poses import Vector, between, pose6, pose7, pose_fault, rotation_between, wrap
-from guerdon.errors import EmergencyStopError
 
 _INSET = 1e-6
 """Commands stay so far inside the box that the way to the robot and back cannot round them out of it."""

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from guerdon.core.errors import ConfigError, RobotError, RobotUnreachableError
 from guerdon.envs.robot.driver import RobotState
 from guerdon.envs.robot.poses import Vector
-from guerdon.errors import ConfigError, RobotError, RobotUnreachableError
 
 log = logging.getLogger("guerdon")
 

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from guerdon.config.schema_robot import CameraConfig, RobotEnvConfig
+from guerdon.core.errors import ConfigError, RobotError
+from guerdon.core.types import UInt8Array
 from guerdon.envs.robot.serl_http import HttpConnection
-from guerdon.errors import ConfigError, RobotError
-from guerdon.types import UInt8Array
 
 
 class PictureSource(Protocol):

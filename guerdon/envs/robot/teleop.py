@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from guerdon.config.schema_robot import AXES, RobotEnvConfig
+from guerdon.core.errors import RobotError
+from guerdon.core.types import FloatArray
 from guerdon.envs.robot.driver import RobotState
-from guerdon.errors import RobotError
-from guerdon.types import FloatArray
 
 log = logging.getLogger("guerdon")
 

@@ -8,9 +8,9 @@ import pytest
 
 from guerdon.config.build import build
 from guerdon.config.schema_robot import CameraConfig, RobotEnvConfig, RobotSimConfig
+from guerdon.core.errors import ConfigError, RobotError, RobotUnreachableError
 from guerdon.envs.robot import RobotEnv, SpaceMouseOperator
 from guerdon.envs.robot.sim.server import SimServer
-from guerdon.errors import ConfigError, RobotError, RobotUnreachableError
 from tests.envs.robot.conftest import SCALE, settings
 
 FRONT = CameraConfig(name="front_camera")

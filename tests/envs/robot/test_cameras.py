@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from guerdon.config.schema_robot import CameraConfig
+from guerdon.core.errors import RobotError, StaleFrameError
 from guerdon.envs.robot.cameras import Camera
 from guerdon.envs.robot.clock import Clock
 from guerdon.envs.robot.sources import OpenCvSource, RealSenseSource
-from guerdon.errors import RobotError, StaleFrameError
 from tests.envs.robot.conftest import wait_for
 
 

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from guerdon.core.errors import ConfigError, DataError
 from guerdon.envs.robot import ScriptedOperator
 from guerdon.envs.robot.clock import Clock, Ticker
 from guerdon.envs.robot.env import STATE_NAMES
 from guerdon.envs.robot.poses import pose6
-from guerdon.errors import ConfigError, DataError
 
 NOTHING = np.zeros(6, np.float32)
 

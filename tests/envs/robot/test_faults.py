@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from guerdon.core.errors import RobotError
 from guerdon.envs.robot import ScriptedOperator
-from guerdon.errors import RobotError
 from tests.envs.robot.test_env import NOTHING, play
 
 FAULTS = {

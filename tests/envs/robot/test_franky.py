@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from guerdon.config.schema_robot import CameraConfig, RobotEnvConfig
+from guerdon.core.errors import RobotError, RobotUnreachableError
 from guerdon.envs.robot import RobotEnv, ScriptedOperator
 from guerdon.envs.robot.cameras import Camera
 from guerdon.envs.robot.clock import Clock
 from guerdon.envs.robot.franky import REST_JOINTS, FrankyDriver
 from guerdon.envs.robot.poses import pose6
-from guerdon.errors import RobotError, RobotUnreachableError
 from tests.envs.robot.test_cameras import Stream
 
 pytestmark = pytest.mark.realtime

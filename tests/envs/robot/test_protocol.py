@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from guerdon.config.schema_robot import TARGET_POSE
+from guerdon.core.errors import RobotError, RobotUnreachableError
 from guerdon.envs.robot.driver import RobotState
 from guerdon.envs.robot.poses import pose7
 from guerdon.envs.robot.serl_http import SerlHttpDriver
-from guerdon.errors import RobotError, RobotUnreachableError
 from tests.envs.robot.conftest import wait_for
 
 

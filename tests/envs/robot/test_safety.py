@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guerdon.config.schema_robot import TARGET_POSE, RobotEnvConfig, outside_box
+from guerdon.core.errors import EmergencyStopError, RobotError
 from guerdon.envs.robot.poses import pose6, pose7
 from guerdon.envs.robot.safety import SafetyBox
-from guerdon.errors import EmergencyStopError, RobotError
 from tests.envs.robot.conftest import SCALE
 
 CONFIG = RobotEnvConfig(url="http://127.0.0.1:1")

@@ -8,11 +8,11 @@ import urllib.request
 
 import pytest
 
-from guerdon.cli import main
+from guerdon.cli.main import main
 from guerdon.config.schema_robot import RobotEnvConfig
 from guerdon.envs.robot import RobotEnv
 
-RUN = [sys.executable, "-c", "from guerdon.cli import command; command()", "robot-sim"]
+RUN = [sys.executable, "-c", "from guerdon.cli.main import command; command()", "robot-sim"]
 
 
 def test_it_serves_until_ctrl_c():

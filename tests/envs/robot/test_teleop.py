@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from guerdon.config.schema_robot import RobotEnvConfig
+from guerdon.core.errors import EmergencyStopError, RobotError
 from guerdon.envs.robot import KeyboardOperator, ScriptedOperator, SpaceMouseOperator
-from guerdon.errors import EmergencyStopError, RobotError
 from tests.envs.robot.conftest import wait_for
 from tests.envs.robot.test_env import NOTHING, play
 

@@ -13,12 +13,12 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 
 from guerdon.config.schema_robot import TARGET_POSE, RobotEnvConfig, outside_box
+from guerdon.core.errors import ConfigError, RobotError
 from guerdon.envs.robot import RobotEnv
 from guerdon.envs.robot import franky as franky_driver
 from guerdon.envs.robot.poses import multiply, pose6, pose7, quat_from_euler, rotation_between
 from guerdon.envs.robot.safety import SafetyBox, StepLimit
 from guerdon.envs.robot.serl_http import SerlHttpDriver
-from guerdon.errors import ConfigError, RobotError
 from tests.envs.robot.conftest import settings
 
 WIDE = {

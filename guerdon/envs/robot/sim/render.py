@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
+from guerdon.core.types import UInt8Array
 from guerdon.envs.robot.poses import Vector
 from guerdon.envs.robot.sim.physics import HOLE_RADIUS, PEG_LENGTH, PEG_RADIUS, PegArm
-from guerdon.types import UInt8Array
 
 CAMERAS = ("front_camera", "wrist_camera")
 NOISE = 2.0

@@ -28,9 +28,9 @@ from typing import Any, TypeAlias
 from PIL import Image
 
 from guerdon.config.schema_robot import RobotSimConfig
+from guerdon.core.errors import DataError
 from guerdon.envs.robot.sim.render import CAMERAS
 from guerdon.envs.robot.sim.world import SimWorld
-from guerdon.errors import DataError
 from guerdon.web import Answer, HttpError, Request, WebServer, is_loopback
 
 log = logging.getLogger("guerdon")

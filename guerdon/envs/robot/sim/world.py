@@ -12,11 +12,11 @@ import numpy as np
 
 from guerdon.config.build import build
 from guerdon.config.schema_robot import FaultsConfig, RobotSimConfig, outside_box
+from guerdon.core.errors import DataError
+from guerdon.core.types import UInt8Array
 from guerdon.envs.robot.poses import Vector, pose6, pose_fault
 from guerdon.envs.robot.sim.physics import TIME_STEP, PegArm
 from guerdon.envs.robot.sim.render import CAMERAS, draw
-from guerdon.errors import DataError
-from guerdon.types import UInt8Array
 
 _SETTLED = 200
 """Time steps without a command after which the arm has come to rest, however long nobody asked."""

@@ -1,0 +1,179 @@
+"""Deep Q-learning (Mnih et al., 2015) with double targets (van Hasselt et al., 2016) and n-step returns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from guerdon.agents.batches import TrainBatch
+from guerdon.agents.flat import BatchedMLP, FlatAdam
+from guerdon.agents.networks import ObsEncoder, ObsSpec, to_obs
+from guerdon.config import DQNConfig, NetworkConfig
+from guerdon.core.errors import ConfigError, DataError
+
+
+class DQN:
+    """Learns the values of discrete actions; draws from a generator of its own only."""
+
+    def __init__(
+        self,
+        spec: ObsSpec,
+        action_space: gym.spaces.Discrete,
+        cfg: DQNConfig,
+        network: NetworkConfig,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Make the networks.
+
+        Args:
+            spec: what an observation holds.
+            action_space: of a single environment.
+            cfg: the `learner.dqn` section.
+            network: widths of the network.
+            seed: of the initial weights and of random actions.
+            device: where the networks are.
+        """
+        if not isinstance(action_space, gym.spaces.Discrete):
+            raise ConfigError(f"DQN takes discrete actions, not {action_space}")
+        self.cfg, self.device = cfg, torch.device(device)
+        self.num_actions, self._start = int(action_space.n), int(action_space.start)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.encoder = ObsEncoder(spec, network).to(self.device)
+            size = self.encoder.num_features
+            self.values = BatchedMLP(1, size, self.num_actions, network, device=self.device)
+        self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
+        self.target_values = self.values.twin(share_arrays=True)
+        self._adam = FlatAdam(self.values.flat, self.values.gradient, cfg.lr)
+        self._encoder_adam = (
+            torch.optim.Adam(self.encoder.parameters(), lr=cfg.lr, fused=True) if spec.images else None
+        )
+        self._rng = np.random.default_rng(seed)
+        self.num_updates = 0
+
+    def epsilon(self, progress: float) -> float:
+        """Share of random actions when `progress` (0 to 1) of the run is over; falls in a straight line."""
+        cfg = self.cfg
+        done = min(progress / cfg.epsilon_fraction, 1.0) if cfg.epsilon_fraction else 1.0
+        return cfg.epsilon_start + done * (cfg.epsilon_end - cfg.epsilon_start)
+
+    @torch.no_grad()
+    def act(self, obs: Any, deterministic: bool = False, *, progress: float = 1.0) -> NDArray[np.int64]:
+        """Actions for a batch of observations as the environments give them: int64 [N].
+
+        Args:
+            obs: states or a mapping, [N, ...].
+            deterministic: the best action always; otherwise a random one at times.
+            progress: how much of the run is over, 0 to 1; decides how often.
+        """
+        parts = to_obs(obs, self.device)
+        count = len(next(iter(parts.values())))
+        if deterministic:
+            return self._best(parts)
+        at_random = self._rng.random(count) < self.epsilon(progress)
+        drawn = self._rng.integers(self.num_actions, size=count) + self._start
+        if at_random.all():
+            return drawn
+        return np.where(at_random, drawn, self._best(parts))
+
+    def _best(self, parts: Mapping[str, Tensor]) -> NDArray[np.int64]:
+        best: NDArray[np.int64] = self.values(self.encoder(parts))[0].argmax(1).cpu().numpy()
+        return best + self._start
+
+    @torch.no_grad()
+    def targets(self, batch: TrainBatch) -> Tensor:
+        """What the values regress on, float32 [B]."""
+        held = self.target_values(self.target_encoder(batch.next_obs))[0]
+        if self.cfg.double:
+            best = self.values(self.encoder(batch.next_obs))[0].argmax(1, keepdim=True)
+            value = held.gather(1, best).squeeze(1)
+        else:
+            value = held.amax(1)
+        return torch.addcmul(batch.training_rewards, batch.not_terminated * batch.discount, value)
+
+    def update(self, batch: TrainBatch, prior_rows: int = 0) -> dict[str, float]:
+        """One step on the Huber loss, and a copy to the target network when it is due.
+
+        Args:
+            batch: on which to learn.
+            prior_rows: how many of its first rows are demonstrations; they are learned from like the others.
+        """
+        if not 0 <= prior_rows <= len(batch):
+            raise DataError(f"{prior_rows} demonstrations in a batch of {len(batch)}")
+        if self.device.type != "cpu":
+            batch = batch.to(self.device)
+        targets = self.targets(batch)
+        with torch.set_grad_enabled(self._encoder_adam is not None):
+            features = self.encoder(batch.obs)
+        outputs, trace = self.values.forward(features.detach())
+        chosen = (batch.actions - self._start).unsqueeze(1)
+        values = outputs[0].gather(1, chosen).squeeze(1)
+        errors = values - targets
+        clipped = errors.clamp(-1.0, 1.0)  # the gradient of the Huber loss
+        gradient = torch.zeros_like(outputs[0]).scatter_(1, chosen, (clipped / len(batch)).unsqueeze(1))
+        slopes = self.values.backward(
+            trace, gradient.unsqueeze(0), inputs=slice(None) if self._encoder_adam is not None else None
+        )
+        self._adam.step()
+        if self._encoder_adam is not None:
+            self._encoder_adam.zero_grad()
+            features.backward(slopes)
+            self._encoder_adam.step()
+        self.num_updates += 1
+        if self.num_updates % self.cfg.target_interval == 0:
+            self.target_values.flat.copy_(self.values.flat)
+            self.target_encoder.load_state_dict(self.encoder.state_dict())
+        loss = (clipped * (errors - 0.5 * clipped)).mean().item()
+        return {"loss": loss, "value": values.mean().item()}
+
+    def policy_state(self) -> dict[str, Any]:
+        """What a copy needs to act as this one would now, as arrays of their own; no target network."""
+        encoder = {
+            name: part.detach().cpu().numpy().copy() for name, part in self.encoder.state_dict().items()
+        }
+        return {"values": self.values.flat.cpu().numpy().copy(), "encoder": encoder}
+
+    def load_policy(self, state: Mapping[str, Any]) -> None:
+        """Act as the learner did when `policy_state` was taken; random actions stay this one's own."""
+        self.values.flat.copy_(torch.tensor(state["values"]))
+        self.encoder.load_state_dict({name: torch.tensor(part) for name, part in state["encoder"].items()})
+
+    def seed_acting(self, seed: int) -> None:
+        """Begin a new sequence of random actions."""
+        self._rng = np.random.default_rng(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later updates and actions depend on, as a copy."""
+        state: dict[str, Any] = {name: part.state_dict() for name, part in self._stateful().items()}
+        state |= {"values": self.values.flat, "target_values": self.target_values.flat}
+        state |= {"rng": self._rng.bit_generator.state, "num_updates": self.num_updates}
+        return copy.deepcopy(state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: the same actions and updates follow."""
+        state = copy.deepcopy(dict(state))
+        wanted = {*self._stateful(), "values", "target_values", "rng", "num_updates"}
+        if state.keys() != wanted:
+            raise DataError(f"a state of DQN has {sorted(wanted)}, not {sorted(state)}")
+        if state["values"].shape != self.values.flat.shape:
+            raise DataError("the saved network of DQN is of another size than the settings ask for")
+        self.values.flat.copy_(state["values"])
+        self.target_values.flat.copy_(state["target_values"])
+        for name, part in self._stateful().items():
+            part.load_state_dict(state[name])
+        self._rng.bit_generator.state = state["rng"]
+        self.num_updates = int(state["num_updates"])
+
+    def _stateful(self) -> dict[str, Any]:
+        parts: dict[str, Any] = {"encoder": self.encoder, "target_encoder": self.target_encoder}
+        parts |= {"adam": self._adam, "encoder_adam": self._encoder_adam}
+        return {name: part for name, part in parts.items() if part is not None}

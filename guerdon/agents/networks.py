@@ -1,0 +1,151 @@
+"""Networks of the learners: observations in, features out, and multilayer perceptrons on top.
+
+An observation is a batch of state vectors, or a mapping with `state` (optional) and images of cameras, as the
+environments give them. Inside the learners it is always a mapping of tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from guerdon.config import NetworkConfig
+from guerdon.core.errors import ConfigError
+
+Obs: TypeAlias = dict[str, Tensor]
+"""`state` -> float32 [N, S], camera -> uint8 [N, H, W, C]."""
+STATE = "state"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObsSpec:
+    """What an observation holds."""
+
+    state_size: int
+    """S; 0 without state vectors."""
+    images: tuple[tuple[str, tuple[int, int, int]], ...] = ()
+    """(camera, (H, W, C)) of each image."""
+
+    @classmethod
+    def of(cls, space: gym.Space[Any]) -> ObsSpec:
+        """From the observation space of a single environment."""
+        if isinstance(space, gym.spaces.Box) and len(space.shape) == 1:
+            return cls(state_size=space.shape[0])
+        if not isinstance(space, gym.spaces.Dict):
+            raise ConfigError(f"the learners take state vectors and images of cameras, not {space}")
+        size, images = 0, []
+        for name, part in space.spaces.items():
+            if isinstance(part, gym.spaces.Box) and len(part.shape) == 1 and name == STATE:
+                size = part.shape[0]
+            elif isinstance(part, gym.spaces.Box) and len(part.shape) == 3 and part.dtype == np.uint8:
+                images.append((name, (part.shape[0], part.shape[1], part.shape[2])))
+            else:
+                raise ConfigError(f"the learners do not know what to do with the observation {name}: {part}")
+        return cls(state_size=size, images=tuple(images))
+
+
+def to_obs(observation: Any, device: torch.device | str = "cpu") -> Obs:
+    """An environment's batch of observations as tensors; arrays that are float32 or uint8 are not copied."""
+    parts = observation if isinstance(observation, Mapping) else {STATE: observation}
+    tensors: Obs = {}
+    for name, part in parts.items():
+        array = np.asarray(part)
+        wanted = np.uint8 if array.dtype == np.uint8 and array.ndim > 2 else np.float32
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(array, wanted)).to(device)
+    return tensors
+
+
+def num_rows(obs: Mapping[str, Tensor]) -> int:
+    """N."""
+    return len(next(iter(obs.values())))
+
+
+def shift_images(images: Tensor, moves: Tensor) -> Tensor:
+    """Move each image: [N, H, W, C], int64 [N, 2, 1] (down, right) -> [N, H, W, C].
+
+    Repeating the border is the same as holding the index of a pixel within the image.
+    """
+    count, height, width, channels = images.shape
+    rows = (torch.arange(height, device=images.device) - moves[:, 0]).clamp_(0, height - 1)
+    columns = (torch.arange(width, device=images.device) - moves[:, 1]).clamp_(0, width - 1)
+    first = torch.arange(count, device=images.device)[:, None] * height
+    pixels = ((first + rows) * width)[:, :, None] + columns[:, None, :]
+    return images.reshape(-1, channels).index_select(0, pixels.reshape(-1)).view(images.shape)
+
+
+_CHANNELS = (32, 64, 64)
+
+
+class ObsEncoder(nn.Module):
+    """Features of an observation: the state as it is, beside what a small CNN sees in the images."""
+
+    def __init__(self, spec: ObsSpec, cfg: NetworkConfig) -> None:
+        super().__init__()
+        self.spec = spec
+        self.num_features = spec.state_size + (cfg.image_features if spec.images else 0)
+        self.cnn = _cnn(spec.images, cfg.image_features) if spec.images else None
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """-> float32 [N, num_features]."""
+        parts = [obs[STATE]] if self.spec.state_size else []
+        if self.cnn is not None:
+            stacked = torch.cat([obs[name] for name, _ in self.spec.images], dim=-1)
+            parts.append(self.cnn(stacked.permute(0, 3, 1, 2).float().div_(255.0).sub_(0.5)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def _cnn(images: Sequence[tuple[str, tuple[int, int, int]]], num_features: int) -> nn.Sequential:
+    """Convolutions with stride 2 down to about 4x4, for images of one size."""
+    height, width = images[0][1][:2]
+    if any(shape[:2] != (height, width) for _, shape in images):
+        raise ConfigError(f"all cameras of an observation must have one image size, not {dict(images)}")
+    channels, layers = sum(shape[2] for _, shape in images), list[nn.Module]()
+    for stride, out in zip(_strides(height, width), _CHANNELS, strict=True):
+        layers += [nn.Conv2d(channels, out, stride + 2, stride, padding=1), nn.ReLU()]
+        channels = out
+    body = nn.Sequential(*layers, nn.Flatten())
+    size = cnn_output_size(images)
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            _orthogonal(layer, math.sqrt(2))
+    return nn.Sequential(
+        body, _orthogonal(nn.Linear(size, num_features), math.sqrt(2)), nn.LayerNorm(num_features), nn.Tanh()
+    )
+
+
+def _strides(height: int, width: int) -> tuple[int, int, int]:
+    """Large images are reduced at once: most time goes there."""
+    return (4 if min(height, width) >= 48 else 2, 2, 2)
+
+
+def cnn_output_size(images: Sequence[tuple[str, tuple[int, int, int]]]) -> int:
+    """Numbers that the convolutions make of images of one size."""
+    height, width = images[0][1][:2]
+    for stride in _strides(height, width):  # kernels are larger than the stride by 2, padding is 1
+        height, width = height // stride, width // stride
+    return _CHANNELS[-1] * height * width
+
+
+def mlp(size_in: int, size_out: int, cfg: NetworkConfig, *, out_gain: float = 1.0) -> nn.Sequential:
+    """Hidden layers and a linear output, with orthogonal weights."""
+    activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[cfg.activation]
+    layers: list[nn.Module] = []
+    for width in cfg.hidden:
+        layers.append(_orthogonal(nn.Linear(size_in, width), math.sqrt(2)))
+        layers += [nn.LayerNorm(width)] * cfg.layer_norm + [activation()]
+        size_in = width
+    return nn.Sequential(*layers, _orthogonal(nn.Linear(size_in, size_out), out_gain))
+
+
+def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Linear | nn.Conv2d:
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer

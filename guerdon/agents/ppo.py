@@ -1,0 +1,319 @@
+"""Proximal policy optimisation (Schulman et al., 2017) with clipped ratios.
+
+The learner sees `Rollout.training_rewards` alone. Everything random comes from a generator of its own, which
+is saved with the rest: a run that is saved, loaded and continued gives the same numbers to the digit.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from guerdon.agents.advantages import gae
+from guerdon.agents.flat import FlatAdam
+from guerdon.agents.networks import Obs, ObsSpec, to_obs
+from guerdon.agents.policies import ActorCritic, Share
+from guerdon.agents.rollout import Rollout
+from guerdon.config import NetworkConfig, PPOConfig
+from guerdon.core.errors import DataError
+
+ACTIONS, LOG_PROBS, ADVANTAGES, RETURNS = "/actions", "/log_probs", "/advantages", "/returns"
+REFERENCE = "/reference"
+"""Keys of a minibatch, beside those of the observation; no camera is called so."""
+EPSILON = 1e-5
+"""Of Adam."""
+
+
+class PPO:
+    """Policy, value function and their optimiser."""
+
+    def __init__(
+        self,
+        spec: ObsSpec,
+        action_space: gym.Space[Any],
+        cfg: PPOConfig,
+        network: NetworkConfig,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Make the networks.
+
+        Args:
+            spec: what an observation holds.
+            action_space: of a single environment.
+            cfg: the `learner.ppo` section.
+            network: the `learner.network` section.
+            seed: decides the first weights, the actions drawn and the order of the minibatches.
+            device: where the networks are.
+        """
+        self.cfg, self.device = cfg, torch.device(device)
+        with torch.random.fork_rng(devices=[]):  # the weights are drawn from the global generator
+            torch.manual_seed(seed)
+            actor = ActorCritic(
+                spec,
+                action_space,
+                network,
+                initial_log_std=cfg.initial_log_std,
+                normalize_obs=cfg.normalize_obs,
+            )
+        self.actor = actor.to(self.device)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._optimizer = _FlatWeights(list(self.actor.parameters()), cfg.lr)
+
+        self.reference: ActorCritic | None = None
+
+    def keep_reference(self) -> None:
+        """Remember the policy as it is: with `cfg.reference_coef` updates are pulled back to it."""
+        if self.cfg.reference_coef > 0.0:
+            self.reference = copy.deepcopy(self.actor).requires_grad_(False)
+
+    # Acting
+
+    @torch.inference_mode()
+    def step(
+        self, obs: Any, share: Share | None = None, generator: torch.Generator | None = None
+    ) -> tuple[NDArray[Any], Tensor, Tensor, Tensor]:
+        """Draw actions for N observations.
+
+        Args:
+            obs: of N environments.
+            share: which rows of a larger batch they are; None: they are the whole of it.
+            generator: what to draw from; None: the learner's own.
+
+        Returns:
+            Actions as the environments take them; actions as drawn, their log-probabilities [N] and the
+            values of the observations [N], as inference tensors: autograd needs copies of them.
+        """
+        heads, values = self.actor.forward(self._prepare(obs))
+        source = self._generator if generator is None else generator
+        actions, log_probs = self.actor.distribution.sample(heads, source, share)
+        return self.actor.distribution.to_env(actions), actions, log_probs, values
+
+    @torch.inference_mode()
+    def act(self, obs: Any, deterministic: bool = True) -> NDArray[Any]:
+        """Actions for N environments: the most likely ones, or drawn."""
+        heads, distribution = self.actor.heads(self._prepare(obs)), self.actor.distribution
+        if deterministic:
+            return distribution.to_env(distribution.mode(heads))
+        return distribution.to_env(distribution.sample(heads, self._generator)[0])
+
+    @torch.no_grad()
+    def log_probs(self, obs: Any, actions: Tensor) -> Tensor:
+        """How likely actions are in N observations, float32 [N]."""
+        heads = self.actor.heads(self._prepare(obs))
+        return self.actor.distribution.evaluate(heads, actions.to(self.device))[0]
+
+    @torch.no_grad()
+    def values(self, obs: Any) -> Tensor:
+        """float32 [N]."""
+        return self.actor.values(self._prepare(obs))
+
+    def _prepare(self, obs: Any) -> Obs:
+        is_obs = isinstance(obs, dict) and all(isinstance(part, Tensor) for part in obs.values())
+        parts = obs if is_obs else to_obs(obs)
+        if self.device.type != "cpu":
+            parts = {name: part.to(self.device) for name, part in parts.items()}
+        return self.actor.prepare(parts)
+
+    # Learning
+
+    def advantages(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Advantages and returns from the rollout's training rewards, float32 [T, N] each."""
+        return gae(
+            rollout.training_rewards,
+            rollout.values,
+            rollout.terminated,
+            rollout.truncated,
+            rollout.final_values,
+            rollout.last_values,
+            self.cfg.gamma,
+            self.cfg.gae_lambda,
+        )
+
+    def update(self, rollout: Rollout, progress: float = 0.0) -> dict[str, float]:
+        """Learn from a rollout.
+
+        Args:
+            rollout: of this policy as it is.
+            progress: share of the run that is over, 0 to 1; for `cfg.anneal_lr`.
+
+        Returns:
+            `policy_loss`, `value_loss`, `entropy`, `approx_kl` and `clip_fraction`, means over all gradient
+            steps; `explained_variance` of the returns by the values, unless they do not vary; `lr`.
+        """
+        cfg = self.cfg
+        advantages, returns = self.advantages(rollout)
+        lr = cfg.lr * (1.0 - min(max(progress, 0.0), 1.0)) if cfg.anneal_lr else cfg.lr
+        batch = self._flat(rollout, advantages, returns)
+        notes: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        for rows in self._minibatches(rollout.num_transitions):
+            note = self._gradient_step({k: v.index_select(0, rows) for k, v in batch.items()}, lr)
+            if note is None:
+                break
+            notes.append(note)
+        self.actor.observe(
+            rollout.obs
+        )  # only now: the policy that was played had the statistics as they were
+        return {**self._statistics(notes), **_explained(rollout, returns), "lr": lr}
+
+    def _minibatches(self, count: int) -> Iterator[Tensor]:
+        """Row numbers [minibatch_size], in a new random order for each pass."""
+        for _ in range(self.cfg.update_epochs):
+            order = torch.randperm(count, generator=self._generator).to(self.device)
+            yield from torch.split(order, self.cfg.minibatch_size)
+
+    def _statistics(self, notes: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> dict[str, float]:
+        """Means over all that the gradient steps returned."""
+        if not notes:
+            raise DataError("the rollout is not of this policy: it is beyond target_kl before the first step")
+        gains, errors, log_ratios = (torch.cat(parts) for parts in list(zip(*notes, strict=True))[:3])
+        ratios = log_ratios.exp()
+        return {
+            "policy_loss": -float(gains.mean()),
+            "value_loss": float(errors.square().mean()),
+            "entropy": float(torch.stack([entropy for *_, entropy in notes]).mean()),
+            "approx_kl": float((ratios - 1.0 - log_ratios).mean()),
+            "clip_fraction": float(((ratios - 1.0).abs() > self.cfg.clip_range).float().mean()),
+        }
+
+    def _flat(self, rollout: Rollout, advantages: Tensor, returns: Tensor) -> Obs:
+        """All that minibatches are drawn from, [T * N, ...] each; images stay uint8."""
+        obs = {name: part.flatten(0, 1).to(self.device) for name, part in rollout.obs.items()}
+        rest = {
+            ACTIONS: rollout.actions,
+            LOG_PROBS: rollout.log_probs,
+            ADVANTAGES: advantages,
+            RETURNS: returns,
+        }
+        rest = {name: part.flatten(0, 1).to(self.device) for name, part in rest.items()}
+        if self.reference is not None:
+            with torch.no_grad():
+                rest[REFERENCE] = self.reference.heads(self.reference.prepare(obs))[0]
+        return {**self.actor.prepare(obs), **rest}
+
+    @torch.no_grad()
+    def _gradient_step(self, batch: Obs, lr: float) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """One step on a minibatch; the gradient of the loss is written out.
+
+        Returns:
+            Gains [n] (the terms of the clipped objective), errors of the values [n], log-ratios [n] and the
+            entropy []; None instead if the policy has moved too far already, and no step was made.
+        """
+        cfg, distribution = self.cfg, self.actor.distribution
+        trace = self.actor.trace(batch)
+        heads, values = trace.heads, trace.values
+        advantages, count = batch[ADVANTAGES], len(values)
+        if cfg.normalize_advantage and count > 1:
+            std, mean = torch.std_mean(advantages)
+            advantages = (advantages - mean) / (std + 1e-8)
+        log_probs, entropy = distribution.evaluate(heads, batch[ACTIONS])
+        log_ratio = log_probs - batch[LOG_PROBS]
+        ratio = log_ratio.exp()
+        if cfg.target_kl is not None and float((ratio - 1.0 - log_ratio).mean()) > cfg.target_kl:
+            return None
+        clipped = ratio.clamp(1.0 - cfg.clip_range, 1.0 + cfg.clip_range)
+        free_gain, clipped_gain = ratio * advantages, clipped * advantages
+        errors = values - batch[RETURNS]
+        # d ratio / d log_prob = ratio; where the clipped gain is the smaller one, nothing pulls
+        pull = free_gain.masked_fill(free_gain > clipped_gain, 0.0).div_(-count)
+        head_grads = distribution.gradients(heads, batch[ACTIONS], pull, -cfg.entropy_coef)
+        if REFERENCE in batch:
+            back = distribution.divergence_gradient(heads, batch[REFERENCE])
+            head_grads = (head_grads[0] + back * (cfg.reference_coef / count), *head_grads[1:])
+        value_grads = errors * (2.0 * cfg.value_coef / count)
+        self._optimizer.step(trace.gradients(head_grads, value_grads), lr, cfg.max_grad_norm)
+        return torch.minimum(free_gain, clipped_gain), errors, log_ratio, entropy
+
+    # Copies of the policy elsewhere
+
+    def policy_state(self) -> dict[str, Any]:
+        """What a copy of the policy needs to act as this one would, as arrays."""
+        weights = {name: part.detach().cpu().numpy() for name, part in self.actor.state_dict().items()}
+        return {"actor": weights, "generator": self.generator_state()}
+
+    def load_policy(self, state: Mapping[str, Any]) -> None:
+        """Act as the learner did when `policy_state` was taken."""
+        self.actor.load_state_dict({name: torch.tensor(part) for name, part in state["actor"].items()})
+        self.set_generator(state["generator"])
+
+    def generator_state(self) -> NDArray[Any]:
+        """Where the random numbers are, uint8."""
+        return self._generator.get_state().numpy()
+
+    def set_generator(self, state: NDArray[Any]) -> None:
+        """Go on drawing where another copy stopped."""
+        self._generator.set_state(torch.tensor(state))
+
+    # Saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of all that learning changes."""
+        return {
+            "actor": {name: part.clone() for name, part in self.actor.state_dict().items()},
+            "optimizer": self._optimizer.state_dict(),
+            "generator": self._generator.get_state(),
+            "reference": None if self.reference is None else self.reference.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        try:
+            self.actor.load_state_dict(state["actor"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._generator.set_state(state["generator"].cpu())
+            if state["reference"] is not None:
+                self.reference = copy.deepcopy(self.actor).requires_grad_(False)
+                self.reference.load_state_dict(state["reference"])
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise DataError(f"what was saved does not fit this learner: {reason}") from error
+
+
+class _FlatWeights:
+    """Parameters that are made views of one vector, with one Adam for it."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float) -> None:
+        self._weights = torch.cat([item.detach().reshape(-1) for item in parameters])
+        self._gradient = torch.zeros_like(self._weights)
+        parts = torch.split(self._weights, [item.numel() for item in parameters])
+        for item, part in zip(parameters, parts, strict=True):
+            item.data = part.view_as(item)
+        self._adam = FlatAdam(self._weights, self._gradient, lr, EPSILON)
+
+    def __getstate__(self) -> Any:
+        raise TypeError(
+            "a learner is copied by its state_dict: plain copies would part weights and optimiser"
+        )
+
+    @torch.no_grad()
+    def step(self, grads: Sequence[Tensor], lr: float, max_norm: float) -> None:
+        """Descend along the gradient, given in the order of the parameters and scaled down to `max_norm`."""
+        torch.cat([part.reshape(-1) for part in grads], out=self._gradient)
+        norm = torch.linalg.vector_norm(self._gradient)
+        self._gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self._adam.lr = lr
+        self._adam.step()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self._adam.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._adam.load_state_dict(state)
+
+
+def _explained(rollout: Rollout, returns: Tensor) -> dict[str, float]:
+    """1 if the values are the returns, 0 if they say nothing about them.
+
+    Nothing at all where the returns vary by no more than rounding: the share would be nan, or noise.
+    """
+    spread = float(returns.var(correction=0))
+    if spread <= 1e-12 * float((returns.square() + rollout.values.square()).mean()):
+        return {}
+    return {"explained_variance": 1.0 - float((returns - rollout.values).var(correction=0)) / spread}

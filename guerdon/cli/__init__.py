@@ -1,0 +1,1 @@
+"""The command `guerdon`: a file for each group of verbs."""

@@ -1,0 +1,168 @@
+"""`guerdon demo`: all three stages on the embedded environment, then the report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from guerdon.cli.judge import card
+from guerdon.config import GuerdonConfig, LearnerConfig, load_config
+from guerdon.core import strict_json
+from guerdon.core.atomic import write_atomic
+from guerdon.core.errors import RunInterrupted
+from guerdon.core.types import display_path
+from guerdon.data.collect.run import collect
+from guerdon.data.datasets.audit import audit
+from guerdon.data.datasets.preview import write_preview
+from guerdon.data.summary import inspect
+from guerdon.fit import FitResult, fit_reward_model
+from guerdon.rewards.image.int8_file import int8_path
+from guerdon.training.attempts import collect_clone
+from guerdon.training.folders import held, new_run_folder
+from guerdon.training.trainer import EmbodiedRunner
+
+log = logging.getLogger("guerdon")
+
+Rows = list[tuple[str, str]]
+FIT_BRIEFLY = (
+    "fit.epochs=6",
+    "fit.data.num_samples_per_episode=18",  # many episodes teach more than many frames of a few
+    "fit.calibration.target_false_positive_rate=0.002",
+)
+BLIND = ("+env.train.init_params.reward=none",)
+"""The policy could not see the env's reward if it wanted to."""
+
+
+def run_demo(overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """Collect, fit and judge a reward model, train a policy on it; returns the summary and lines to print."""
+    started = time.perf_counter()
+    config = load_config("demo", overrides)
+    fit_config = load_config("train_reward", [*FIT_BRIEFLY, *overrides])
+    train_config = load_config("train", [*BLIND, *overrides])
+    root = Path(config.runner.output_dir) / config.runner.experiment_name
+    folder = new_run_folder(root)
+    try:
+        with held(folder):
+            stage1, rows = collect_for_demo(config, train_config.learner, folder)
+            stage2, more = _fit(fit_config, folder)
+            stage3, last = _train(train_config, folder)
+    except RunInterrupted as stopped:  # the demo's stages have no settings of their own to go on with
+        log.warning("%s keeps what there is; the demo begins anew every time", display_path(folder))
+        raise KeyboardInterrupt from stopped
+    seconds = round(time.perf_counter() - started, 2)
+    outcome = {"stage1": stage1, "stage2": stage2, "stage3": stage3, "seconds": seconds}
+    text = strict_json.dumps(outcome, indent=1).encode()
+    write_atomic(folder / "summary.json", lambda file: file.write(text))
+    rows += [*more, *last, ("summary", f"{display_path(folder / 'summary.json')}, {seconds:.0f} s")]
+    return {**outcome, "folder": str(folder)}, [f"{name:<18}{value}" for name, value in rows]
+
+
+def collect_for_demo(
+    config: GuerdonConfig, learner: LearnerConfig, folder: Path
+) -> tuple[dict[str, Any], Rows]:
+    """Stage 1: episodes of a noisy expert and of a policy that imitates it, and fresh ones to judge by."""
+    data, fresh = folder / "data", folder / "fresh"
+    section = replace(config.collect, save_dir=str(data))
+    result = collect(config.env.train, section, seed=config.seed)
+    good, bad = section.target_success // 2, section.target_failure // 2
+    attempts = replace(section, target_success=good, target_failure=bad, max_episodes=4 * (good + bad) + 1)
+    own = collect_clone(learner, replace(config.env.train, num_envs=64), attempts, data, seed=config.seed)
+    seconds = result.seconds + own.seconds
+    few = replace(
+        config.collect,
+        save_dir=str(fresh),
+        target_success=config.collect.target_success // 5,
+        target_failure=config.collect.target_failure // 5,
+    )
+    collect(config.env.train, few, seed=config.seed + 1)
+    summary, report = inspect(data), audit(data)
+    write_preview(data, folder / "preview.png")
+    errors = "; ".join(finding.message for finding in report.findings if finding.level == "error")
+    kinds = f"{summary.num_success_episodes} successes, {summary.num_failure_episodes} failures"
+    stage1 = {
+        "episodes_success": summary.num_success_episodes,
+        "episodes_failure": summary.num_failure_episodes,
+        "frames": summary.num_frames,
+        "audit_ok": report.ok,
+        "seconds": round(seconds, 2),
+    }
+    return stage1, [
+        ("stage 1: collect", f"{kinds}, {summary.num_frames} frames in {seconds:.0f} s"),
+        ("  audit", errors or "ok"),
+        ("  data", display_path(data)),
+        ("  picture", display_path(folder / "preview.png")),
+    ]
+
+
+def _fit(config: GuerdonConfig, folder: Path) -> tuple[dict[str, Any], Rows]:
+    """Stage 2: fit a reward model and judge it on episodes that it has never seen."""
+    fit = replace(config.fit, data=replace(config.fit.data, path=str(folder / "data")))
+    model = replace(config.reward.model, precision=_precision())
+    result: FitResult = fit_reward_model(model, fit, folder=folder / "reward", seed=config.seed)
+    verdict = card(folder / "fresh", result.checkpoint, folder / "card.html", precision="fp32")
+    metrics = verdict["metrics"]
+    stage2 = {
+        "val_auc": result.metrics["auc"],
+        "threshold": result.threshold.threshold,
+        "false_positive_rate": result.threshold.false_positive_rate,
+        "fresh_auc": metrics["auc"],
+        "fresh_true_positive_rate": metrics["true_positive_rate"],
+        "fresh_false_positive_rate": metrics["false_positive_rate"],
+        "seconds": round(result.seconds, 2),
+    }
+    fresh = f"{metrics['num_episodes']:.0f} fresh episodes: AUC {metrics['auc']:.4f}"
+    return stage2, [
+        ("stage 2: fit", f"AUC {result.metrics['auc']:.4f} on held-out episodes, {result.seconds:.0f} s"),
+        ("  threshold", f"{result.threshold.threshold:.3f}, {result.calibration.kind} calibration"),
+        ("  on", fresh),
+        ("  fires on", f"{metrics['true_positive_rate']:.1%} of success frames"),
+        ("  and on", f"{metrics['false_positive_rate']:.2%} of failure frames"),
+        ("  checkpoint", display_path(result.checkpoint)),
+        ("  reward card", display_path(folder / "card.html")),
+    ]
+
+
+def _precision() -> Literal["fp32", "int8"]:
+    """int8 where its packages are installed; it is several times faster and decides the same."""
+    if find_spec("onnx") is not None and find_spec("onnxruntime") is not None:
+        return "int8"
+    log.info("scoring in fp32: int8 needs pip install 'guerdon[serve]'")
+    return "fp32"
+
+
+def _train(config: GuerdonConfig, folder: Path) -> tuple[dict[str, Any], Rows]:
+    """Stage 3: imitate the collected successes, then train on the learned reward alone."""
+    checkpoint = folder / "reward" / "checkpoints" / "best_model"
+    precision: Literal["fp32", "int8"] = "int8" if int8_path(checkpoint).is_file() else "fp32"
+    model = replace(config.reward.model, checkpoint_path=str(checkpoint), precision=precision)
+    warm_start = replace(config.learner.warm_start, data=str(folder / "data"))
+    config = replace(
+        config,
+        env=replace(config.env, eval=replace(config.env.train, num_envs=config.env.eval.num_envs)),
+        reward=replace(config.reward, use_reward_model=True, model=model),
+        learner=replace(config.learner, warm_start=warm_start),
+    )
+    summary = EmbodiedRunner(config, folder).run()
+    stage3 = {
+        "success_rate": summary["success_rate"],
+        "success_at_end": summary["success_at_end"],
+        "episodes": summary["episodes"],
+        "env_steps": summary["env_steps"],
+        "seconds": summary["seconds"],
+        "reward": summary["reward"],
+        "alarms": summary["alarms"],
+    }
+    success = f"{summary['success_rate']:.1%} of {summary['episodes']} fresh episodes"
+    steps = f"{summary['env_steps']} steps in {summary['seconds']:.0f} s"
+    return stage3, [
+        ("stage 3: train", f"PPO on the learned reward alone, {steps}"),
+        ("  success", f"{success}, by the environment's own judgement"),
+        ("  alarms", ", ".join(summary["alarms"]) or "none"),
+        ("  policy", display_path(summary["checkpoint"])),
+        ("  report", display_path(folder / "report.html")),
+    ]

@@ -1,0 +1,65 @@
+"""Stage 3 as a command: train a policy, or measure a saved one."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from guerdon.config import GuerdonConfig
+from guerdon.core.types import display_path
+from guerdon.training.checkpoints import load_policy
+from guerdon.training.evaluation import evaluate
+from guerdon.training.folders import run_folder
+from guerdon.training.trainer import EmbodiedRunner
+
+log = logging.getLogger("guerdon")
+
+
+def train(config: GuerdonConfig) -> tuple[Path, dict[str, Any]]:
+    """Train as the config says; leaves metrics, checkpoints, videos and `report.html` in the run's folder."""
+    if config.fit.enabled:
+        log.warning(
+            "config: fit.enabled has no effect: `guerdon train` does not fit a reward model, run "
+            "`guerdon train-reward` first or set fit.only=true"
+        )
+    with run_folder(config) as folder:
+        return folder, EmbodiedRunner(config, folder).run()
+
+
+def train_lines(summary: dict[str, Any], folder: Path) -> list[str]:
+    """The outcome of a run for people."""
+    once, at_end = summary["success_once"], summary["success_at_end"]
+    success = "unknown: the environment does not tell it" if once is None else f"{once:.1%} of"
+    rows = [
+        ("reward", summary["reward"]),
+        ("success", success if once is None else f"{success} {summary['episodes']} fresh episodes"),
+        ("at the end", "unknown" if at_end is None else f"{at_end:.1%}"),
+        ("steps", f"{summary['env_steps']} in {summary['seconds']:.0f} s"),
+        ("alarms", ", ".join(summary["alarms"]) or "none"),
+        ("stopped", summary["stopped"] or "at the end"),
+        ("checkpoint", display_path(summary["checkpoint"])),
+        ("report", display_path(folder / "report.html")),
+    ]
+    return [f"{name:<13}{value}" for name, value in rows]
+
+
+def evaluate_checkpoint(
+    checkpoint: Path, episodes: int, seed: int, env_id: str | None = None
+) -> dict[str, Any]:
+    """Success of a saved policy on fresh episodes, measured by the environment.
+
+    Args:
+        checkpoint: of a run, or the run's folder.
+        episodes: how many.
+        seed: of the environments.
+        env_id: the environment to play in; None: the policy's own, unless a module is imported for it.
+    """
+    saved = load_policy(checkpoint)
+    env = saved.playable_env(env_id, f"name it: --env {saved.env.id}")
+    env = replace(env, num_envs=min(saved.env.num_envs, episodes))
+    result, _ = evaluate(
+        lambda obs: saved.learner.act(obs, deterministic=True), env, episodes=episodes, seed=seed
+    )
+    return {**asdict(result), "checkpoint": str(checkpoint), "step": saved.step}

@@ -1,0 +1,150 @@
+"""Stage 2 as a command: fit a reward model and leave everything about it in the run's folder."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from guerdon.config import GuerdonConfig, to_plain
+from guerdon.config.unused import log_without_effect
+from guerdon.core import strict_json
+from guerdon.core.atomic import write_atomic
+from guerdon.core.errors import RunInterrupted
+from guerdon.core.interrupts import Interrupts, also_ask
+from guerdon.core.types import display_path
+from guerdon.fit import FitResult
+from guerdon.fit.distributed import run_job, torchrun_team
+from guerdon.fit.fit import FitJob
+from guerdon.training.folders import run_folder
+
+STOP = ".stop"
+"""A file in a run's folder that asks the actors of a fit to save and stop."""
+
+
+def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:
+    """Fit as the config says; leaves config, metrics, checkpoints and `summary.json` in the run's folder."""
+    log_without_effect(config)
+    if config.engine == "ray":
+        with run_folder(config) as folder:
+            _write_config(config, folder)
+            result = _fit_on_ray(config, _job(config, folder.resolve()))
+            _write_summary(folder, result)
+            return folder, result
+    with torchrun_team(config.fit) as team, ExitStack() as stack:
+        folder = team.from_first(lambda: _write_config(config, stack.enter_context(run_folder(config))))
+        result = run_job(_job(config, folder), team)
+        if team.first:
+            _write_summary(folder, result)
+    return folder, result
+
+
+def _job(config: GuerdonConfig, folder: Path) -> FitJob:
+    resume = config.runner.resume_dir
+    return FitJob(
+        model=config.reward.model,
+        cfg=config.fit,
+        folder=folder,
+        seed=config.seed,
+        resume_dir=None if resume is None else Path(resume),
+        tensorboard="tensorboard" in config.runner.logger.backends,
+    )
+
+
+def _fit_on_ray(config: GuerdonConfig, job: FitJob) -> FitResult:
+    """Every process of the fit in an actor of its own; folder and data must be readable by all."""
+    from guerdon.distributed.launch import launch_ranks  # Ray is an extra
+
+    count = config.fit.distributed.num_processes
+    threads = max(1, torch.get_num_threads() // count)
+    stop = job.folder / STOP
+    stop.unlink(missing_ok=True)
+    try:
+        with Interrupts(tell=stop.touch) as interrupts, interrupts.deferred():
+            results = launch_ranks(_rank, count, _placeable(job), cluster=config.cluster, threads=threads)
+    finally:
+        stop.unlink(missing_ok=True)
+    first: FitResult | RunInterrupted = results[0]
+    if isinstance(first, RunInterrupted):
+        raise first
+    return first
+
+
+def _rank(job: FitJob) -> FitResult | RunInterrupted:
+    """One process of a fit on Ray; Ctrl-C reaches it through a file in the run's folder."""
+    also_ask((job.folder / STOP).exists)
+    try:
+        return run_job(job)
+    except RunInterrupted as stopped:  # a result like any other: Ray would end the actor
+        return stopped
+
+
+def _placeable(job: FitJob) -> FitJob:
+    """The same job with paths that mean the same in a process that was started elsewhere."""
+    data = job.cfg.data
+    cfg = replace(
+        job.cfg,
+        save_dir=_absolute(job.cfg.save_dir),
+        data=replace(
+            data,
+            path=_absolute(data.path),
+            positive_dir=_absolute(data.positive_dir),
+            negative_dir=_absolute(data.negative_dir),
+            debug_save_dir=_absolute(data.debug_save_dir),
+        ),
+    )
+    resume = None if job.resume_dir is None else job.resume_dir.resolve()
+    model = replace(job.model, pretrained_encoder_path=_absolute(job.model.pretrained_encoder_path))
+    return replace(job, cfg=cfg, resume_dir=resume, model=model)
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).resolve())
+
+
+def _write_summary(folder: Path, result: FitResult) -> None:
+    text = strict_json.dumps(fit_summary(result), indent=1).encode()
+    write_atomic(folder / "summary.json", lambda file: file.write(text))
+
+
+def _write_config(config: GuerdonConfig, folder: Path) -> Path:
+    """Leave `config.yaml` in the run's folder."""
+    text = OmegaConf.to_yaml(OmegaConf.create(to_plain(config))).encode()
+    write_atomic(folder / "config.yaml", lambda file: file.write(text))
+    return folder
+
+
+def fit_summary(result: FitResult) -> dict[str, Any]:
+    """The outcome of a fit as plain numbers."""
+    return {
+        "checkpoint": str(result.checkpoint),
+        "threshold": result.threshold.threshold,
+        "calibration": result.calibration.kind,
+        "val": dict(result.metrics),
+        "false_positive_interval": list(result.threshold.false_positive_interval),
+        "caveat": result.threshold.caveat,
+        "train_loss": result.train_loss,
+        "train_accuracy": result.train_accuracy,
+        "num_steps": result.num_steps,
+        "best_step": result.best_step,
+        "faults": [{"path": fault.path, "reason": fault.reason} for fault in result.faults],
+        "seconds": round(result.seconds, 2),
+    }
+
+
+def fit_lines(result: FitResult, folder: Path) -> list[str]:
+    """The outcome of a fit for people."""
+    threshold = result.threshold
+    low, high = threshold.false_positive_interval
+    return [
+        f"AUC          {result.metrics['auc']:.4f} on {result.metrics['num_episodes']:.0f} held-out episodes",
+        f"threshold    {threshold.threshold:.4f} ({result.calibration.kind} calibration)",
+        f"fires on     {threshold.true_positive_rate:.1%} of success frames",
+        f"and on       {threshold.false_positive_rate:.2%} of failure frames ({low:.2%} to {high:.2%})",
+        f"checkpoint   {display_path(result.checkpoint)}",
+        f"run          {display_path(folder)} ({result.num_steps} steps, {result.seconds:.0f} s)",
+    ]

@@ -1,0 +1,1 @@
+"""What everything else builds on: errors, records, images, files; imports nothing of ours."""

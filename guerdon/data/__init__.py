@@ -1,0 +1,1 @@
+"""Labelled experience: formats on disk, data sets made of them, and what collects it."""

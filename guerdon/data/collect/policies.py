@@ -1,0 +1,113 @@
+"""Policies that data can be collected with: random, scripted, or loaded from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import gymnasium as gym
+import numpy as np
+
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.types import BoolArray, FloatArray, display_path
+from guerdon.data.files.rebuild import one_line
+from guerdon.data.files.small_files import read_json
+
+ACTIVATIONS = {"tanh": "Tanh", "relu": "ReLU", "gelu": "GELU"}
+"""Names in `policy.json` -> modules of `torch.nn`."""
+
+
+class Policy(Protocol):
+    """Chooses actions for a batch of environments."""
+
+    def act(self, states: FloatArray) -> FloatArray:
+        """States [N, S] -> actions [N, A]."""
+
+    def reset(self, mask: BoolArray) -> None:
+        """New episodes begin in the environments of `mask` (bool [N])."""
+
+
+class RandomPolicy:
+    """Actions drawn uniformly from the action space."""
+
+    def __init__(self, space: gym.spaces.Box, seed: int) -> None:
+        if not isinstance(space, gym.spaces.Box) or not space.is_bounded():
+            raise ConfigError(f"the random policy needs a bounded Box action space, not {space}")
+        self._low, self._high = space.low.astype(np.float32), space.high.astype(np.float32)
+        self._rng = np.random.default_rng(seed)
+
+    def act(self, states: FloatArray) -> FloatArray:
+        """Independent of the states."""
+        unit = self._rng.random((len(states), *self._low.shape), np.float32)
+        return self._low + unit * (self._high - self._low)
+
+    def reset(self, mask: BoolArray) -> None:
+        """Nothing to do."""
+
+
+class CheckpointPolicy:
+    """A multi-layer perceptron read from a directory with `policy.json` and `policy.safetensors`.
+
+    `policy.json` has `{"kind": "mlp", "activation": "tanh" | "relu" | "gelu", "squash": true | false}`; the
+    weights are named `<layer>.weight` and `<layer>.bias` with layers counted from 0. With `squash` the output
+    passes through tanh. Nothing in the directory can run code.
+    """
+
+    def __init__(self, path: Path | str, *, noise: float = 0.0, seed: int = 0) -> None:
+        import torch  # the other policies do without, and start a second or two earlier
+        from safetensors.torch import load_file
+
+        path = Path(path)
+        try:
+            description = read_json(path / "policy.json")
+            weights = load_file(path / "policy.safetensors")
+        except Exception as error:  # hostile bytes can fail in any way
+            raise DataError(f"no policy can be read from {display_path(path)}: {one_line(error)}") from error
+        if not isinstance(description, dict):
+            raise DataError(f"{display_path(path / 'policy.json')} is no JSON object")
+        kind, activation = description.get("kind"), description.get("activation")
+        if kind != "mlp" or not isinstance(activation, str) or activation not in ACTIVATIONS:
+            raise DataError(
+                f"{display_path(path / 'policy.json')} describes kind={one_line(kind)!r}, "
+                f"activation={one_line(activation)!r}; "
+                f"known are kind='mlp' and activation in {sorted(ACTIVATIONS)}"
+            )
+        make_activation = getattr(torch.nn, ACTIVATIONS[activation])
+        layers: list[torch.nn.Module] = []
+        count = len(weights) // 2
+        try:
+            for number in range(count):
+                weight, bias = weights[f"{number}.weight"], weights[f"{number}.bias"]
+                linear = torch.nn.Linear(1, 1)
+                linear.weight = torch.nn.Parameter(weight.float(), requires_grad=False)
+                linear.bias = torch.nn.Parameter(bias.float(), requires_grad=False)
+                layers += [linear] if number == count - 1 else [linear, make_activation()]
+            size = int(weights["0.weight"].shape[1])
+            with torch.no_grad():
+                torch.nn.Sequential(*layers)(torch.zeros(1, size))  # layers that do not fit each other
+        except Exception as error:  # hostile bytes can fail in any way
+            raise DataError(
+                f"{display_path(path / 'policy.safetensors')} does not fit an mlp: {one_line(error)}"
+            ) from error
+        if description.get("squash"):
+            layers.append(torch.nn.Tanh())
+        self._network = torch.nn.Sequential(*layers).eval()
+        self._size = size
+        self._noise = noise
+        self._rng = np.random.default_rng(seed)
+
+    def act(self, states: FloatArray) -> FloatArray:
+        """The network's output, with Gaussian noise if asked for, cut to [-1, 1]."""
+        if states.shape[1] != self._size:
+            raise DataError(
+                f"the policy was trained on states of size {self._size}, these have {states.shape[1]}"
+            )
+        import torch
+
+        with torch.no_grad():
+            actions: FloatArray = self._network(torch.from_numpy(states)).numpy()
+        noise = self._noise * self._rng.standard_normal(actions.shape, np.float32)
+        return np.clip(actions + noise, -1.0, 1.0)
+
+    def reset(self, mask: BoolArray) -> None:
+        """Nothing to do: the policy has no memory."""

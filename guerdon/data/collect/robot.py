@@ -1,0 +1,240 @@
+"""Stage 1 on a robot: a person drives, every episode is labelled and on disk before the next one begins."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from guerdon.config import CollectConfig, EnvConfig
+from guerdon.core.errors import ConfigError, EmergencyStopError, RobotError
+from guerdon.core.progress import progress_bar
+from guerdon.core.types import Episode, Fault, display_path, with_control_mode
+from guerdon.data.collect.labelling import label_by_hold
+from guerdon.data.collect.run import CollectResult
+from guerdon.data.formats.realworld_pkl import FILE_NAME, Recorded, RecordingWriter, read_recorded
+from guerdon.envs.robot import RobotEnv
+from guerdon.envs.robot.vector import LearnerNames, control_mode, make_operator, robot_config
+
+log = logging.getLogger("guerdon")
+
+MAX_BROKEN = 3
+"""Episodes in a row that may break off with an error of the robot before recording is given up."""
+
+
+@dataclass
+class _Tape:
+    """The steps of the running episode."""
+
+    first: Mapping[str, Any]
+    """What was observed before the first action."""
+    seed: int | None = None
+    frames: dict[str, list[Any]] = field(default_factory=dict)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    key: str = ""
+
+    def add(self, obs: Mapping[str, Any], reward: float, terminated: bool, info: Mapping[str, Any]) -> None:
+        """One step and what it led to."""
+        for name, part in obs.items():
+            if name != "state":
+                self.frames.setdefault(name, []).append(part)
+        step = {
+            "states": obs["state"],
+            "actions": info["action_taken"],
+            "env_rewards": reward,
+            "terminated": terminated,
+            "at_rest": info["is_robot_static"],
+            "at_target": info["at_target"],
+            "intervened": info["intervened"],
+            "frame_age": info["frame_age"],
+        }
+        for name, value in step.items():
+            self.columns.setdefault(name, []).append(value)
+        self.key = str(info["operator_key"])
+
+    def __len__(self) -> int:
+        return len(self.columns.get("states", ()))
+
+    def recorded(self, hold_steps: int, time_scale: float, source: str, *, complete: bool) -> Recorded:
+        """The episode with its labels."""
+
+        def column(name: str, dtype: type[np.generic]) -> Any:
+            return np.asarray(self.columns[name], dtype)
+
+        at_target, last = column("at_target", np.bool_), np.arange(len(self)) == len(self) - 1
+        found = label_by_hold(at_target, hold_steps, self.key)
+        terminated = column("terminated", np.bool_)
+        episode = Episode(
+            frames={name: np.stack(images) for name, images in self.frames.items()},
+            labels=found.labels,
+            success=found.success,
+            actions=column("actions", np.float32),
+            states=column("states", np.float32),
+            initial_state=np.asarray(self.first["state"], np.float32),
+            env_rewards=column("env_rewards", np.float32),
+            terminated=terminated,
+            truncated=last & ~terminated,
+            seed=self.seed,
+            source=source,
+            complete=complete,
+        )
+        return Recorded(
+            episode=episode,
+            at_target=at_target,
+            hold_steps=hold_steps,
+            key=self.key,
+            # A simulated robot's time may run faster, but no camera gets older by that.
+            frame_age={"oldest": column("frame_age", np.float32) / np.float32(time_scale)},
+            intervened=column("intervened", np.bool_),
+        )
+
+
+class RobotCollector:
+    """Counts, labels and keeps the episodes of one robot."""
+
+    def __init__(self, env_cfg: EnvConfig, cfg: CollectConfig, num_episodes: int | None, seed: int) -> None:
+        """Meet the robot; nothing moves yet.
+
+        Args:
+            env_cfg: a section with `env_type: robot`.
+            cfg: the `collect` section; `save_dir` gets the `data.pkl`.
+            num_episodes: finish after so many episodes; None: when both targets are met.
+            seed: of where episodes begin, and of a scripted operator.
+        """
+        if env_cfg.operator == "none":
+            raise ConfigError("nobody drives the robot: set env.eval.operator to keyboard or spacemouse")
+        self.cfg, self.num_episodes, self.seed = cfg, num_episodes, seed
+        self.path = Path(cfg.save_dir) / FILE_NAME
+        self.counts = {"success": 0, "failure": 0, "unfinished": 0}
+        self.steps = 0
+        self._count_existing()
+        self.robot = robot_config(env_cfg, standalone=False)
+        there = sum(self.counts.values())
+        operator_seed = int(np.random.SeedSequence([seed, there]).generate_state(1)[0] >> 1)
+        operator = make_operator(env_cfg, self.robot, operator_seed)
+        try:
+            self.env = LearnerNames(RobotEnv(self.robot, operator=operator))
+        except BaseException:
+            if operator is not None:
+                operator.close()  # the terminal is the person's again
+            raise
+        self.source = with_control_mode(f"robot {self.robot.driver}", control_mode(self.robot))
+        self.writer = RecordingWriter(self.path)
+
+    def _count_existing(self) -> None:
+        if not self.path.parent.exists():
+            return
+        if not self.path.exists() and not self.path.with_name(f"{FILE_NAME}.parts").exists():
+            return
+        if not self.cfg.resume:
+            raise ConfigError(
+                f"{display_path(self.path)} is there already: go on with --resume, or choose another "
+                "collect.save_dir"
+            )
+        for item in read_recorded(self.path):
+            if isinstance(item, Fault):
+                raise ConfigError(f"{display_path(self.path)} cannot be added to: {item.reason}")
+            self._count(item.episode)
+
+    def _count(self, episode: Episode) -> None:
+        kind = "unfinished" if not episode.complete else "success" if episode.success else "failure"
+        self.counts[kind] += 1
+
+    def progress(self) -> str:
+        """Such as `success 12/50 fail 28/150`, or `success 12 fail 3, 15/20 episodes`."""
+        good, bad = self.counts["success"], self.counts["failure"]
+        if self.num_episodes is not None:
+            return f"success {good} fail {bad}, {good + bad}/{self.num_episodes} episodes"
+        return f"success {good}/{self.cfg.target_success} fail {bad}/{self.cfg.target_failure}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is enough."""
+        good, bad = self.counts["success"], self.counts["failure"]
+        if self.num_episodes is not None:
+            return good + bad >= self.num_episodes
+        return good >= self.cfg.target_success and bad >= self.cfg.target_failure
+
+    def run(self) -> str:
+        """Record until there is enough; returns why it ended. What was recorded is safe whatever happens."""
+        broken = 0
+        wanted = self.num_episodes or self.cfg.target_success + self.cfg.target_failure
+        try:
+            with progress_bar("recording", total=wanted, unit="episode") as bar:
+                bar.update(self.counts["success"] + self.counts["failure"])
+                while not self.complete:
+                    if self.cfg.max_episodes and sum(self.counts.values()) >= self.cfg.max_episodes:
+                        return f"gave up after {self.cfg.max_episodes} episodes"
+                    try:
+                        self._episode()
+                        broken = 0
+                    except EmergencyStopError as error:
+                        return str(error)
+                    except RobotError as error:
+                        broken += 1
+                        if broken >= MAX_BROKEN:
+                            raise
+                        log.warning("the episode broke off: %s", error)
+                    log.info(self.progress())
+                    bar.update(self.counts["success"] + self.counts["failure"] - bar.n)
+        except KeyboardInterrupt:
+            return "interrupted"
+        finally:
+            self.close()
+        return "targets met"
+
+    def _episode(self) -> None:
+        """One episode, on disk when it returns; also what there is of one that breaks off."""
+        seed = int(np.random.SeedSequence([self.seed, 1, sum(self.counts.values())]).generate_state(1)[0])
+        first, _ = self.env.reset(seed=seed)
+        tape, over = _Tape(first, seed), False
+        rest = np.zeros(self.robot.action_size, np.float32)  # the arm stays unless somebody drives
+        try:
+            while not over:
+                obs, reward, terminated, truncated, info = self.env.step(rest)
+                tape.add(obs, float(reward), terminated, info)
+                self.steps += 1
+                over = terminated or truncated
+        finally:
+            if len(tape):
+                hold, scale = self.robot.success_hold_steps, self.robot.time_scale
+                recorded = tape.recorded(hold, scale, self.source, complete=over)
+                self.writer.add(recorded)
+                self._count(recorded.episode)
+
+    def close(self) -> None:
+        """Let go of the robot, then make one file of the recording."""
+        try:
+            self.env.close()
+        finally:
+            self.writer.close()
+
+
+def collect_robot(
+    env_cfg: EnvConfig, cfg: CollectConfig, *, num_episodes: int | None = None, seed: int = 0
+) -> CollectResult:
+    """Record a robot that somebody drives into `data.pkl` in `cfg.save_dir`; see `RobotCollector`."""
+    if cfg.format != "realworld-pkl":
+        raise ConfigError(f"a robot is recorded as realworld-pkl, not as collect.format={cfg.format}")
+    started = time.perf_counter()
+    collector = RobotCollector(env_cfg, cfg, num_episodes, seed)
+    reason = collector.run()
+    return CollectResult(
+        save_dir=cfg.save_dir,
+        format=cfg.format,
+        num_success=collector.counts["success"],
+        num_failure=collector.counts["failure"],
+        target_success=None if num_episodes is not None else cfg.target_success,
+        target_failure=None if num_episodes is not None else cfg.target_failure,
+        num_unfinished=collector.counts["unfinished"],
+        num_dropped=0,
+        env_steps=collector.steps,
+        seconds=time.perf_counter() - started,
+        complete=collector.complete,
+        reason=reason,
+    )

@@ -1,0 +1,355 @@
+"""`DataCollectorWrapper`: a Gymnasium wrapper that records labelled episodes while a policy runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from numpy.typing import NDArray
+
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.images import to_numpy
+from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
+from guerdon.data.collect.archive import EpisodeArchive
+from guerdon.data.collect.observations import (
+    AT_REST_INFO,
+    AnyEnv,
+    FrameSource,
+    native_of,
+    per_env,
+    state_from,
+    with_final,
+)
+from guerdon.data.collect.recorder import EpisodeRecorder
+from guerdon.data.formats import get_format
+
+RenderMode: TypeAlias = Literal["always", "on_demand"]
+
+
+def open_archive(
+    save_dir: Path | str,
+    format: str,
+    target_success: int | None,
+    target_failure: int | None,
+    count_existing: bool = True,
+) -> EpisodeArchive:
+    """An archive that writes `format` to `save_dir`."""
+    kind, root = get_format(format), Path(save_dir)
+    num_success, num_failure = kind.count(root) if count_existing else (0, 0)
+    return EpisodeArchive(
+        kind.writer(root),
+        max_success=target_success,
+        max_failure=target_failure,
+        num_success=num_success,
+        num_failure=num_failure,
+    )
+
+
+class _Recording:
+    """What the single and the vector wrapper share: they differ in the batch axis and in auto-reset."""
+
+    def __init__(
+        self,
+        env: AnyEnv,
+        num_envs: int,
+        archive: EpisodeArchive,
+        reward_render_mode: RenderMode,
+        cameras: Sequence[str],
+        keep_states: bool,
+        only_at_rest: bool,
+    ) -> None:
+        if reward_render_mode not in ("always", "on_demand"):
+            raise ConfigError(
+                f"reward_render_mode must be 'always' or 'on_demand', not {reward_render_mode!r}"
+            )
+        self.archive = archive
+        spec = getattr(env, "spec", None)
+        self._recorder = EpisodeRecorder(
+            num_envs,
+            self.archive.add,
+            capacity=(spec.max_episode_steps if spec is not None else None) or 64,
+            source=_source(env),
+        )
+        self._frames = FrameSource(env, cameras)
+        self._every_step = reward_render_mode == "always"
+        self._keep_states = keep_states
+        self._shots = _ShotsAtRest(self._frames, num_envs) if only_at_rest else None
+        self._once: BoolArray = np.zeros(num_envs, np.bool_)
+        self._native = native_of(env)
+        self.intended: FloatArray | None = None
+        """float32 [N, A]; what the demonstrator means by the next step's actions, where it tells."""
+
+    def _states(self, obs: Any, *, reached: bool) -> FloatArray | None:
+        """State vectors [N, S], from the environment itself where it offers them, if they are wanted."""
+        if not self._keep_states:
+            return None
+        if self._native is None:
+            return state_from(obs)
+        return self._native.final_state() if reached else self._native.state()
+
+    def step(
+        self,
+        env_ids: IntArray,
+        obs: Any,
+        action: Any,
+        env_reward: NDArray[Any],
+        terminated: BoolArray,
+        truncated: BoolArray,
+        info: Mapping[str, Any],
+    ) -> None:
+        """Record one step of `env_ids`; all arguments are batched over all environments, [N, ...]."""
+        self.archive.check()
+        if self.archive.is_full or len(env_ids) == 0:
+            return
+        done = terminated | truncated
+        success = per_env(info, "success", len(done), done)
+        if success is None:
+            raise DataError("the environment's info has no 'success', so its frames cannot be labelled")
+        self._once[env_ids] |= success[env_ids] >= 0.5
+        # Of an episode that was lost with its simulator there is no last step, and it proves no failure.
+        told_lost = per_env(info, "episode_lost", len(done), done)
+        lost: BoolArray = np.zeros(len(done), np.bool_) if told_lost is None else told_lost >= 0.5
+        shown = env_ids[~lost[env_ids]] if self._every_step else env_ids[(done & ~lost)[env_ids]]
+        if len(shown):
+            values: dict[str, NDArray[Any] | None] = {
+                "actions": np.asarray(to_numpy(action), np.float32).reshape(len(done), -1),
+                "intended": self.intended,
+                "states": self._states(obs, reached=True),
+                "env_rewards": env_reward,
+                "terminated": terminated,
+                "truncated": truncated,
+                "is_grasped": per_env(info, "is_grasped", len(done), done),
+                "at_rest": per_env(info, AT_REST_INFO, len(done), done),
+            }
+            frames = self._pictures(obs, done, shown, values["at_rest"])
+            if len(shown) < len(done):
+                values = {name: None if value is None else value[shown] for name, value in values.items()}
+            self._recorder.record(shown, frames, success[shown], **values)
+        if not done.any():
+            return
+        told = per_env(info, "success_once", len(done), done)
+        for env in env_ids[done[env_ids]].tolist():
+            once = bool(self._once[env]) or (told is not None and bool(told[env]))
+            self._recorder.end(env, success_once=once, complete=not bool(lost[env]))
+
+    def _pictures(
+        self, obs: Any, done: BoolArray, shown: IntArray, at_rest: NDArray[Any] | None
+    ) -> dict[str, UInt8Array]:
+        if self._shots is None:
+            return self._frames.frames(obs, done, shown)
+        if at_rest is None:
+            raise DataError(f"collect.only_at_rest needs an environment whose info has {AT_REST_INFO}")
+        fresh = (at_rest[shown] >= 0.5) | (self._recorder.lengths[shown] == 0)
+        return self._shots.frames(obs, done, shown, fresh)
+
+    def begin(self, env_ids: IntArray, obs: Any, info: Mapping[str, Any]) -> None:
+        """New episodes begin in `env_ids` with `obs` [N, ...]; what was running is kept as unfinished."""
+        if self.archive.is_full or len(env_ids) == 0:
+            return
+        for env in env_ids[self._recorder.lengths[env_ids] > 0].tolist():
+            self._recorder.end(env, success_once=bool(self._once[env]), complete=False)
+        self._once[env_ids] = False
+        states = self._states(obs, reached=False)
+        seeds = info.get("env_seed")
+        self._recorder.begin(
+            env_ids,
+            None if states is None else states[env_ids],
+            None if seeds is None else to_numpy(seeds)[env_ids].astype(np.int64),
+        )
+
+    def close(self) -> None:
+        """Keep unfinished episodes apart and finish writing."""
+        if not self.archive.is_full:
+            self._recorder.end_all_unfinished()
+        self.archive.close()
+
+
+class _ShotsAtRest:
+    """The last picture of each environment, renewed where that is asked for."""
+
+    def __init__(self, source: FrameSource, num_envs: int) -> None:
+        self._source, self._num_envs = source, num_envs
+        self._kept: dict[str, UInt8Array] = {}
+
+    def frames(self, obs: Any, done: BoolArray, env_ids: IntArray, fresh: BoolArray) -> dict[str, UInt8Array]:
+        """Camera -> uint8 [n, H, W, C] of `env_ids` (int [n]), rendered where `fresh` (bool [n])."""
+        if fresh.any():
+            seen = env_ids[fresh]
+            for name, images in self._source.frames(obs, done, seen).items():
+                kept = self._kept.setdefault(name, np.zeros((self._num_envs, *images.shape[1:]), np.uint8))
+                kept[seen] = images
+        return {name: kept[env_ids] for name, kept in self._kept.items()}
+
+
+class DataCollectorWrapper(gym.Wrapper[Any, Any, Any, Any]):
+    """Records every episode of an environment until the targets are met, then steps aside.
+
+    `DataCollectorWrapper(env, ...)` takes single and vector environments; for a vector environment it
+    returns a `VectorDataCollectorWrapper`, which takes the same arguments.
+    """
+
+    def __new__(cls, env: Any, *args: Any, **kwargs: Any) -> Any:
+        """Choose by the kind of environment."""
+        if isinstance(env, VectorEnv):
+            return VectorDataCollectorWrapper(env, *args, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        save_dir: Path | str,
+        target_success: int | None = None,
+        target_failure: int | None = None,
+        reward_render_mode: RenderMode = "always",
+        *,
+        cameras: Sequence[str] = ("base_camera",),
+        format: str = "pkl-episode",
+        keep_states: bool = True,
+        only_at_rest: bool = False,
+        archive: EpisodeArchive | None = None,
+    ) -> None:
+        """Record `env`.
+
+        Args:
+            env: its info must have `success`; its frames come from the observation or from rendering.
+            save_dir: where the episodes go; what is there already is never overwritten.
+            target_success: how many successes to keep, those that are there included; None: no limit.
+            target_failure: the same for failures.
+            reward_render_mode: `always` records every frame; `on_demand` renders and records only the final
+                frame of each episode, which is what a terminal reward is judged on.
+            cameras: camera names; the first one is the `main_images` of the documents.
+            format: any writable format of `guerdon.data.store`.
+            keep_states: whether to keep state vectors beside the frames.
+            only_at_rest: render an episode's first frame and those of a robot that stands still, as the info
+                `is_robot_static` tells; while it moves the last picture is kept again.
+            archive: where the episodes go instead of `save_dir`; its limits then hold instead of the targets.
+        """
+        super().__init__(env)
+        archive = archive or open_archive(save_dir, format, target_success, target_failure)
+        self.recording = _Recording(env, 1, archive, reward_render_mode, cameras, keep_states, only_at_rest)
+
+    @property
+    def archive(self) -> EpisodeArchive:
+        """Counts of what was kept."""
+        return self.recording.archive
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset; an episode that was running is kept as unfinished."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        self.recording.begin(np.zeros(1, np.int64), _batched(obs), _batched(info))
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step and record."""
+        obs, env_reward, terminated, truncated, info = self.env.step(action)
+        self.recording.step(
+            np.zeros(1, np.int64),
+            _batched(obs),
+            np.asarray(to_numpy(action))[None],
+            np.array([float(env_reward)], np.float32),
+            np.array([bool(terminated)]),
+            np.array([bool(truncated)]),
+            _batched(info),
+        )
+        return obs, env_reward, terminated, truncated, info
+
+    def close(self) -> None:
+        """Finish writing, then close the environment."""
+        try:
+            self.recording.close()
+        finally:
+            super().close()
+
+
+class VectorDataCollectorWrapper(VectorWrapper):
+    """`DataCollectorWrapper` for vector environments, in all of Gymnasium's auto-reset modes."""
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        save_dir: Path | str,
+        target_success: int | None = None,
+        target_failure: int | None = None,
+        reward_render_mode: RenderMode = "always",
+        *,
+        cameras: Sequence[str] = ("base_camera",),
+        format: str = "pkl-episode",
+        keep_states: bool = True,
+        only_at_rest: bool = False,
+        archive: EpisodeArchive | None = None,
+    ) -> None:
+        """See `DataCollectorWrapper`."""
+        super().__init__(env)
+        archive = archive or open_archive(save_dir, format, target_success, target_failure)
+        self.recording = _Recording(
+            env, env.num_envs, archive, reward_render_mode, cameras, keep_states, only_at_rest
+        )
+        self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self._ended: BoolArray = np.zeros(env.num_envs, np.bool_)
+
+    @property
+    def archive(self) -> EpisodeArchive:
+        """Counts of what was kept."""
+        return self.recording.archive
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or those of `options["reset_mask"]`."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        mask = np.ones(self.num_envs, np.bool_) if options is None else options.get("reset_mask")
+        mask = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask, np.bool_)
+        self.recording.begin(np.flatnonzero(mask), obs, info)
+        self._ended[mask] = False
+        return obs, info
+
+    def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """Step and record; the step in which Gymnasium resets an ended episode is not part of any episode."""
+        obs, env_rewards, terminated, truncated, info = self.env.step(actions)
+        term, trunc = (to_numpy(flags).astype(np.bool_) for flags in (terminated, truncated))
+        done = term | trunc
+        same_step = self._mode == AutoresetMode.SAME_STEP
+        reached = with_final(obs, info.get("final_obs"), done) if same_step else obs
+        stepped = np.flatnonzero(~self._ended)
+        self.recording.step(stepped, reached, actions, to_numpy(env_rewards), term, trunc, info)
+        if same_step:
+            self.recording.begin(np.flatnonzero(done), obs, info)
+        else:
+            if self._mode == AutoresetMode.NEXT_STEP:
+                self.recording.begin(np.flatnonzero(self._ended), obs, info)
+                self._ended = done
+            else:
+                self._ended |= done
+        return obs, env_rewards, terminated, truncated, info
+
+    def close(self, **kwargs: Any) -> None:
+        """Finish writing, then close the environments."""
+        try:
+            self.recording.close()
+        finally:
+            super().close(**kwargs)
+
+
+def _batched(value: Any) -> Any:
+    """Put a batch axis of one before every array of a single environment's observation or info."""
+    if isinstance(value, Mapping):
+        return {key: _batched(item) for key, item in value.items()}
+    try:
+        return np.asarray(to_numpy(value))[None]
+    except (TypeError, ValueError):  # an info entry that is no array; nothing here reads those
+        return value
+
+
+def _source(env: Any) -> str:
+    """What recorded episodes say of where they come from."""
+    told = getattr(env.unwrapped, "source", None)
+    if isinstance(told, str):
+        return told
+    spec = getattr(env, "spec", None)
+    return spec.id if spec is not None else type(env.unwrapped).__name__

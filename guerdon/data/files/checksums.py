@@ -1,0 +1,150 @@
+"""Damage is noticed: checkpoints are read only if their checksums fit.
+
+Files of `torch.save` and `np.savez` are zip archives, in which every member has a checksum. Neither library
+compares it on reading a part in place; here all of them are compared before anything is used. Our safetensors
+files carry one for all tensors and their contract in their metadata.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+from guerdon.core.errors import DataError
+from guerdon.core.types import display_path
+from guerdon.data.files import safe_pickle
+from guerdon.data.files.rebuild import one_line
+
+logger = logging.getLogger("guerdon")
+
+_PIECE = 1 << 20
+_CONTAINERS = (list, tuple, set, frozenset)
+_MAX_ITEMS = 1_000_000
+"""In a checkpoint; a list that is referred to twice counts twice."""
+
+
+def check_archive(path: Path) -> bool:
+    """Compare all checksums of a zip archive; whether it has any (other files have none).
+
+    Raises:
+        DataError: one of them does not fit, or the archive is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != b"PK\x03\x04":
+                return False
+            file.seek(0)
+            with zipfile.ZipFile(file) as archive:
+                for member in _stored(archive, path):
+                    with archive.open(member) as content:
+                        while content.read(_PIECE):
+                            pass
+    except FileNotFoundError:
+        raise DataError(f"{display_path(path)}: does not exist") from None
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{display_path(path)}: cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # hostile bytes can fail in any way
+        raise DataError(f"{display_path(path)}: is damaged: {one_line(error)}") from error
+    return True
+
+
+def _stored(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
+    """The members of an archive that holds no more bytes than the file has."""
+    members = archive.infolist()
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise DataError(f"{display_path(path)}: is a compressed archive, which is not read")
+    if sum(member.file_size for member in members) > path.stat().st_size:
+        raise DataError(f"{display_path(path)}: is damaged: its members are larger than the file")
+    return members
+
+
+def load_torch(path: Path) -> Any:
+    """What `torch.save` wrote, if its checksums fit; `safe_pickle` reads it, and runs nothing."""
+    if not check_archive(path):
+        logger.info("%s carries no checksums: damage in it would go unnoticed", display_path(path))
+    content = safe_pickle.load_torch(path)
+    _check_plain(content, display_path(path))
+    return content
+
+
+def _check_plain(content: Any, source: str) -> None:
+    """Refuse containers that refer to each other so often that copying them would not end.
+
+    Each is looked at once, and how much there is below it is remembered.
+    """
+    sizes: dict[int, int] = {}
+    above: set[int] = set()
+    rest: list[tuple[Any, bool]] = [(content, False)]
+    while rest:
+        item, is_done = rest.pop()
+        parts = list(
+            item.values() if isinstance(item, dict) else item if isinstance(item, _CONTAINERS) else ()
+        )
+        if is_done:
+            sizes[id(item)] = 1 + sum(sizes.get(id(part), 1) for part in parts)
+            above.discard(id(item))
+        elif id(item) not in sizes:
+            above.add(id(item))
+            rest.append((item, True))
+            rest += [(part, False) for part in parts if isinstance(part, (dict, *_CONTAINERS))]
+        if sizes.get(id(item), 0) > _MAX_ITEMS or any(id(part) in above for part in parts):
+            raise DataError(f"{source}: has more than {_MAX_ITEMS} items, or refers to itself")
+
+
+def load_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays that `np.savez` wrote, if their checksums fit."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {
+                member.filename.removesuffix(".npy"): _array(archive, member)
+                for member in _stored(archive, path)
+            }
+    except FileNotFoundError:
+        raise DataError(f"{display_path(path)}: does not exist") from None
+    except Exception as error:  # hostile bytes can fail in any way
+        raise DataError(f"{display_path(path)}: is damaged: {one_line(error)}") from error
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    """An array of numbers or text; it is read in place, since a replay buffer may fill half of the memory."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in ((1, 0), (2, 0)):
+            raise DataError(f"{member.filename} is of an unknown version")
+        old = version == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        size = math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or min(shape, default=0) < 0 or size != member.file_size - file.tell():
+            raise DataError(f"{member.filename} is no array of {list(shape)} numbers")
+        array = np.empty(shape, dtype, order="F" if fortran else "C")
+        view = memoryview(array.reshape(-1, order="A").view(np.uint8)) if size else memoryview(b"")  # type: ignore[arg-type]
+        while view:
+            got = cast("io.BufferedIOBase", file).readinto(view)
+            if not got:
+                raise DataError(f"{member.filename} is cut off")
+            view = view[got:]
+        file.read()  # at the end the checksum is compared
+        return array
+
+
+def tensors_checksum(tensors: Mapping[str, Tensor], text: str) -> str:
+    """Of names, types, shapes and numbers of all tensors, and of a text that belongs to them."""
+    digest = xxhash.xxh3_128(text.encode("utf-8", "surrogatepass"))
+    for name, value in sorted(tensors.items()):
+        digest.update(repr((name, str(value.dtype), tuple(value.shape))).encode("utf-8", "surrogatepass"))
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return str(digest.hexdigest())

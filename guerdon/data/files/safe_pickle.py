@@ -1,0 +1,222 @@
+"""Reads pickles, object `.npy` files and `.pt` files of strangers as plain data; no code in them is run.
+
+Numpy arrays and scalars, torch tensors and builtin containers are read; a file that asks for anything else
+is refused with an `UnsafeDataError` that names it. Damage of any kind gives a `DataError` of one line that
+names the file. Sizes are checked before memory is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from guerdon.core.errors import DataError, UnsafeDataError
+from guerdon.core.types import display_path
+from guerdon.data.files.rebuild import check_sizes, one_line
+from guerdon.data.files.unpickler import PickleMachine, Work
+
+_MAP_FROM = 64 << 20  # larger files are memory-mapped instead of read
+_FALLBACK_MEMORY = 4 << 30
+_NPZ_RATIO, _NPZ_SPARE = (
+    64,
+    64 << 20,
+)  # what a compressed archive may unpack to: bytes for each of its own, and more
+
+
+def memory_budget() -> int:
+    """Bytes that reading one file may take: half of the memory that is available now."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024 // 2
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (OSError, ValueError):
+        return _FALLBACK_MEMORY // 2
+
+
+def work_for(size: int) -> Work:
+    """What may be done for a file of `size` bytes."""
+    return Work.for_file(size, memory_budget())
+
+
+def load(source: Path | str | BinaryIO, *, max_bytes: int | None = None) -> Any:
+    """Read one pickle.
+
+    Args:
+        source: a path, or a file that is open for reading.
+        max_bytes: files beyond this size are refused; by default half of the available memory.
+    """
+    if isinstance(source, Path | str):
+        with named(source), _open(source, max_bytes) as data:
+            return _run(data)
+    name = getattr(source, "name", "<stream>")
+    with named(name):
+        limit = memory_budget() if max_bytes is None else max_bytes
+        raw = source.read(limit + 1)
+        _check_size(len(raw), limit)
+        return _run(memoryview(raw))
+
+
+def loads(data: bytes, *, name: str = "<bytes>") -> Any:
+    """Read one pickle from memory; `name` stands for the file in messages."""
+    return load(_NamedBytes(data, name), max_bytes=max(len(data), 1))
+
+
+def load_npy(path: Path | str, *, max_bytes: int | None = None) -> NDArray[Any]:
+    """Read a `.npy` file; plain arrays are memory-mapped and read-only, object arrays are built safely."""
+    with named(path), Path(path).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        _check_size(size, None)
+        shape, fortran, dtype = _npy_header(file, size)
+        if dtype.hasobject:
+            start = file.tell()
+            with _open(path, max_bytes) as data:
+                content = _run(data[start:])
+            if not isinstance(content, np.ndarray) or content.size != math.prod(shape):
+                raise DataError("holds something else than the array that its header promises")
+            return content.reshape(shape)
+        count = math.prod(shape) * dtype.itemsize
+        if count == 0:
+            return np.empty(shape, dtype)
+        raw = np.memmap(path, dtype=np.uint8, mode="r", offset=file.tell(), shape=(count,))
+        return np.ndarray(shape, dtype, buffer=raw, order="F" if fortran else "C")
+
+
+def load_npz(path: Path | str, names: Collection[str]) -> dict[str, NDArray[Any]]:
+    """Read those of the arrays `names` that a `.npz` file has; object arrays are refused."""
+    arrays: dict[str, NDArray[Any]] = {}
+    with named(path), zipfile.ZipFile(path) as archive:
+        room = min(memory_budget(), _NPZ_RATIO * Path(path).stat().st_size + _NPZ_SPARE)
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name not in names or name in arrays:
+                continue
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise DataError(f"is compressed by a method that numpy does not use ({info.compress_type})")
+            room -= info.file_size
+            if room < 0:
+                raise DataError(f"unpacks to more than {_NPZ_RATIO} times its size, or than fits into memory")
+            with archive.open(info) as member:
+                arrays[name] = _plain_npy(BytesIO(member.read(info.file_size)), info.file_size)
+    return arrays
+
+
+def _plain_npy(file: BytesIO, size: int) -> NDArray[Any]:
+    shape, fortran, dtype = _npy_header(file, size)
+    if dtype.hasobject:
+        raise DataError("holds Python objects instead of numbers")
+    flat = np.frombuffer(file.getbuffer(), dtype, math.prod(shape), offset=file.tell())
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def load_torch(path: Path | str, *, max_bytes: int | None = None) -> Any:
+    """Read what `torch.save` wrote, to the CPU; tensors of the usual (zip) layout are memory-mapped."""
+    from guerdon.data.files import torch_files
+
+    with named(path):
+        with Path(path).open("rb") as file:
+            is_zip = file.read(4) == b"PK\x03\x04"
+            size = os.fstat(file.fileno()).st_size
+        if is_zip:
+            return torch_files.read_zip(Path(path), work=work_for(size))
+        with _open(path, max_bytes) as data:
+            return torch_files.read_stream(data, work=work_for(size))
+
+
+class _NamedBytes(BytesIO):
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(data)
+        self.name = name
+
+
+def _run(data: memoryview) -> Any:
+    from guerdon.data.files import torch_files  # and with it torch, which only pickles need
+
+    work = work_for(len(data))
+    machine = PickleMachine(data, torch_files.names(work), work=work)
+    if data[0] == pickle.PROTO[0]:
+        return machine.run()
+    try:
+        return machine.run()
+    except UnsafeDataError:
+        raise
+    except Exception as error:  # without its first byte anything may look like opcodes for a while
+        raise DataError("is not a pickle of protocol 2 or later") from error
+
+
+def _check_size(size: int, max_bytes: int | None) -> None:
+    if size == 0:
+        raise DataError("is empty")
+    if max_bytes is not None and size > max_bytes:
+        raise DataError(f"has {size} bytes or more; at most {max_bytes} are read")
+
+
+@contextmanager
+def _open(path: Path | str, max_bytes: int | None) -> Iterator[memoryview]:
+    """The bytes of a file, read or (large files) memory-mapped."""
+    with Path(path).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        _check_size(size, memory_budget() if max_bytes is None else max_bytes)
+        if size < _MAP_FROM:
+            yield memoryview(file.read())
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+            yield view
+
+
+def _npy_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, whether it is in Fortran's order, element type) of an array in a file of `size` bytes."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise DataError(f"is a .npy file of version {version[0]}.{version[1]}, which is not supported")
+    shape = check_sizes("its shape", shape)
+    if dtype.kind not in "biufcSUO" or not dtype.itemsize:
+        raise DataError(f"holds the element type {one_line(str(dtype))}, which is not supported")
+    promised, there = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if not dtype.hasobject and promised > there:
+        raise DataError(f"is truncated: its header promises {promised} bytes of data, it has {there}")
+    return shape, fortran, dtype
+
+
+@contextmanager
+def named(source: Path | str) -> Iterator[None]:
+    """Turn whatever damaged input sets off into one line that names the file."""
+    name = display_path(source)
+    try:
+        yield
+    except DataError as error:
+        if str(error).startswith(f"{name}: "):  # by a reader within this one
+            raise
+        raise type(error)(f"{name}: {error}") from error
+    except FileNotFoundError:
+        raise DataError(f"{name}: does not exist") from None
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read: {error.strerror or one_line(error)}") from error
+    except (EOFError, struct.error):
+        raise DataError(f"{name}: is truncated: the data ends in the middle of an object") from None
+    except MemoryError:
+        raise DataError(f"{name}: does not fit into memory") from None
+    except (zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise DataError(f"{name}: is damaged: {one_line(error)}") from error
+    except Exception as error:  # hostile bytes can fail in any way; none of them may end a run
+        detail = one_line(error) or type(error).__name__
+        raise DataError(f"{name}: is damaged or not of this kind: {detail}") from error

@@ -1,0 +1,63 @@
+"""The data formats: one table of them, and which of them a path holds."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from guerdon.core.errors import DataError
+from guerdon.core.types import display_path
+from guerdon.data.formats.base import EpisodeWriter, Format
+from guerdon.data.formats.folder import Folder
+from guerdon.data.formats.maniskill_h5 import ManiSkillH5
+from guerdon.data.formats.native import Native
+from guerdon.data.formats.npy_trajectory import NpyTrajectory
+from guerdon.data.formats.pkl_episode import PklEpisode
+from guerdon.data.formats.realworld_pkl import RealworldPkl
+from guerdon.data.formats.reward_pt import RewardPt
+from guerdon.data.formats.rlinf_episode import RlinfEpisode
+
+__all__ = ["FORMATS", "EpisodeWriter", "Format", "detect_format", "get_format"]
+
+FORMATS: dict[str, Format] = {
+    each.name: each
+    for each in (
+        Native(),
+        NpyTrajectory(),
+        PklEpisode(),
+        RlinfEpisode(),
+        RealworldPkl(),
+        RewardPt(),
+        ManiSkillH5(),
+        Folder(),
+    )
+}
+"""Name -> format. Detection asks them in this order."""
+
+
+def get_format(name: str) -> Format:
+    """The format of that name."""
+    if name in FORMATS:
+        return FORMATS[name]
+    nearest = [known for known in FORMATS if name and name in known]
+    nearest = nearest or difflib.get_close_matches(name, FORMATS, n=1, cutoff=0.4)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    raise DataError(f"unknown format {name!r}; {hint}known are {', '.join(sorted(FORMATS))}")
+
+
+def detect_format(path: Path | str) -> Format:
+    """The format of the data at `path`, by names and first bytes."""
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{display_path(path)} does not exist")
+    for each in FORMATS.values():
+        if each.detect(path):
+            return each
+    if path.is_file() and path.stat().st_size == 0:
+        raise DataError(f"{display_path(path)} is an empty file")
+    if path.is_dir() and not any(item.is_file() for item in path.rglob("*")):
+        raise DataError(f"{display_path(path)} is a directory without files")
+    sought = "; ".join(
+        f"{each.name}: {getattr(each, 'looks_for', 'its manifest')}" for each in FORMATS.values()
+    )
+    raise DataError(f"{display_path(path)} holds no known format; looked for {sought}")

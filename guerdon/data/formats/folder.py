@@ -1,0 +1,301 @@
+"""`folder`: pictures in `success/` and `failure/`; the directory is the label of the frame.
+
+The writer's files are named `{source}_{episode:06d}_frame{step:03d}[_{camera}].png`; the camera is left out
+if it is the only one and is called base_camera. Files with such names are put together to episodes again,
+though the frames of one may lie in both directories. A picture with another name is an episode of one frame.
+
+While an episode is written, a hidden file `.{source}_{episode:06d}.writing` lies beside the two directories.
+If its writer is killed, readers know by it that the frames are not all there, and the next writer removes
+both.
+
+Lost in writing: actions, states, rewards, flags, seed and split; labels between 0 and 1 are rounded; whether
+an episode counts as a success is known only from its frames.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+from urllib.parse import quote, unquote
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from guerdon.core.atomic import (
+    clear_stale,
+    fsync_directory,
+    locked_directory,
+    make_directory,
+    next_number,
+    storage_errors,
+    write_atomic,
+)
+from guerdon.core.errors import DataError
+from guerdon.core.types import Episode, Fault, UInt8Array, display_path, is_positive
+from guerdon.data.files.rebuild import one_line
+from guerdon.data.files.safe_pickle import memory_budget
+from guerdon.data.formats.base import EpisodeWriter, Format
+from guerdon.data.formats.common import (
+    BASE_CAMERA,
+    UNFINISHED,
+    attempt,
+    existing,
+    files_in,
+    stack_images,
+    to_fault,
+)
+
+log = logging.getLogger("guerdon")
+
+SUCCESS, FAILURE = "success", "failure"
+WRITING = ".writing"
+MAX_LOOKS = 4
+_SUFFIXES = (".png", ".jpg", ".jpeg")
+_NAME = re.compile(r"(?P<source>.*)_(?P<episode>\d{6,})_frame(?P<step>\d{3,})(?:_(?P<camera>.+))?")
+_NUMBER = re.compile(r".*_(\d{6,})_frame\d{3,}(?:_.+)?\.(?:png|jpg|jpeg)")
+_DECODERS = ("PNG", "JPEG")
+_MAX_FILE = 256 << 20  # bytes
+_MAX_PIXELS = 50_000_000  # decoding takes 11 bytes for each
+_JPEG_SCAN = b"\xff\xda"
+_MAX_SCANNED_PIXELS = 10 * _MAX_PIXELS  # a progressive JPEG goes over its pixels once for each scan
+_MAX_SOURCE = 120  # characters of a file name, which has at most 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Picture:
+    """One file and what its name and place say."""
+
+    path: Path
+    positive: bool
+    source: str
+    stem: str = ""
+    """What the names of an episode's files begin with."""
+    step: int = 0
+    camera: str = BASE_CAMERA
+
+
+def _pictures(root: Path) -> list[list[_Picture]]:
+    """The pictures below `root` by episode: those with other names first, then in the order of numbers."""
+    groups: dict[tuple[int, str], list[_Picture]] = {}
+    for kind in (SUCCESS, FAILURE):
+        for path in files_in(root / kind, *_SUFFIXES):
+            match = _NAME.fullmatch(path.stem)
+            positive = kind == SUCCESS
+            if match is None:
+                groups[-1, str(path)] = [_Picture(path=path, positive=positive, source=display_path(path))]
+                continue
+            picture = _Picture(
+                path=path,
+                positive=positive,
+                source=unquote(match["source"]),
+                stem=_stem(path.stem),
+                step=int(match["step"]),
+                camera=unquote(match["camera"] or BASE_CAMERA),
+            )
+            groups.setdefault((int(match["episode"]), match["source"]), []).append(picture)
+    return [sorted(groups[key], key=lambda picture: (picture.step, picture.camera)) for key in sorted(groups)]
+
+
+def _stem(name: str) -> str:
+    """`{source}_{episode:06d}` of a file name that `_NAME` matches."""
+    match = _NAME.fullmatch(name)
+    return "" if match is None else f"{match['source']}_{match['episode']}"
+
+
+def _being_written(root: Path) -> dict[str, Path]:
+    """Stem -> mark of the episodes that are being written, or were when their writer was killed."""
+    return {mark.name[1 : -len(WRITING)]: mark for mark in root.glob(f".*{WRITING}")}
+
+
+def _settled(root: Path) -> tuple[list[list[_Picture]], set[str]]:
+    """The pictures by episode and the stems of unfinished ones; looked at again if a writer came between."""
+    unfinished: set[str] = set()
+    groups: list[list[_Picture]] = []
+    for _ in range(MAX_LOOKS):
+        before = root.stat().st_mtime_ns if root.is_dir() else 0  # marks that come and go change it
+        unfinished = set(_being_written(root))
+        groups = _pictures(root)
+        unfinished |= set(_being_written(root))
+        if (root.stat().st_mtime_ns if root.is_dir() else 0) == before:
+            break
+    return groups, unfinished
+
+
+def _read_group(pictures: list[_Picture], complete: bool) -> Iterator[Episode | Fault]:
+    """The episode of these pictures; those that cannot be read are named, and their steps left out."""
+    images: dict[int, dict[str, NDArray[Any]]] = {}
+    positive: dict[int, bool] = {}
+    bad: set[int] = set()
+    room = memory_budget() // 2  # the pictures, and the frames that are made of them
+    for picture in pictures:
+        views = images.setdefault(picture.step, {})
+        try:
+            if picture.camera in views:
+                raise DataError("is there twice: another picture has the same episode, step and camera")
+            image = _read_image(picture.path)
+            room -= image.nbytes
+            if room < 0:
+                raise DataError("belongs to an episode that does not fit into memory")
+            views[picture.camera] = image
+        except (DataError, OSError) as error:
+            bad.add(picture.step)
+            yield to_fault(picture.path, error)
+        positive[picture.step] = positive.get(picture.step, False) or picture.positive
+    steps = sorted(images.keys() - bad)
+    if steps:
+        first = pictures[0]
+        yield attempt(first.path, partial(_build, images, positive, steps, first.source, complete))
+
+
+def _build(
+    images: dict[int, dict[str, NDArray[Any]]],
+    positive: dict[int, bool],
+    steps: list[int],
+    source: str,
+    complete: bool,
+) -> Episode:
+    cameras = sorted({camera for step in steps for camera in images[step]})
+    for step in steps:
+        missing = [camera for camera in cameras if camera not in images[step]]
+        if missing:
+            raise DataError(
+                f"missing camera key: step {step} of this episode has no picture of {missing[0]!r}"
+            )
+    labels = np.array([positive[step] for step in steps], np.float32)
+    return Episode(
+        frames={camera: stack_images([images[step][camera] for step in steps], camera) for camera in cameras},
+        labels=labels,
+        success=is_positive(labels),
+        source=source,
+        complete=complete,
+    )
+
+
+def _read_image(path: Path) -> UInt8Array:
+    """A PNG or JPEG, uint8 [H, W] or [H, W, 3]; other decoders, which may start programs, are not asked."""
+    if path.stat().st_size > _MAX_FILE:
+        raise DataError(f"is larger than {_MAX_FILE >> 20} MiB")
+    content = path.read_bytes()
+    try:
+        with Image.open(BytesIO(content), formats=_DECODERS) as image:
+            width, height = image.size
+            scans = content.count(_JPEG_SCAN) if image.format != "PNG" else 1
+            if width * height > _MAX_PIXELS or width * height * scans > _MAX_SCANNED_PIXELS:
+                raise DataError(f"has {width}x{height} pixels in {scans} scans, more than are read")
+            if image.mode in ("I", "F") or image.mode.startswith("I;"):
+                raise DataError(f"has the pixel format {image.mode}; expected 8 bits for each channel")
+            gray = image.mode in ("1", "L", "LA")
+            return np.asarray(image.convert("L" if gray else "RGB"))
+    except DataError:
+        raise
+    except Exception as error:  # decoders of damaged pictures fail in many ways
+        raise DataError(f"is not a readable picture: {one_line(error) or type(error).__name__}") from error
+
+
+class FolderWriter(EpisodeWriter):
+    """Writes each frame as a picture; episodes that were cut off go to `unfinished/` beside the others."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._directories = {True: make_directory(path / SUCCESS), False: make_directory(path / FAILURE)}
+        self._apart: FolderWriter | None = None
+        for directory in (path, *self._directories.values()):
+            clear_stale(directory)
+
+    def add(self, episode: Episode) -> str:
+        """Write one episode; return the common beginning of its files' paths."""
+        if not episode.complete and self._path.absolute().name != UNFINISHED:
+            self._apart = self._apart or FolderWriter(self._path / UNFINISHED)
+            return self._apart.add(episode)
+        source = _file_name_part(episode.source)
+        written: list[Path] = []
+        with locked_directory(self._path) as locked:  # no other writer takes the same number
+            if locked:
+                self._clear_unfinished()
+            number = max(next_number(directory, _NUMBER) for directory in self._directories.values())
+            stem = f"{source}_{number:06d}"
+            mark = self._path / f".{stem}{WRITING}"
+            write_atomic(mark, lambda file: file.write(b""))
+            try:
+                for name, positive, image in _named_frames(episode, stem):
+                    path = self._directories[positive] / name
+                    write_atomic(path, partial(_write_png, image), exclusive=True)
+                    written.append(path)
+            except BaseException:
+                for path in written:  # all frames of an episode or none
+                    path.unlink()
+                mark.unlink()
+                raise
+            with storage_errors(mark):
+                mark.unlink()
+                fsync_directory(self._path)
+        return str(self._path / stem)
+
+    def _clear_unfinished(self) -> None:
+        """Remove what a killed writer left of its last episode; nobody else writes at this moment."""
+        marks = _being_written(self._path)
+        if not marks:
+            return
+        for directory in self._directories.values():
+            for path in files_in(directory, *_SUFFIXES):
+                if _stem(path.stem) in marks:
+                    path.unlink()
+            fsync_directory(directory)
+        for stem, mark in marks.items():
+            log.info("%s: a writer was killed in the middle of it; its frames are removed", stem)
+            mark.unlink()
+
+
+def _file_name_part(source: str) -> str:
+    """The end of `source`, as far as it fits, with everything but plain characters encoded."""
+    while len(encoded := quote(source, safe="", errors="replace")) > _MAX_SOURCE:
+        source = source[1:]
+    return "%2E" + encoded[1:] if encoded.startswith(".") else encoded  # a leading dot would hide the file
+
+
+def _named_frames(episode: Episode, stem: str) -> Iterator[tuple[str, bool, UInt8Array]]:
+    """(file name, whether it shows success, image) of every frame."""
+    for camera, images in episode.frames.items():
+        plain = len(episode.frames) == 1 and camera == BASE_CAMERA
+        suffix = "" if plain else f"_{quote(camera, safe='')}"
+        for step, image in enumerate(images):
+            yield f"{stem}_frame{step:03d}{suffix}.png", bool(episode.labels[step] >= 0.5), image
+
+
+def _write_png(image: UInt8Array, file: BinaryIO) -> None:
+    Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(file, format="PNG")
+
+
+class Folder(Format):
+    """A directory with pictures in `success/` and `failure/`."""
+
+    name: ClassVar[str] = "folder"
+    looks_for: ClassVar[str] = "success/*.png and failure/*.png"
+
+    def detect(self, path: Path) -> bool:
+        """Whether there is a picture where they are kept."""
+        places = [root / kind for root in (path, path / UNFINISHED) for kind in (SUCCESS, FAILURE)]
+        return any(files_in(place, *_SUFFIXES) for place in places)
+
+    def read(self, path: Path) -> Iterator[Episode | Fault]:
+        """In the order of episode numbers; those that were cut off come last."""
+        for root in (existing(path), path / UNFINISHED):
+            complete = root.absolute().name != UNFINISHED
+            groups, unfinished = _settled(root)
+            for pictures in groups:
+                if pictures[0].stem in unfinished:
+                    reason = "its episode is being written at this moment, or its writer was killed"
+                    yield to_fault(pictures[0].path, DataError(reason))
+                else:
+                    yield from _read_group(pictures, complete)
+
+    def writer(self, path: Path) -> FolderWriter:
+        """Append to `success/` and `failure/` below `path`."""
+        return FolderWriter(Path(path))

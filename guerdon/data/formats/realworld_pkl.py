@@ -1,0 +1,310 @@
+"""`realworld-pkl`: one `data.pkl` of a robot, a list of transitions one after the other.
+
+A transition is `{"transitions": {"obs", "next_obs"}, "action", "rewards", "terminations", "truncations"}`;
+values are tensors, mostly with a leading batch axis of size 1. The frame that is judged is the one that the
+action led to: `next_obs`, and `obs` only where a file has no `next_obs`. A reward over 0.5 means that this
+frame shows success. An episode ends with a termination or a truncation; what follows the last of them is an
+episode that is not complete.
+
+The writers lose nothing: what the layout has no place for stands in `episode_info` of an episode's last
+transition. There is no frame before the first action in an `Episode`, so the first `obs` repeats the first
+`next_obs`. `rewards` holds the success labels; the environment's rewards are in `episode_info`. How a file
+grows is said in `realworld_parts.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from guerdon.core.errors import DataError
+from guerdon.core.types import BoolArray, Episode, Fault, FloatArray, is_positive
+from guerdon.data.files.bounds import Allowance
+from guerdon.data.formats.base import Format
+from guerdon.data.formats.common import (
+    BASE_CAMERA,
+    SpooledWriter,
+    attempt,
+    camera_name,
+    existing,
+    extras_from,
+    extras_of,
+    require,
+    to_flags,
+    to_floats,
+    to_labels,
+    to_scalar,
+    to_vector,
+    to_vectors,
+)
+from guerdon.data.formats.observations import frames_from, observation_at, states_from
+from guerdon.data.formats.realworld_parts import (
+    FILE_NAME,
+    INFO,
+    PartsWriter,
+    data_file,
+    ends,
+    find_parts,
+    load_transitions,
+)
+
+__all__ = ["FILE_NAME", "RealworldPkl", "Recorded", "RecordingWriter", "read_recorded", "to_transitions"]
+
+_ARRAYS = ("labels", "env_rewards", "terminated", "truncated", "is_grasped")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """An episode, and what a robot's recorder tells beside it."""
+
+    episode: Episode
+    at_target: BoolArray
+    """bool [T]; rewards over 0.5, before anybody asked for how long."""
+    hold_steps: int | None = None
+    """Frames in a row at the target that make a success; None if the file does not tell."""
+    key: str = ""
+    """What the operator ended it with: `c` success, `a` failure."""
+    frame_age: Mapping[str, FloatArray] = dataclasses.field(default_factory=dict)
+    """Camera -> float32 [T], how old its picture was when it was looked at, in seconds; empty if unknown."""
+    intervened: BoolArray | None = None
+    """bool [T]; where a person drove."""
+
+
+def read_recorded(path: Path) -> Iterator[Recorded | Fault]:
+    """The episodes of a `data.pkl` as they were recorded."""
+    given, path = Path(path), data_file(Path(path))
+    if not find_parts(path):
+        existing(given)
+        existing(path)
+    opened = attempt(path, partial(_open, path))
+    if isinstance(opened, Fault):
+        yield opened
+        return
+    parts, room = opened
+    for number, (steps, ended) in enumerate(parts):
+        item = attempt(path, partial(_read_recorded, steps, ended, path, room))
+        yield (
+            dataclasses.replace(item, reason=f"episode {number}: {item.reason}")
+            if isinstance(item, Fault)
+            else item
+        )
+
+
+def _read_recorded(steps: Sequence[Any], ended: bool, path: Path, room: Allowance) -> Recorded:
+    episode = _read_episode(steps, ended, path, room)
+    info = steps[-1].get(INFO) or {}
+    rewards = to_floats([step["rewards"] for step in steps], len(steps), "rewards")
+    assert rewards is not None  # `_read_episode` has seen to it
+    ages = info.get("frame_age") or {}
+    hold = info.get("hold_steps")
+    intervened = info.get("intervened")
+    return Recorded(
+        episode=episode,
+        at_target=rewards > 0.5,
+        hold_steps=None if hold is None else int(to_scalar(hold, "hold_steps")),
+        key=key if isinstance(key := info.get("key"), str) else "",
+        frame_age={
+            camera_name(camera): value
+            for camera, each in ages.items()
+            if (value := to_floats(each, len(steps), "ages of frames")) is not None
+        },
+        intervened=None if intervened is None else to_flags(intervened, len(steps), "interventions"),
+    )
+
+
+def _open(path: Path) -> tuple[list[tuple[Sequence[Any], bool]], Allowance]:
+    """(what `_split` gives, what the file and the parts beside it may give together)."""
+    content = load_transitions(path)
+    parts = [part for _, part in find_parts(path)]
+    room = Allowance.of(*(file for file in (path, *parts) if file.exists()))
+    room.take_steps(len(content))
+    return list(_split(content)), room
+
+
+def _split(transitions: Sequence[Any]) -> Iterator[tuple[Sequence[Any], bool]]:
+    """(transitions of one episode, whether it ended)."""
+    start = 0
+    for index, transition in enumerate(transitions):
+        if ends(transition):
+            yield transitions[start : index + 1], True
+            start = index + 1
+    if start < len(transitions):
+        yield transitions[start:], False
+
+
+def _read_episode(steps: Sequence[Any], ended: bool, path: Path, room: Allowance) -> Episode:
+    reached = [_observation(step, index) for index, step in enumerate(steps)]
+    column = {
+        key: [require(step, key, f"transition {index}") for index, step in enumerate(steps)]
+        for key in ("rewards", "terminations", "truncations")
+    }
+    count, info = len(steps), steps[-1].get(INFO) or {}
+    rewards = to_floats(column["rewards"], count, "rewards")
+    if rewards is None:
+        raise DataError("has no rewards, and so no labels")
+    values: dict[str, Any] = {
+        "labels": rewards > 0.5,
+        "env_rewards": rewards,
+        "terminated": column["terminations"],
+        "truncated": column["truncations"],
+        "is_grasped": None,
+        **{name: info[name] for name in _ARRAYS if name in info},
+    }
+    labels = to_labels(values["labels"], count)
+    extras = extras_from(info, path)
+    before = info["initial_state"] if "initial_state" in info else _state_before(steps[0])
+    names = info.get("camera_names") or [BASE_CAMERA]
+    return Episode(
+        frames=frames_from(reached, room, camera_name(names[0])),
+        labels=labels,
+        success=is_positive(labels, bool(info.get("success", False))),
+        actions=to_vectors([step.get("action") for step in steps], count, "actions", room),
+        states=states_from(reached, room),
+        initial_state=None if before is None else to_vector(before, "states"),
+        env_rewards=to_floats(values["env_rewards"], count, "rewards"),
+        terminated=to_flags(values["terminated"], count, "termination flags"),
+        truncated=to_flags(values["truncated"], count, "truncation flags"),
+        is_grasped=to_flags(values["is_grasped"], count, "grasp flags"),
+        **{**extras, "complete": extras["complete"] and ended},
+    )
+
+
+def _observation(step: Any, index: int) -> Any:
+    """The observation that the action led to."""
+    pair = require(step, "transitions", f"transition {index}")
+    if isinstance(pair, Mapping) and pair.get("next_obs") is not None:
+        return pair["next_obs"]
+    return require(pair, "obs", f"transition {index}")
+
+
+def _state_before(step: Mapping[str, Any]) -> Any:
+    pair = step["transitions"]
+    has_both = pair.get("next_obs") is not None and isinstance(pair.get("obs"), Mapping)
+    return pair["obs"].get("states") if has_both else None
+
+
+def to_transitions(episode: Episode, recorded: Recorded | None = None) -> list[dict[str, Any]]:
+    """The transitions that stand for one episode; `recorded` adds what a robot's recorder tells."""
+    import torch
+
+    observations = [_to_tensors(observation_at(episode, step)) for step in range(episode.num_frames)]
+    before = {**observations[0], "states": _to_tensors(episode.initial_state)}
+    count = episode.num_frames
+    terminated = bool(episode.terminated is not None and episode.terminated[-1])
+    rewards = episode.labels if recorded is None else recorded.at_target
+    transitions: list[dict[str, Any]] = []
+    for step in range(count):
+        last = step == count - 1
+        transitions.append(
+            {
+                "transitions": {
+                    "obs": observations[step - 1] if step else before,
+                    "next_obs": observations[step],
+                },
+                "action": _to_tensors(None if episode.actions is None else episode.actions[step]),
+                "rewards": torch.tensor([[float(rewards[step])]]),
+                "terminations": torch.tensor([[last and terminated]]),
+                "truncations": torch.tensor([[last and not terminated]]),
+            }
+        )
+    arrays = {name: _copy(getattr(episode, name)) for name in _ARRAYS}
+    transitions[-1][INFO] = {
+        **arrays,
+        **extras_of(episode),
+        "success": episode.success,
+        "initial_state": _copy(episode.initial_state),
+        "camera_names": list(episode.frames),
+    }
+    if recorded is not None:
+        transitions[-1][INFO] |= {
+            "hold_steps": recorded.hold_steps,
+            "key": recorded.key,
+            "frame_age": {camera: _copy(ages) for camera, ages in recorded.frame_age.items()},
+            "intervened": _copy(recorded.intervened),
+        }
+    return transitions
+
+
+def _copy(array: Any) -> Any:
+    return None if array is None else np.array(array)
+
+
+def _to_tensors(value: Any) -> Any:
+    """Arrays -> tensors of their own with a batch axis; a view would be pickled with all that it views."""
+    if isinstance(value, Mapping):
+        return {key: _to_tensors(item) for key, item in value.items()}
+    if value is None:
+        return None
+    import torch
+
+    return torch.from_numpy(np.array(value)[None])
+
+
+class RecordingWriter(PartsWriter):
+    """Writes the `data.pkl` of a robot, also beside others: every episode is on disk when `add` returns."""
+
+    def add(self, recorded: Recorded) -> None:
+        """Keep one episode."""
+        self.write(to_transitions(recorded.episode, recorded))
+
+
+class RealworldPklWriter(SpooledWriter):
+    """Adds episodes to a `data.pkl`; they are on disk when `add` returns, and one file after `close`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._parts = PartsWriter(path)
+        self._num_added = 0
+
+    def add(self, episode: Episode) -> str:
+        """Write one episode; return where its transitions begin, if nobody else writes."""
+        self._reserve(episode)
+        transitions = to_transitions(episode)
+        self._parts.write(transitions)
+        first = self._parts.num_before + self._num_added
+        self._num_added += len(transitions)
+        return f"{self.path}#{first}"
+
+    def close(self) -> None:
+        """Make one file."""
+        self._parts.close()
+        self._free()
+
+
+class RealworldPkl(Format):
+    """A `data.pkl`, or the directory that it is in."""
+
+    name: ClassVar[str] = "realworld-pkl"
+    looks_for: ClassVar[str] = "data.pkl, a pickled list of transitions"
+
+    def detect(self, path: Path) -> bool:
+        """Whether there is a `data.pkl`, or the file is a pickled list."""
+        if path.is_dir():
+            return (path / FILE_NAME).is_file() or bool(find_parts(path / FILE_NAME))
+        return path.name == FILE_NAME or (path.suffix == ".pkl" and is_pickled_list(path))
+
+    def read(self, path: Path) -> Iterator[Episode | Fault]:
+        """In the order of recording."""
+        for item in read_recorded(path):
+            yield item if isinstance(item, Fault) else item.episode
+
+    def writer(self, path: Path) -> RealworldPklWriter:
+        """Append to the `data.pkl` at or below `path`."""
+        return RealworldPklWriter(data_file(Path(path)))
+
+
+def is_pickled_list(path: Path) -> bool:
+    """Whether the first bytes are those of a pickle whose first object is a list."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError:
+        return False
+    start = 11 if head[2:3] == pickle.FRAME else 2
+    return head[:1] == pickle.PROTO and head[start : start + 1] == pickle.EMPTY_LIST

@@ -1,0 +1,181 @@
+"""Look at a data set in any format, and copy it to any other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from guerdon.core.errors import DataError
+from guerdon.core.progress import progress
+from guerdon.core.types import DataSummary, Episode, Fault, display_path
+from guerdon.data.formats import detect_format, get_format
+from guerdon.data.formats.native import Native
+from guerdon.data.store.episode_store import EpisodeStore
+
+Cameras: TypeAlias = Mapping[str, tuple[int, int, int]]
+_CameraKey: TypeAlias = tuple[tuple[str, tuple[int, int, int]], ...]
+WRITE_BATCH = 32
+
+
+@dataclass
+class _Counts:
+    """Running totals while a data set is read once."""
+
+    episodes: int = 0
+    frames: int = 0
+    success: int = 0
+    incomplete: int = 0
+    positive: int = 0
+
+    def add(self, episode: Episode) -> None:
+        self.episodes += 1
+        self.frames += episode.num_frames
+        self.positive += episode.num_positive_frames
+        self.incomplete += not episode.complete
+        self.success += episode.complete and episode.success
+
+
+def inspect(path: Path | str, format: str | None = None) -> DataSummary:
+    """What is at `path`; the format is detected unless given. Reads everything once, changes nothing."""
+    path = Path(path)
+    kind = detect_format(path) if format is None else get_format(format)
+    if isinstance(kind, Native):
+        return _inspect_store(path)
+    by_cameras: Counter[_CameraKey] = Counter()
+    counts: dict[_CameraKey, _Counts] = {}
+    faults: list[Fault] = []
+    places: dict[_CameraKey, list[str]] = {}
+    for item in progress(kind.read(path), "reading", unit="episode"):
+        if isinstance(item, Fault):
+            faults.append(item)
+            continue
+        key = tuple(sorted(item.camera_shapes.items()))
+        by_cameras[key] += 1
+        counts.setdefault(key, _Counts()).add(item)
+        places.setdefault(key, []).append(item.source)
+    cameras = dict(by_cameras.most_common(1)[0][0]) if by_cameras else {}
+    for key, sources in places.items():
+        if dict(key) != cameras:
+            faults += [Fault(path=source, reason=mismatch(dict(key), cameras)) for source in sources]
+    total = counts.get(tuple(sorted(cameras.items())), _Counts())
+    return _summary(path, kind.name, total, cameras, faults, None)
+
+
+def _inspect_store(path: Path) -> DataSummary:
+    store = EpisodeStore(path)
+    counts = _Counts(
+        episodes=store.num_episodes,
+        frames=store.num_frames,
+        success=int((store.success & store.complete).sum()),
+        incomplete=int((~store.complete).sum()),
+        positive=int((store.labels >= 0.5).sum()),
+    )
+    return _summary(path, Native.name, counts, store.cameras, store.faults, store.content_hash)
+
+
+def _summary(
+    path: Path, format: str, counts: _Counts, cameras: Cameras, faults: list[Fault], content_hash: str | None
+) -> DataSummary:
+    return DataSummary(
+        path=str(path),
+        format=format,
+        num_episodes=counts.episodes,
+        num_frames=counts.frames,
+        num_success_episodes=counts.success,
+        num_failure_episodes=counts.episodes - counts.incomplete - counts.success,
+        num_incomplete_episodes=counts.incomplete,
+        num_positive_frames=counts.positive,
+        cameras=cameras,
+        faults=tuple(faults),
+        bytes=size_on_disk(path),
+        content_hash=content_hash,
+    )
+
+
+def mismatch(have: Cameras, want: Cameras) -> str:
+    """Why an episode with the cameras `have` does not fit among those with `want`."""
+    missing = sorted(want.keys() - have.keys())
+    if missing:
+        return f"has no camera {missing[0]!r}; most episodes have {sorted(want)}"
+    extra = sorted(have.keys() - want.keys())
+    if extra:
+        return f"has a camera {extra[0]!r} that most episodes lack"
+    name = next(name for name in want if have[name] != want[name])
+    sizes = ["x".join(map(str, shape[name])) for shape in (have, want)]
+    return f"camera {name!r} has images of {sizes[0]}, most episodes have {sizes[1]}"
+
+
+def size_on_disk(path: Path) -> int:
+    """Bytes of a file, or of all files below a directory."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
+
+
+def usable(
+    items: Iterable[Episode | Fault], cameras: Cameras | None, faults: list[Fault]
+) -> Iterator[Episode]:
+    """The episodes that have just `cameras` (None: those of the first); all else is added to `faults`."""
+    for item in items:
+        if isinstance(item, Fault):
+            faults.append(item)
+            continue
+        cameras = item.camera_shapes if cameras is None else cameras
+        if item.camera_shapes != dict(cameras):
+            faults.append(Fault(path=item.source, reason=mismatch(item.camera_shapes, cameras)))
+        else:
+            yield item
+
+
+def convert(
+    source: Path | str, target: Path | str, to: str, format: str | None = None
+) -> tuple[int, list[Fault]]:
+    """Copy the data set at `source` to `target` in the format `to`; returns episodes written and faults.
+
+    Where episodes differ in cameras or image sizes, those that most of them have are copied and the others
+    are named as faults. `target` may hold data of that format already: it is added to, never overwritten.
+    """
+    source, target = Path(source), Path(target)
+    if source.resolve() == target.resolve():
+        raise DataError(f"source and target are the same: {display_path(source)}")
+    kind = detect_format(source) if format is None else get_format(format)
+    summary = inspect(source, kind.name)
+    if summary.num_episodes == 0:
+        first = f"; {summary.faults[0].path}: {summary.faults[0].reason}" if summary.faults else ""
+        raise DataError(f"{display_path(source)} has no usable episode{first}")
+    return write_all(kind.read(source), target, to, summary.cameras, summary.num_episodes)
+
+
+def write_all(
+    items: Iterable[Episode | Fault],
+    target: Path,
+    to: str,
+    cameras: Cameras | None = None,
+    total: int | None = None,
+) -> tuple[int, list[Fault]]:
+    """Write `items` to `target`, a few at a time; returns how many episodes were written, and the faults.
+
+    Without `cameras` the first episode decides which cameras the others must have.
+    """
+    kind = get_format(to)
+    if not kind.writable:
+        raise DataError(f"the format {to} can be read but not written")
+    faults: list[Fault] = []
+    written = 0
+    batch: list[Episode] = []
+    with kind.writer(target) as writer:
+        for episode in progress(usable(items, cameras, faults), "writing", total=total, unit="episode"):
+            try:
+                writer.check(episode)
+            except DataError as error:  # costs this episode and no other
+                faults.append(Fault(path=display_path(episode.source), reason=str(error)))
+                continue
+            batch.append(episode)
+            if len(batch) == WRITE_BATCH:
+                written += len(writer.add_many(batch))
+                batch.clear()
+        written += len(writer.add_many(batch))
+    return written, faults

@@ -1,0 +1,261 @@
+"""Workers as Ray actors: the process that holds one, answers from it, and the group of a role.
+
+An actor is not restarted by Ray but by `RayGroup.restart`, because a new worker has to be told what the old
+one knew, and because its machine may have gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import (
+    GetTimeoutError,
+    ObjectLostError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from guerdon.core.errors import ClusterError, GuerdonError, WorkerError, WorkerLostError
+from guerdon.distributed.engine import Group, Handle, Pending, WorkerSpec
+from guerdon.distributed.placement import Slot
+
+log = logging.getLogger("guerdon")
+
+START_SECONDS = 240.0
+"""How long a worker may take to start and to be made: importing torch on a busy machine takes a while."""
+
+
+class RemoteTraceback(Exception):
+    """What happened in the worker; the cause of the error that the user sees."""
+
+
+class _Notices(logging.Handler):
+    """Keeps warnings until they are asked for: what a worker logs itself nobody sees."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._kept: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the level and the text."""
+        self._kept.append((record.levelno, record.getMessage()))
+
+    def take(self) -> list[tuple[int, str]]:
+        """What there is, once."""
+        taken, self._kept = self._kept, []
+        return taken
+
+
+class _Host:
+    """The actor: a process that holds one worker."""
+
+    def __init__(self, threads: int | None, folder: str) -> None:
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+        try:
+            os.chdir(folder)  # relative paths in the settings mean the same here
+        except OSError as error:  # another machine need not have it
+            log.info("relative paths begin at %s: %s", Path.cwd(), error)
+        self._notices = _Notices()
+        log.addHandler(self._notices)
+        if threads is not None:
+            import torch
+
+            torch.set_num_threads(threads)
+        self._worker: Any = None
+
+    def make(self, spec: WorkerSpec) -> int:
+        """Make the worker; returns the process id."""
+        self._worker = spec.make()
+        return os.getpid()
+
+    def notices(self) -> list[tuple[int, str]]:
+        """Level and text of all warnings since the last call."""
+        return self._notices.take()
+
+    def call(self, method: str, *args: Any) -> Any:
+        """One method of the worker."""
+        return getattr(self._worker, method)(*args)
+
+
+class RayPending(Pending):
+    """An object in Ray's store."""
+
+    def __init__(self, ref: Any, role: str, rank: int) -> None:
+        self.ref, self._role, self._rank = ref, role, rank
+
+    def result(self, timeout_seconds: float | None = None) -> Any:
+        """Arrays are views of the store where it is on this machine, and read-only."""
+        try:
+            return ray.get(self.ref, timeout=timeout_seconds)
+        except GetTimeoutError as error:
+            raise WorkerLostError(self._role, self._rank, f"no answer in {timeout_seconds:g} s") from error
+        except RayError as error:
+            raise _readable(error, self._role, self._rank) from _trace(error)
+
+
+def _readable(error: RayError, role: str, rank: int) -> GuerdonError:
+    """One of our errors, in a line, from one of Ray's."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        if isinstance(cause, WorkerLostError):  # of another worker that this one talked to
+            return cause
+        if isinstance(cause, RayError):
+            return _readable(cause, role, rank)
+        if isinstance(cause, GuerdonError):
+            return type(cause)(*cause.args)
+        told = str(cause).strip().splitlines() or ["no message"]
+        return WorkerError(f"{role} worker {rank} failed: {type(cause).__name__}: {told[0]}")
+    if isinstance(error, ObjectLostError):
+        return WorkerLostError("object", rank, "the machine that held its data has gone")
+    if isinstance(error, RayActorError | WorkerCrashedError):
+        return WorkerLostError(role, rank, "its process has gone")
+    return WorkerError(f"{role} worker {rank} failed: {type(error).__name__}: {str(error).splitlines()[0]}")
+
+
+def _trace(error: RayError) -> Exception:
+    return RemoteTraceback(str(error)) if isinstance(error, RayTaskError) else error
+
+
+class RayHandle(Handle):
+    """An actor, for another worker."""
+
+    def __init__(self, actor: Any, role: str, rank: int) -> None:
+        self._actor, self._role, self._rank = actor, role, rank
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Ask and wait."""
+        return RayPending(self._actor.call.remote(method, *args), self._role, self._rank).result()
+
+
+class Places(Protocol):
+    """What a group asks of its engine: where workers run."""
+
+    restarts: Counter[str]
+    groups: list[RayGroup]
+    """All that were begun; the engine ends them, also those that did not get to their end here."""
+
+    def slot(self, role: str, rank: int) -> Slot:
+        """Where a worker runs, or will run."""
+
+    def options(self, role: str, rank: int) -> dict[str, Any]:
+        """Ray's options for a worker, on another machine if its own has gone."""
+
+    def is_alive(self, slot: Slot, *, wait: bool = False) -> bool:
+        """Whether the machine of a slot is there."""
+
+
+class RayGroup(Group):
+    """Actors of one role."""
+
+    def __init__(self, engine: Places, role: str, specs: Sequence[WorkerSpec]) -> None:
+        super().__init__(role, len(specs))
+        self._engine, self._specs = engine, list(specs)
+        engine.groups.append(self)
+        self._actors: list[Any] = [None] * self.size
+        self._unheard: dict[int, Any] = {}
+        self.pids: list[int] = [0] * self.size
+        made = [self._begin(rank) for rank in range(self.size)]
+        for rank, pending in enumerate(made):
+            self.pids[rank] = self._finish(rank, pending)
+
+    def submit(self, rank: int, method: str, *args: Any) -> RayPending:
+        """Ask one worker; what is `Pending` is passed by reference."""
+        ref = self._actors[rank].call.remote(method, *map(_given, args))
+        return RayPending(ref, self.role, rank)
+
+    def submit_pair(self, rank: int, method: str, *args: Any) -> tuple[Pending, Pending]:
+        """Two objects."""
+        call = self._actors[rank].call.options(num_returns=2)
+        one, other = call.remote(method, *map(_given, args))
+        return RayPending(one, self.role, rank), RayPending(other, self.role, rank)
+
+    def first_ready(self, pending: Sequence[Pending], timeout_seconds: float | None) -> int | None:
+        """Wait for one of them."""
+        refs = [item.ref for item in pending if isinstance(item, RayPending)]
+        ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_seconds, fetch_local=False)
+        return refs.index(ready[0]) if ready else None
+
+    def restart(self, rank: int, reason: str) -> None:
+        """Kill what may be left, and make the worker anew, on another machine if its own has gone."""
+        ray.kill(self._actors[rank], no_restart=True)
+        self._engine.restarts[self.role] += 1
+        log.warning("%s worker %d is started again: %s", self.role, rank, reason)
+        self.pids[rank] = self._finish(rank, self._begin(rank))
+
+    def handle(self, rank: int) -> RayHandle:
+        """The actor."""
+        return RayHandle(self._actors[rank], self.role, rank)
+
+    def notices(self, seconds: float) -> list[tuple[int, str]]:
+        """What the workers have to warn of; one that is busy tells it at a later call."""
+        for rank, actor in enumerate(self._actors):
+            if actor is not None and rank not in self._unheard:
+                self._unheard[rank] = actor.notices.remote()
+        if not self._unheard:
+            return []
+        refs = list(self._unheard.values())
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=seconds)
+        self._unheard = {rank: ref for rank, ref in self._unheard.items() if ref not in ready}
+        told: list[tuple[int, str]] = []
+        for ref in ready:
+            with contextlib.suppress(RayError):  # a worker that is lost is noticed when it is needed
+                told += ray.get(ref)
+        return told
+
+    def close(self) -> None:
+        """Kill the actors."""
+        for actor in self._actors:
+            if actor is not None:
+                ray.kill(actor, no_restart=True)
+
+    def _begin(self, rank: int) -> Any:
+        spec = self._specs[rank]
+        options = self._engine.options(self.role, rank)
+        name = f"{self.role}-{rank}"
+        actor: Any = (
+            ray.remote(_Host).options(**options, max_restarts=0).remote(spec.threads, str(Path.cwd()))
+        )
+        self._actors[rank] = actor
+        log.debug("%s starts on %s", name, self._engine.slot(self.role, rank))
+        return actor.make.remote(spec)
+
+    def _finish(self, rank: int, made: Any) -> int:
+        """Wait for a new worker; where its machine goes away meanwhile, begin again on another one."""
+        until = time.monotonic() + START_SECONDS
+        while True:
+            ready, _ = ray.wait([made], timeout=1.0, fetch_local=False)
+            if ready:
+                try:
+                    return int(RayPending(made, self.role, rank).result())
+                except WorkerLostError as error:
+                    if self._engine.is_alive(self._engine.slot(self.role, rank), wait=True):
+                        raise ClusterError(
+                            f"{self.role} worker {rank} does not start: {error.reason}"
+                        ) from error
+            if not self._engine.is_alive(self._engine.slot(self.role, rank)):
+                made = self._begin(rank)
+            elif time.monotonic() > until:
+                raise ClusterError(f"{self.role} worker {rank} did not start in {START_SECONDS:g} s")
+
+
+def _given(item: Any) -> Any:
+    return item.ref if isinstance(item, RayPending) else item
+
+
+class Answer:
+    """A worker that shows that workers can be started and asked."""
+
+    def double(self, value: int) -> int:
+        """Twice the value."""
+        return 2 * value

@@ -1,0 +1,1 @@
+"""Small tasks for reward models, with fixed episode lengths, and their scripted experts."""

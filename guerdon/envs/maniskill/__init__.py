@@ -1,0 +1,1 @@
+"""ManiSkill as vector environments, one simulation a process."""

@@ -1,0 +1,394 @@
+"""One ManiSkill simulation: a single environment on a CPU, or a batch of them on a GPU; tensors in and out.
+
+What is particular to the simulator is here and nowhere else: how a task is made, the camera, what is cut from
+a step, and how the end of an episode can still be shown after the next one has begun.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from guerdon.config.maniskill import ManiSkillConfig
+from guerdon.core.errors import ConfigError
+from guerdon.core.types import FloatArray, IntArray
+from guerdon.envs.maniskill.vulkan import REMEDY, choose_driver, has_gpu
+
+log = logging.getLogger("guerdon")
+
+VIEWS: dict[str, tuple[Sequence[float], Sequence[float], float]] = {
+    "PickCube-v1": ((0.55, 0.55, 0.50), (0.0, 0.0, 0.19), 0.62),
+}
+"""Task -> eye, target and field of view that show cube, goal and gripper well; others keep their own."""
+_TABLE = "samplerBRDFLUT"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """What others need to know of a task."""
+
+    state_size: int
+    own_state: IntArray
+    """int [P]; which numbers of the state a robot knows without looking (ManiSkill's state beside images)."""
+    action_low: FloatArray
+    action_high: FloatArray
+    info_names: tuple[str, ...]
+    """Infos with one number for each environment ..."""
+    flags: frozenset[str]
+    """... and which of them are true or false."""
+    max_episode_steps: int | None
+    control_mode: str
+
+
+def make_task(cfg: ManiSkillConfig, num_envs: int, backend: str) -> Any:
+    """ManiSkill's environment without any wrapper; errors say what to do.
+
+    Args:
+        cfg: settings.
+        num_envs: 1 on a CPU.
+        backend: `cpu` or `gpu`.
+    """
+    choose_driver()
+    try:
+        import mani_skill.envs  # noqa: F401 - registers the tasks
+        from mani_skill.utils.registration import REGISTERED_ENVS
+    except ImportError as error:
+        raise ConfigError(
+            f"env_type: maniskill needs the simulator, which cannot be imported ({error}): run `make "
+            "setup-sim`, or pip install 'guerdon[maniskill]'"
+        ) from error
+    if cfg.id not in REGISTERED_ENVS:
+        near = get_close_matches(cfg.id, list(REGISTERED_ENVS), n=1, cutoff=0.3)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"ManiSkill has no task {cfg.id!r}{hint}")
+    arguments = dict(cfg.task_params)
+    if cfg.robot_uids is not None:
+        arguments["robot_uids"] = cfg.robot_uids
+    if cfg.sim_config:
+        arguments["sim_config"] = cfg.sim_config
+    try:
+        return REGISTERED_ENVS[cfg.id].make(
+            num_envs=num_envs,
+            obs_mode="state",
+            control_mode=cfg.control_mode,
+            reward_mode=cfg.reward_mode,
+            render_mode="rgb_array" if cfg.shows_images else None,
+            sim_backend=f"physx_{'cpu' if backend == 'cpu' else 'cuda'}",
+            render_backend=_render_backend(cfg, backend),
+            human_render_camera_configs=_camera(cfg, backend) if cfg.shows_images else {},
+            **arguments,
+        )
+    except (AssertionError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
+        raise ConfigError(_explain(cfg, error)) from error
+
+
+def _explain(cfg: ManiSkillConfig, error: Exception) -> str:
+    """Why a task cannot be made, and what to do."""
+    text = " ".join(str(error).split())
+    if any(mark in text.lower() for mark in ("rendering device", "physical device", "vk::", "vulkan")):
+        return f"the simulator finds no Vulkan device to render with ({text}): {REMEDY}"
+    if "supported modes" in text:  # what ManiSkill says of an unknown control mode
+        modes = re.findall(r"'(\w+)'", text)
+        near = get_close_matches(str(cfg.control_mode), modes, n=1, cutoff=0.3)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"{cfg.id} has no control_mode {cfg.control_mode!r}; {hint}known: {', '.join(modes)}"
+    return f"{cfg.id} cannot be made with these settings: {type(error).__name__}: {text}"
+
+
+def _render_backend(cfg: ManiSkillConfig, backend: str) -> str:
+    if not cfg.shows_images:
+        return "none"
+    return "gpu" if backend == "gpu" or (has_gpu() and torch.cuda.is_available()) else "cpu"
+
+
+def _camera(cfg: ManiSkillConfig, backend: str) -> dict[str, Any]:
+    """Settings of the task's render camera, the only one that shows goal markers."""
+    import sapien
+    from mani_skill.render import PREBUILT_SHADER_CONFIGS
+    from mani_skill.utils import sapien_utils
+
+    height, width = cfg.image_size
+    camera: dict[str, Any] = {"width": width, "height": height}
+    eye, target, fov = VIEWS.get(cfg.id, (None, None, None))
+    if cfg.camera_eye is not None:
+        eye, target = cfg.camera_eye, cfg.camera_target
+    if eye is not None:
+        camera["pose"] = sapien_utils.look_at(eye, target)
+    fov = fov if cfg.camera_fov is None else cfg.camera_fov
+    if fov is not None:
+        camera["fov"] = fov
+    if cfg.shader_pack not in PREBUILT_SHADER_CONFIGS:
+        known = ", ".join(PREBUILT_SHADER_CONFIGS)
+        raise ConfigError(f"unknown shader_pack {cfg.shader_pack!r}; known: {known}")
+    camera["shader_pack"] = cfg.shader_pack
+    shaders = _shaders_without_table() if cfg.shader_pack == "minimal" and backend == "cpu" else None
+    if shaders is not None:
+        del camera["shader_pack"]
+        camera["shader_config"] = dataclasses.replace(
+            PREBUILT_SHADER_CONFIGS["minimal"], shader_pack=str(shaders)
+        )
+        # What ManiSkill sets by the name of the pack.
+        sapien.render.set_picture_format("Color", "r8g8b8a8unorm")
+        sapien.render.set_picture_format("ColorRaw", "r8g8b8a8unorm")
+        sapien.render.set_picture_format("PositionSegmentation", "r16g16b16a16sint")
+    return camera
+
+
+@cache
+def _shaders_without_table() -> Path | None:
+    """SAPIEN's minimal shaders without their table for reflections of the surroundings: there are none.
+
+    Computing that table takes eight seconds of a core in every process that renders; frames are the same
+    without. None, and a line in the log, if the shaders look different from those that this was written for.
+    """
+    import sapien
+
+    source = Path(sapien.__file__).parent / "vulkan_shader"
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "guerdon"
+    folder = kept / f"shaders-{sapien.__version__}"
+    if folder.exists():
+        return folder / "minimal"
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept) as made:
+            pack = Path(made) / "pack"
+            for name in ("common", "minimal"):
+                shutil.copytree(source / name, pack / name)
+            texts = {file: _without_table(file.read_text()) for file in (pack / "minimal").glob("*.frag")}
+            if None in texts.values():
+                log.warning("SAPIEN's shaders are not as expected: the first frame takes some seconds more")
+                return None
+            for file, text in texts.items():
+                file.write_text(text or "")
+            try:
+                pack.rename(folder)  # whole or not at all: other processes may do the same now
+            except OSError:
+                if not folder.exists():
+                    raise
+    except OSError as error:
+        log.warning("no shaders can be kept, so the first frame takes some seconds more: %s", error)
+        return None
+    return folder / "minimal"
+
+
+def _without_table(text: str) -> str | None:
+    """A shader without the table, or None if the table is used in a way that is not known."""
+    lines = []
+    for line in text.splitlines():
+        if _TABLE not in line:
+            lines.append(line)
+        elif line.strip().startswith("vec2 envBRDF ="):
+            lines.append("  vec2 envBRDF = vec2(1, 0);")
+        elif not line.strip().startswith("layout("):
+            return None
+    return "\n".join(lines) + "\n"
+
+
+class ManiSkillBatch:
+    """A simulation of n environments. Nothing here ends or begins an episode unless told to.
+
+    After every `reset` and `step`, `state`, `env_reward` and `infos` hold what is, [n, ...] each.
+    """
+
+    def __init__(self, cfg: ManiSkillConfig, num_envs: int, backend: str) -> None:
+        self.cfg, self.num_envs = cfg, num_envs
+        self.env = make_task(cfg, num_envs, backend)
+        self.device: torch.device = self.env.device
+        self._one_by_one = backend == "cpu"
+        # A task that builds a new scene for each episode cannot go back to one that is over.
+        self._rebuilds = self.env.reconfiguration_freq != 0
+        self._cameras: dict[tuple[int, int], Any] = {}
+        self._final: Any = None
+        """The end of the last episode: a state to go back to, or frames [n, H, W, 3]."""
+        self._past: deque[Any] = deque(maxlen=0)
+        """The same of what was before each of the last steps, the latest last; see `keep_past`."""
+        self.state: Tensor
+        self.env_reward = torch.zeros(num_envs, device=self.device)
+        self.infos: dict[str, Tensor] = {}
+        self.goal_in_picture: Tensor
+        """Row and column of the goal as shares of the picture, float32 [n, 2]; NaN where none is known."""
+        self._take(*self.env.reset(seed=list(range(num_envs))))
+        self.goal_in_picture = self._project_goal()
+        self.facts = self._describe()
+
+    def reset(self, env_ids: Sequence[int], seeds: Sequence[int], *, keep_final: bool) -> None:
+        """Begin new episodes in `env_ids`; with `keep_final`, what is there now can be shown afterwards.
+
+        A batch on a GPU is seeded as a whole only; a reset of some of its environments goes on with the
+        random numbers of the batch.
+        """
+        if keep_final and self.cfg.shows_images:
+            self._final = self._memory()
+        else:
+            self._final = None
+        options: dict[str, Any] = {}
+        if self._rebuilds:
+            self._cameras = {}
+        if len(env_ids) == self.num_envs:
+            obs, info = self.env.reset(seed=[int(seed) for seed in seeds])
+        else:
+            options["env_idx"] = torch.as_tensor(list(env_ids), device=self.device)
+            obs, info = self.env.reset(options=options)
+        self._take(obs, info)
+        self.goal_in_picture = self._project_goal()
+
+    def step(self, actions: Tensor) -> None:
+        """Take one action in each environment, float32 [n, A]."""
+        if self._past.maxlen:
+            self._past.append(self._memory())
+        obs, env_reward, _, _, info = self.env.step(actions)
+        self.env_reward = env_reward
+        self._take(obs, info)
+
+    def keep_past(self, num_steps: int) -> None:
+        """From now on remember what was before each of the last `num_steps` steps, over resets too."""
+        self._past = deque(self._past, maxlen=num_steps)
+
+    def render(
+        self, size: tuple[int, int] | None = None, *, final: bool = False, steps_back: int = 0
+    ) -> Tensor:
+        """Frames uint8 [n, H, W, 3] of what is, or with `final` of what was before the last `reset`.
+
+        `steps_back` from 1 shows what was so many steps before the last one's outcome, if that is remembered.
+        """
+        if not self.cfg.shows_images:
+            raise ConfigError(
+                f"{self.cfg.id} was made without frames: set init_params.render_mode to rgb_array"
+            )
+        shown = self._final if final else None
+        if steps_back:
+            shown = self._past[-steps_back] if steps_back <= len(self._past) else None
+        if shown is None:
+            return self._picture(size)
+        if isinstance(shown, Tensor):
+            return _resized(shown, size)
+        now = self.env.get_state_dict()
+        self.env.set_state_dict(shown)
+        try:
+            return self._picture(size)
+        finally:
+            self.env.set_state_dict(now)
+
+    def close(self) -> None:
+        """Free the simulation."""
+        self._cameras, self._final = {}, None
+        self._past.clear()
+        self.env.close()
+
+    def _memory(self) -> Any:
+        """What is now, to be shown later: a state to go back to, or frames where there is no way back."""
+        eager = self._rebuilds or not self._one_by_one
+        return self.render().clone() if eager else self.env.get_state_dict()
+
+    def _picture(self, size: tuple[int, int] | None) -> Tensor:
+        if size is None or size == self.cfg.image_size:
+            frames: Tensor = self.env.render_rgb_array(next(iter(self.env._human_render_cameras)))
+            return frames
+        if not self._one_by_one:
+            return _resized(self._picture(None), size)
+        if size not in self._cameras:  # cameras can be added to a scene at any time, but only on a CPU
+            from mani_skill.sensors.camera import Camera
+
+            config = next(iter(self.env._human_render_cameras.values())).config
+            height, width = size
+            named = dataclasses.replace(config, uid=f"view_{height}x{width}", width=width, height=height)
+            self._cameras[size] = Camera(named, self.env.scene)
+        for hidden in self.env._hidden_objects:
+            hidden.show_visual()
+        self.env.scene.update_render(update_sensors=False, update_human_render_cameras=True)
+        camera = self._cameras[size]
+        camera.capture()
+        shown: Tensor = camera.get_obs(rgb=True, depth=False, segmentation=False, position=False)["rgb"]
+        return shown
+
+    def _project_goal(self) -> Tensor:
+        """Goals stay where they are for an episode, and so does the camera, unless it is mounted."""
+        places = [getattr(self.env, name, None) for name in ("goal_site", "goal_region")]
+        poses = [place.pose for place in places if place is not None]
+        poses += [pose for pose in (getattr(self.env, "goal_pose", None),) if pose is not None]
+        cameras = [camera for camera in self.env._human_render_cameras.values() if self.cfg.shows_images]
+        if not poses or not cameras or cameras[0].config.mount is not None:
+            return torch.full((self.num_envs, 2), torch.nan, device=self.device)
+        seen = cameras[0].get_params()
+        point = torch.cat([poses[0].p, torch.ones_like(poses[0].p[:, :1])], 1).unsqueeze(2)
+        column, row, depth = (seen["intrinsic_cv"] @ seen["extrinsic_cv"] @ point).squeeze(2).unbind(1)
+        height, width = self.cfg.image_size
+        return torch.stack([row / depth / height, column / depth / width], 1).float()
+
+    def _take(self, obs: Tensor, info: Mapping[str, Any]) -> None:
+        self.state = obs
+        self.infos = {
+            name: value for name, value in info.items() if isinstance(value, Tensor) and value.ndim == 1
+        }
+        grasped = [name for name in self.infos if name.startswith("is_") and name.endswith("_grasped")]
+        if "is_grasped" not in self.infos and len(grasped) == 1:
+            self.infos["is_grasped"] = self.infos[grasped[0]]
+        self.infos.pop("elapsed_steps", None)
+
+    def _describe(self) -> TaskFacts:
+        from mani_skill.utils.registration import REGISTERED_ENVS
+
+        space = self.env.single_action_space
+        if not isinstance(getattr(space, "low", None), np.ndarray):
+            raise ConfigError(f"{self.cfg.id} has no plain vector of numbers as its action, but {space}")
+        return TaskFacts(
+            state_size=int(self.state.shape[1]),
+            own_state=self._own_state(),
+            action_low=space.low.astype(np.float32),
+            action_high=space.high.astype(np.float32),
+            info_names=tuple(self.infos),
+            flags=frozenset(name for name, value in self.infos.items() if value.dtype == torch.bool),
+            max_episode_steps=REGISTERED_ENVS[self.cfg.id].max_episode_steps,
+            control_mode=str(self.env.agent.control_mode),
+        )
+
+    def _own_state(self) -> IntArray:
+        """Where the numbers that ManiSkill gives beside images stand in the full state, by their names."""
+        info = self.env.get_info()
+        full = _columns(self.env._get_obs_state_dict(info))
+        self.env._obs_mode = "rgb"  # asked for once; tasks look at the mode when they make an observation
+        try:
+            known = _columns(self.env._get_obs_state_dict(info))
+        finally:
+            self.env._obs_mode = "state"
+        places: dict[str, range] = {}
+        start = 0
+        for name, width in full.items():
+            places[name] = range(start, start + width)
+            start += width
+        return np.array([place for name in known if name in places for place in places[name]], np.int64)
+
+
+def _columns(obs: Mapping[str, Any], path: str = "") -> dict[str, int]:
+    """Name -> how many numbers, in the order in which ManiSkill strings them together."""
+    found: dict[str, int] = {}
+    for name, value in obs.items():
+        if isinstance(value, Mapping):
+            found.update(_columns(value, f"{path}{name}/"))
+        else:
+            found[f"{path}{name}"] = int(np.prod(value.shape[1:], dtype=np.int64))
+    return found
+
+
+def _resized(frames: Tensor, size: tuple[int, int] | None) -> Tensor:
+    """Frames uint8 [n, H, W, 3] at another size."""
+    if size is None or tuple(frames.shape[1:3]) == size:
+        return frames
+    moved = frames.permute(0, 3, 1, 2).float()
+    scaled = torch.nn.functional.interpolate(moved, size, mode="bilinear", antialias=True)
+    return scaled.round().clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()

@@ -1,0 +1,295 @@
+"""The shapes of the tabletop's pictures, drawn into many images at once.
+
+All edges are soft, about a pixel wide, so that motion by less than a pixel can be seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from guerdon.core.types import FloatArray, IntArray, UInt8Array
+from guerdon.envs.tabletop.window import HALF, LARGEST, ONE, ZERO, Params, Scratch, Window, column, ramp
+
+_FACES = np.array([[0, 1, 2, 3], [0, 1, 5, 4], [0, 3, 6, 4]]).T
+"""The three faces of a box that can be seen, as numbers of its corners [4, 3]; corner 0 is the nearest."""
+_NEXT = np.array([1, 2, 3, 0])
+_EDGE_VALUES = np.array([0.5, 0.5, -0.5, -0.5])[:, None, None]
+_DISC = 0.25
+_FREE, _BEHIND, _POKING = 0.32, 0.08, 0.8
+"""Densities of a translucent ball: with no box there, behind the surface of one, and in front of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solid:
+    """A box as nine linear functions of the pixel that say where lines of sight meet its planes.
+
+    Their values are in pixels, relative to the depth of some point, and grow towards the camera. Lines of
+    sight enter the box at the least of the first three and leave it at the greatest of the others.
+    """
+
+    slopes: tuple[Params, Params]
+    """Along x and y, [9, m] each."""
+    values: Params
+    """[9, m], at the pixel where the point itself appears."""
+
+    def take(self, ids: IntArray) -> Solid:
+        """For the images `ids`, int [n], alone."""
+        slopes = self.slopes[0][:, ids], self.slopes[1][:, ids]
+        return Solid(slopes=slopes, values=self.values[:, ids])
+
+
+def _groups_of_like_size(sizes: Params) -> list[IntArray]:
+    """Numbers of shapes, in groups, so that a few large ones, [m], do not make all windows large."""
+    if len(sizes) < 64 or sizes.max() < 1.5 * np.median(sizes):
+        return [np.arange(len(sizes))]
+    return np.array_split(np.argsort(sizes, kind="stable"), 4)
+
+
+def _overlap(edges: FloatArray) -> FloatArray:
+    """How much of each pixel, [m, P], is inside a quadrilateral; also right if that is thin.
+
+    `edges` [4, m, P] is how much of it each edge in turn leaves, less 1 for the third and the fourth.
+    """
+    np.minimum(edges[:2], ONE, out=edges[:2])
+    np.minimum(edges[2:], ZERO, out=edges[2:])
+    pairs = np.add(edges[:2], edges[2:], out=edges[:2])
+    inside: FloatArray = np.minimum(pairs[0], pairs[1], out=pairs[0])
+    return np.maximum(inside, ZERO, out=inside)
+
+
+class Canvas:
+    """Images, uint8 [n, H, W, 3], to draw into. `ids`, int [m], always says into which of them.
+
+    Coordinates are in pixels from the upper left corner; colours `rgb` are [3, m] in [0, 255].
+    """
+
+    def __init__(self, frames: UInt8Array, scratch: Scratch) -> None:
+        self.frames = frames
+        self.scratch = scratch
+        self.everyone: IntArray = np.arange(len(frames))
+
+    def box(self, ids: IntArray, u: Params, v: Params, light: Params, rgb: Params) -> None:
+        """A box.
+
+        Args:
+            ids: int [m].
+            u: x of its corners, [7, m]: the four upper ones, beginning with the nearest and going on to its
+                neighbour on the front, and under numbers 0, 1 and 3 the lower ones.
+            v: y of its corners.
+            light: [3, m]; brightness of the upper face, the front and the side, 0 where a face is hidden.
+            rgb: [3, m].
+        """
+        faces = np.flatnonzero(light.max(axis=1) > 0.0)
+        if not len(faces):
+            return
+        bounds = u.min(axis=0), u.max(axis=0), v.min(axis=0), v.max(axis=0)
+        window = Window(self.frames, self.scratch, ids, bounds)
+        u4, v4 = u[_FACES], v[_FACES]  # [4, 3, m]
+        du, dv = u4[_NEXT] - u4, v4[_NEXT] - v4
+        turn = (u4[2] - u4[0]) * (v4[3] - v4[1]) - (v4[2] - v4[0]) * (u4[3] - u4[1])
+        scale = np.copysign(1.0, turn) / np.maximum(np.sqrt(du * du + dv * dv), 1e-3)
+        du *= scale
+        dv *= -scale
+        value = np.where(light > 0.0, _EDGE_VALUES, -LARGEST)  # [4, 3, m]
+        covered = lit = self.scratch.floats("lit", *window.rgb.shape[1:])
+        for number, face in enumerate(faces):
+            slopes, points = (dv[:, face], du[:, face]), (u4[:, face], v4[:, face])
+            inside = _overlap(window.planes(slopes, points, value[:, face], "planes" if number else "first"))
+            if number == 0:
+                covered = inside
+                np.multiply(inside, column(light[face]), out=lit)
+            else:
+                covered += inside  # along a shared edge the parts of both faces add up to 1
+                inside *= column(light[face])
+                lit += inside
+        # Soft edges that meet at an acute angle reach beyond the corner; nothing is drawn out there.
+        np.minimum(covered, window.room(*bounds), out=covered)
+        window.cover(ramp(covered), lit, rgb)
+        window.close()
+
+    def shadow(self, ids: IntArray, ellipse: Params, softness: Params, strength: Params) -> None:
+        """Darken a soft-edged rectangle that lies on the table.
+
+        Args:
+            ids: int [m].
+            ellipse: [6, m]; centre (x, y) and the two half axes (x, y) as they appear in the image.
+            softness: [m]; width of the soft edge, as a share of the half axes.
+            strength: [m]; share of the light that is taken away in the middle.
+        """
+        window, places = self._open_flat(ids, ellipse, 1.0 + softness)
+        np.abs(places, out=places)
+        alpha = np.maximum(places[0], places[1], out=places[0])
+        slope = 0.5 / softness
+        alpha *= column(-slope)
+        alpha += column((1.0 + softness) * slope)
+        ramp(alpha)
+        alpha *= column(-strength)
+        alpha += ONE
+        window.rgb *= alpha
+        window.close()
+
+    def ring(self, ids: IntArray, ellipse: Params, half_width: float, rgb: Params) -> None:
+        """A faintly filled ring that lies on the table; `ellipse` as for `shadow`."""
+        radius = np.sqrt(np.abs(ellipse[2] * ellipse[5] - ellipse[3] * ellipse[4])) + 1e-3
+        window, places = self._open_flat(ids, ellipse, 1.0 + (half_width + 0.5) / radius)
+        places *= places
+        away = np.sqrt(np.add(places[0], places[1], out=places[0]), out=places[0])
+        away -= ONE
+        away *= column(radius)
+        fill = np.subtract(HALF, away, out=places[1])
+        ramp(fill)
+        fill *= np.float32(_DISC)
+        np.abs(away, out=away)
+        np.subtract(np.float32(half_width + 0.5), away, out=away)
+        window.blend(np.maximum(ramp(away), fill, out=away), rgb)
+        window.close()
+
+    def _open_flat(self, ids: IntArray, ellipse: Params, reach: Params) -> tuple[Window, FloatArray]:
+        """A window around `ellipse` and, [2, m, P], coordinates in which its half axes are the units."""
+        u, v, ux, vx, uy, vy = ellipse
+        wide, tall = reach * (np.abs(ux) + np.abs(uy)), reach * (np.abs(vx) + np.abs(vy))
+        window = Window(self.frames, self.scratch, ids, (u - wide, u + wide, v - tall, v + tall))
+        area = ux * vy - uy * vx
+        along = np.array([vy, -uy, -vx, ux]) / np.where(np.abs(area) < 1e-6, 1e-6, area)
+        return window, window.planes((along[0::2], along[1::2]), (u, v), 0.0)
+
+    def line(self, ids: IntArray, ends: Params, half_width: float, rgb: Params) -> None:
+        """Translucent straight lines between `ends` [4, m] (x, y, x, y)."""
+        u0, v0, u1, v1 = ends
+        pad = half_width + 0.5
+        across = np.minimum(u0, u1) - pad, np.maximum(u0, u1) + pad
+        window = Window(
+            self.frames, self.scratch, ids, (*across, np.minimum(v0, v1) - pad, np.maximum(v0, v1) + pad)
+        )
+        length = np.sqrt((u1 - u0) ** 2 + (v1 - v0) ** 2)
+        du, dv = (u1 - u0) / np.maximum(length, 1e-3), (v1 - v0) / np.maximum(length, 1e-3)
+        slopes = np.array([-dv, du]), np.array([du, dv])
+        beside, along = window.planes(slopes, (u0, v0), np.array([[0.0], [0.5]]))
+        np.subtract(np.float32(half_width + 0.5), np.abs(beside, out=beside), out=beside)
+        alpha = ramp(beside)
+        alpha *= ramp(np.minimum(along, column(length + 1.0) - along, out=along))
+        alpha *= column(0.7 * np.minimum(length, 1.0))
+        window.blend(alpha, rgb)
+        window.close()
+
+    def pole(self, ids: IntArray, ends: Params, half_widths: Params, rgb: Params) -> None:
+        """A round pole between `ends` [4, m] (x, y, x, y) with `half_widths` [2, m], cut off square."""
+        for group in _groups_of_like_size(np.abs(ends[3] - ends[1])):
+            self._pole(ids[group], ends[:, group], half_widths[:, group], rgb[:, group])
+
+    def _pole(self, ids: IntArray, ends: Params, half_widths: Params, rgb: Params) -> None:
+        u0, v0, u1, v1 = ends
+        reach = half_widths.max(axis=0) + 0.5
+        sides = np.minimum(u0, u1) - reach, np.maximum(u0, u1) + reach
+        window = Window(
+            self.frames, self.scratch, ids, (*sides, np.minimum(v0, v1) - reach, np.maximum(v0, v1) + reach)
+        )
+        length = np.maximum(np.sqrt((u1 - u0) ** 2 + (v1 - v0) ** 2), 1e-3)
+        du, dv = (u1 - u0) / length, (v1 - v0) / length
+        taper = (half_widths[1] - half_widths[0]) / length
+        slopes = (
+            np.array([taper * du - dv, taper * du + dv, du]),
+            np.array([taper * dv + du, taper * dv - du, dv]),
+        )
+        values = np.array([half_widths[0] + 0.5, half_widths[0] + 0.5, np.full_like(u0, 0.5)])
+        left, right, along = window.planes(slopes, (u0, v0), values)
+        # Darker towards the edges, and a little more so on the right.
+        shade = np.subtract(left, right, out=self.scratch.floats("lit", *left.shape))
+        shade *= column(0.5 / half_widths.max(axis=0))
+        curve = np.multiply(shade, shade, out=self.scratch.floats("curve", *left.shape))
+        curve *= np.float32(-0.3)
+        shade *= np.float32(0.12)
+        shade += curve
+        shade += ONE
+        alpha = np.add(np.minimum(left, ONE, out=left), np.minimum(right, ONE, out=right), out=left)
+        alpha -= ONE
+        np.minimum(along, column(length + 1.0) - along, out=along)
+        ramp(np.minimum(alpha, along, out=alpha))
+        shade *= alpha
+        window.cover(alpha, shade, rgb)
+        window.close()
+
+    def ball(self, ids: IntArray, circle: Params, rgb: Params, solid: Solid) -> None:
+        """A translucent ball with a clear rim and a highlight.
+
+        It shows through a box that hides it, faintly, and stands out where it pokes through that box.
+
+        Args:
+            ids: int [m].
+            circle: [3, m]; centre (x, y) and radius.
+            rgb: [3, m].
+            solid: the box, relative to the centre of the ball.
+        """
+        for group in _groups_of_like_size(circle[2]):
+            self._ball(ids[group], circle[:, group], rgb[:, group], solid.take(group))
+
+    def _ball(self, ids: IntArray, circle: Params, rgb: Params, solid: Solid) -> None:
+        u, v, r = circle
+        reach = r + 0.25
+        window = Window(self.frames, self.scratch, ids, (u - reach, u + reach, v - reach, v + reach))
+        depth = window.distance(u, v, "depth")
+        planes = window.planes(solid.slopes, (u, v), solid.values)
+        alpha = self._translucency(planes, depth, r)
+        np.subtract(column(r), depth, out=depth)
+        fill = np.add(depth, HALF, out=self.scratch.floats("fill", *depth.shape))
+        alpha *= ramp(fill)
+        rim = np.maximum(0.7, 0.09 * r)
+        depth -= column(rim - 0.25)
+        np.abs(depth, out=depth)
+        depth *= column(-1.0 / rim)
+        depth += column(1.0 + 0.5 / rim)
+        ramp(depth)
+        depth *= HALF
+        alpha += depth
+        window.blend(np.minimum(alpha, ONE, out=alpha), rgb)
+        shine = window.distance(u - 0.36 * r, v - 0.36 * r, "depth")
+        width = np.maximum(0.2 * r, 1.0)
+        shine *= column(-1.0 / width)
+        shine += column((0.5 + 0.24 * r) / width)
+        ramp(shine)
+        shine *= np.float32(0.45)
+        window.blend(shine, 240.0)
+        window.close()
+
+    def _translucency(self, planes: FloatArray, away: FloatArray, radius: Params) -> FloatArray:
+        """How dense a ball appears, [m, P], beside a box given by its planes [9, m, P].
+
+        `away` [m, P] is the distance of each pixel from the ball's centre.
+        """
+        enter = np.minimum(np.minimum(planes[0], planes[1], out=planes[0]), planes[2], out=planes[0])
+        leave = np.maximum(np.maximum(planes[3], planes[4], out=planes[3]), planes[5], out=planes[3])
+        np.maximum(planes[6], planes[7], out=planes[6])
+        np.maximum(leave, np.maximum(planes[6], planes[8], out=planes[6]), out=leave)
+        covered = np.subtract(enter, leave, out=leave)
+        covered += HALF
+        ramp(covered)
+        # How much nearer than its centre the surface of the ball is, against the surface of the box.
+        bulge = np.multiply(away, away, out=self.scratch.floats("alpha", *away.shape))
+        np.subtract(column(radius * radius), bulge, out=bulge)
+        np.sqrt(np.maximum(bulge, ZERO, out=bulge), out=bulge)
+        bulge -= enter
+        bulge += HALF
+        ramp(bulge)
+        bulge *= np.float32(_POKING - _BEHIND)
+        bulge += np.float32(_BEHIND - _FREE)
+        bulge *= covered
+        bulge += np.float32(_FREE)
+        return bulge
+
+    def lamp(self, ids: IntArray, circle: Params, rgb: Params) -> None:
+        """A round lamp in a dark housing, wholly opaque; `circle` [3, m] is (x, y, radius)."""
+        u, v, r = circle
+        case = 1.3 * r + 0.4
+        window = Window(self.frames, self.scratch, ids, (u - case, u + case, v - case, v + case))
+        away = window.distance(u, v, "depth")
+        alpha = self.scratch.floats("alpha", *away.shape)
+        window.blend(ramp(np.subtract(column(case + 0.5), away, out=alpha)), 28.0)
+        window.blend(ramp(np.subtract(column(r + 0.5), away, out=alpha)), rgb)
+        away *= column(-1.0 / (0.6 * r))
+        away += ONE
+        ramp(away)
+        away *= np.float32(0.6)
+        window.blend(away, 255.0)
+        window.close()

@@ -1,0 +1,288 @@
+"""The reward card: one HTML file that shows in a minute whether a reward model can be trusted.
+
+It is self-contained: inline SVG, base64 PNG, no script, no request. All text is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from guerdon.core.atomic import make_directory, write_atomic
+from guerdon.core.types import IntArray, UInt8Array
+from guerdon.fit.metrics import (
+    confusion,
+    detection_delay,
+    log_loss_per_frame,
+    phases,
+    pr_curve,
+    reliability,
+    roc_curve,
+)
+from guerdon.monitoring.page import (
+    document,
+    percent,
+    plain,
+    section,
+    table,
+    tiles,
+    verdict_box,
+)
+from guerdon.monitoring.svg import Plot
+from guerdon.monitoring.verdict import CardInputs, Verdict, judge
+from guerdon.rewards.calibration import fires
+
+FRAMES_PER_EPISODE, WORST_FRAMES = 8, 8
+STRIP_PIXELS, WORST_PIXELS = 96, 128
+
+
+def write_card(path: Path | str, inputs: CardInputs) -> Verdict:
+    """Write the card to `path`, replacing an older one; return its verdict."""
+    path = Path(path)
+    verdict = judge(inputs)
+    page = _page(inputs, verdict).encode()
+    make_directory(path.parent)
+    write_atomic(path, lambda file: file.write(page))
+    return verdict
+
+
+def _page(inputs: CardInputs, verdict: Verdict) -> str:
+    sections = [
+        verdict_box(verdict.level, verdict.headline, verdict.reasons),
+        _key_numbers(inputs),
+        section("How well it separates", _curves(inputs), "The red dot is where the threshold puts it."),
+        section("Whether its probabilities are honest", _reliability(inputs)),
+        section(
+            "Probability over time",
+            "".join(_episode(inputs, name, number) for name, number in sample_episodes(inputs)),
+            "Shaded: the true label is success. Dashed: the threshold. A frame fires above it.",
+        ),
+        section("Worst false positives", _worst(inputs, positive=False), "Failure frames that fire."),
+        section("Worst false negatives", _worst(inputs, positive=True), "Success frames that do not."),
+        section("Errors by phase of the episode", _phase_table(inputs)),
+        section("Speed", _speed(inputs)),
+        section("Data", _data(inputs)),
+        section("Contract", table(_flatten(inputs.contract)), "What the checkpoint expects of its input."),
+    ]
+    about = f'<p class="note">Reward card of <code>{escape(inputs.checkpoint)}</code></p>'
+    return document(inputs.title, about, sections)
+
+
+def _key_numbers(inputs: CardInputs) -> str:
+    metrics, chosen = inputs.metrics, inputs.threshold
+    false_low, false_high = map(percent, chosen.false_positive_interval)
+    true_low, true_high = map(percent, chosen.true_positive_interval)
+    scores = inputs.scores
+    num_success, num_failure = int(scores.success.sum()), int((~scores.success).sum())
+    delay_p90, missed = metrics["detection_delay_p90"], metrics["missed_episode_rate"]
+    numbers = [
+        ("AUC", plain(metrics["auc"], 4), f"average precision {plain(metrics['average_precision'], 4)}"),
+        (
+            "false positives",
+            percent(metrics["false_positive_rate"]),
+            f"{chosen.confidence:.0%} interval {false_low} to {false_high}",
+        ),
+        (
+            "true positives",
+            percent(metrics["true_positive_rate"]),
+            f"{chosen.confidence:.0%} interval {true_low} to {true_high}",
+        ),
+        ("threshold", f"{chosen.threshold:.3g}", "a frame fires above it"),
+        (
+            "detection delay",
+            f"{plain(metrics['detection_delay_median'])} steps",
+            f"90% within {plain(delay_p90)}; {percent(missed)} of successes missed",
+        ),
+        (
+            "false fires per episode",
+            plain(metrics["false_fires_per_episode"], 2),
+            f"in {percent(metrics['failure_episode_fire_rate'])} of failure episodes",
+        ),
+        ("calibration error", plain(metrics["ece"], 4), inputs.calibration.kind),
+        (
+            "held-out data",
+            f"{num_success + num_failure} episodes",
+            f"{num_success} successes, {num_failure} failures, {len(scores.labels)} frames",
+        ),
+    ]
+    return tiles(numbers)
+
+
+def _curves(inputs: CardInputs) -> str:
+    prob, labels = inputs.scores.prob_success, inputs.scores.labels
+    point = confusion(prob, labels, inputs.threshold.threshold)
+    tpr, fpr, precision = point.true_positive_rate, point.false_positive_rate, point.precision
+    if math.isnan(tpr) or math.isnan(fpr):
+        return "<p>There is one class only: no curve can be drawn.</p>"
+    roc, pr = roc_curve(prob, labels), pr_curve(prob, labels)
+    left = Plot(label="ROC curve", x_label="false-positive rate", y_label="true-positive rate")
+    left.curve([0, 1], [0, 1], style="guide").curve(roc.x, roc.y, fill=True).dots(
+        [fpr], [tpr], 5, style="point"
+    )
+    left.text(0.97, 0.06, f"AUC {plain(inputs.metrics['auc'], 4)}", anchor="end")
+    right = Plot(label="Precision-recall curve", x_label="recall", y_label="precision")
+    right.curve(pr.x, pr.y, fill=True)
+    if not math.isnan(precision):
+        right.dots([tpr], [precision], 5, style="point")
+    right.text(0.03, 0.06, f"AP {plain(inputs.metrics['average_precision'], 4)}")
+    return f'<div class="pair">{left.svg()}{right.svg()}</div>'
+
+
+def _reliability(inputs: CardInputs) -> str:
+    said = reliability(inputs.scores.prob_success, inputs.scores.labels, bins=10)
+    plot = Plot(label="Reliability diagram", x_label="probability it says", y_label="share of successes seen")
+    radius = 3 + 5 * np.sqrt(said.num_frames / said.num_frames.max())
+    plot.curve([0, 1], [0, 1], style="guide").curve(said.prob, said.share).dots(said.prob, said.share, radius)
+    tried = [
+        (f"log loss, {kind.replace('identity', 'as it comes')}", f"{loss:.4f}")
+        for kind, loss in inputs.calibration.held_out_log_loss.items()
+    ]
+    kind = inputs.calibration.kind
+    detail = f"{kind} {inputs.calibration.temperature:.3g}" if kind == "temperature" else kind
+    rows = [("calibration", detail), *tried, ("expected calibration error", plain(inputs.metrics["ece"], 4))]
+    words = "On the dashed line what it says is what happens. A larger dot stands for more frames."
+    return f'<div class="pair">{plot.svg()}<div><p class="note">{words}</p>{table(rows)}</div></div>'
+
+
+def sample_episodes(inputs: CardInputs) -> list[tuple[str, int]]:
+    """A typical success, a typical failure, and the episodes that go worst: name and number, each once."""
+    scores = inputs.scores
+    loss = log_loss_per_frame(scores.prob_success, scores.labels)
+    frames = scores.per_episode(np.ones(len(loss), np.bool_))
+    mean_loss = np.bincount(scores.episode, loss, scores.num_episodes) / np.maximum(frames, 1)
+    there = frames > 0
+    successes, failures = np.flatnonzero(scores.success & there), np.flatnonzero(~scores.success & there)
+    chosen: dict[int, str] = {}
+    if len(successes):
+        delay = detection_delay(scores, inputs.threshold.threshold)[there[scores.success]]
+        off = np.abs(np.nan_to_num(delay - inputs.metrics["detection_delay_median"], nan=np.inf))
+        chosen.setdefault(int(successes[np.argmin(off)]), "A typical success")
+    if len(failures):
+        middle = np.argsort(mean_loss[failures])[len(failures) // 2]
+        chosen.setdefault(int(failures[middle]), "A typical failure")
+    for name, numbers in (("The worst success", successes), ("The worst failure", failures)):
+        if len(numbers):
+            chosen.setdefault(int(numbers[np.argmax(mean_loss[numbers])]), name)
+    return [(name, number) for number, name in chosen.items()]
+
+
+def _episode(inputs: CardInputs, name: str, number: int) -> str:
+    scores = inputs.scores
+    rows = scores.order[scores.episode[scores.order] == number]
+    step, prob = scores.step[rows], scores.prob_success[rows]
+    positive, limit = scores.positive[rows], inputs.threshold.threshold
+    plot = Plot(
+        label=f"{name}: episode {number}",
+        x_label="step",
+        y_label="probability",
+        x_range=(float(step[0]) - 0.5, float(step[-1]) + 0.5),
+        width=640,
+        height=180,
+    )
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], positive, [False]])))
+    plot.bands(step[edges[::2]] - 0.5, step[edges[1::2] - 1] + 0.5)
+    plot.curve(plot.x_range, [limit, limit], style="limit").curve(step, prob)
+    shown = np.unique(np.linspace(0, len(rows) - 1, FRAMES_PER_EPISODE).round().astype(np.int64))
+    plot.dots(step[shown], prob[shown], 3.5)
+    strip = _pictures(inputs, rows[shown], STRIP_PIXELS)
+    kind = "success" if scores.success[number] else "failure"
+    return f"<h3>{escape(name)}: episode {number} ({kind})</h3>{plot.svg()}<div class='strip'>{strip}</div>"
+
+
+def _worst(inputs: CardInputs, *, positive: bool) -> str:
+    """The most mistaken frame of each episode, worst first."""
+    scores = inputs.scores
+    fired = fires(scores.prob_success, inputs.threshold.threshold)
+    wrong = np.flatnonzero((scores.positive == positive) & (fired != positive))
+    by_error = wrong[np.argsort(scores.prob_success[wrong] * (1 if positive else -1), kind="stable")]
+    _, first = np.unique(scores.episode[by_error], return_index=True)  # one picture per episode
+    rows = by_error[np.sort(first)][:WORST_FRAMES]
+    if not len(rows):
+        return "<p>None.</p>"
+    count = f"{_count(len(wrong), 'frame')} in {_count(len(first), 'episode')}; the worst of each episode:"
+    pictures = _pictures(inputs, rows, WORST_PIXELS, episode=True)
+    return f"<p class='note'>{count}</p><div class='strip'>{pictures}</div>"
+
+
+def _pictures(inputs: CardInputs, rows: IntArray, pixels: int, *, episode: bool = False) -> str:
+    """A captioned picture of each of the frames; its border tells the label."""
+    scores, parts = inputs.scores, []
+    for row in rows.tolist():
+        number, step = int(scores.episode[row]), int(scores.step[row])
+        truth = "success" if scores.positive[row] else "failure"
+        name = f"episode {number}, step {step}" if episode else f"step {step}"
+        parts.append(
+            f'<figure class="{truth}"><img alt="episode {number}, step {step}, {truth}" '
+            f'src="{_png(inputs.frame(number, step), pixels)}">'
+            f"<figcaption><b>{escape(_short(float(scores.prob_success[row])))}</b> {name}</figcaption>"
+            "</figure>"
+        )
+    return "".join(parts)
+
+
+def _png(frame: UInt8Array, pixels: int) -> str:
+    """A frame, no larger than `pixels`, as a data URL."""
+    picture = Image.fromarray(np.repeat(frame, 3, axis=-1) if frame.shape[-1] == 1 else np.asarray(frame))
+    picture.thumbnail((pixels, pixels))
+    file = io.BytesIO()
+    picture.save(file, format="PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _phase_table(inputs: CardInputs) -> str:
+    scores, limit = inputs.scores, inputs.threshold.threshold
+    names = ("phase", "frames", "hits", "misses", "false fires", "rightly silent", "true pos.", "false pos.")
+    rows = []
+    for name, mask in phases(scores).items():
+        counts = confusion(scores.prob_success[mask], scores.labels[mask], limit)
+        numbers = (counts.true_positive, counts.false_negative, counts.false_positive, counts.true_negative)
+        rates = percent(counts.true_positive_rate), percent(counts.false_positive_rate)
+        rows.append((name, str(int(mask.sum())), *map(str, numbers), *rates))
+    return table(rows, names)
+
+
+def _speed(inputs: CardInputs) -> str:
+    rows = [(name.replace("_", " "), plain(value)) for name, value in inputs.speed.items()]
+    return table(rows) if rows else "<p>Not measured.</p>"
+
+
+def _data(inputs: CardInputs) -> str:
+    rows = [("data hash", inputs.data_hash or "unknown")]
+    if inputs.audit is None:
+        return table([*rows, ("audit", "not run")])
+    rows += [("audited", f"{inputs.audit.path}: {inputs.audit.num_episodes} episodes")]
+    rows += [
+        (f"{finding.level}: {finding.check}", " · ".join((finding.message, *finding.examples[:3])))
+        for finding in inputs.audit.findings[:20]
+    ]
+    return table(rows)
+
+
+def _flatten(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as rows with dotted names; long lists are told by their length."""
+    rows = []
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            rows += _flatten(item, f"{prefix}{name}.")
+        elif isinstance(item, (list, tuple)) and len(item) > 8:
+            rows.append((f"{prefix}{name}", f"{len(item)} values"))
+        else:
+            rows.append((f"{prefix}{name}", str(item)))
+    return rows
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _short(prob: float) -> str:
+    """A probability in the space of a caption."""
+    return "<0.001" if 0 < prob < 0.001 else f"{prob:.3f}"

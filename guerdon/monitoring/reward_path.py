@@ -1,0 +1,150 @@
+"""Does the learned reward reach the loss? Asked of the running code, before the first update.
+
+Reward models are ignored more often than one thinks: advantages computed before relabelling, a return value
+dropped, a threshold read from the wrong place. None of these raises anything; the policy just trains on
+something else. So the runner's own path from probabilities to what is optimised is driven twice, with
+probabilities just below and just above the threshold, and has to show the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from guerdon.config import RewardConfig
+from guerdon.core.errors import GuerdonError
+from guerdon.core.types import BoolArray, FloatArray
+from guerdon.rewards.relabel import judged_frames
+
+MARGIN = 0.01
+"""How far from the threshold the two probabilities lie, as a share of the room on that side."""
+
+
+class RewardPathError(GuerdonError):
+    """The learned reward does not reach what the policy is trained on."""
+
+
+def probe_probabilities(
+    done: BoolArray, cfg: RewardConfig, threshold: float, seed: int = 0
+) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """Two sets of probabilities that differ on some frames, by a hair around the threshold.
+
+    Args:
+        done: bool of any shape; whether the episode ended with the step.
+        cfg: the `reward` section.
+        threshold: the one that decides.
+        seed: which frames differ.
+
+    Returns:
+        Probabilities below the threshold everywhere, the same but above it on about half of the judged
+        frames, and which frames these are.
+    """
+    judged = judged_frames(done, cfg)
+    raised = judged & (np.random.default_rng(seed).random(done.shape) < 0.5)
+    if not raised.any():
+        raised = judged.copy()
+    below = np.full(done.shape, threshold - MARGIN * threshold, np.float32)
+    above = np.where(raised, np.float32(threshold + MARGIN * (1.0 - threshold)), below).astype(np.float32)
+    return below, above, raised
+
+
+def check_reward_path(
+    relabel: Callable[[FloatArray], NDArray[np.floating]],
+    objective: Callable[[], NDArray[np.floating]],
+    done: BoolArray,
+    cfg: RewardConfig,
+    threshold: float,
+) -> None:
+    """Drive the path twice; raises `RewardPathError` unless the reward and the objective follow.
+
+    Args:
+        relabel: takes probabilities of the shape of `done`, does what the runner does with a verdict, and
+            returns the training rewards that the learner now holds.
+        objective: what the loss is made of after relabelling: advantages (PPO), targets (SAC, DQN).
+        done: bool; of the same rollout or batch.
+        cfg: the `reward` section.
+        threshold: the one that decides: the checkpoint's own, or the number in the config.
+    """
+    low, high, raised = probe_probabilities(done, cfg, threshold)
+    if not raised.any():
+        raise RewardPathError("the check needs a finished episode in its rollout; there is none")
+    weight = _expected_change(cfg, float(low.flat[0]), float(high[raised][0]))
+    if weight == 0.0:
+        raise RewardPathError(
+            "with these settings the learned reward has no influence: success_reward equals fail_reward, or "
+            "reward_weight is 0"
+        )
+    rewards_low = np.array(relabel(low))
+    objective_low = np.array(objective())
+    rewards_high = np.array(relabel(high))
+    objective_high = np.array(objective())
+    change = rewards_high - rewards_low
+    if not change[raised].any():
+        raise RewardPathError(
+            f"the training rewards stay the same when probabilities cross the threshold of {threshold:.4f}: "
+            "the verdict is dropped on the way, or another threshold is used"
+        )
+    if not np.allclose(change[raised], change[raised][0]) or change[raised][0] * weight <= 0:
+        raise RewardPathError(
+            f"frames that pass the threshold of {threshold:.4f} change the training reward by "
+            f"{change[raised].min():g} to {change[raised].max():g}, where the settings say {weight:g}"
+        )
+    if change[~raised].any():
+        raise RewardPathError("training rewards change on frames whose probability stayed the same")
+    if not np.abs(objective_high - objective_low).max(initial=0.0) > 1e-6 * abs(weight):
+        raise RewardPathError(
+            "the training rewards change, but what the policy is trained on does not: it is computed before "
+            "relabelling, or from another reward"
+        )
+
+
+def check_learned_rewards(
+    relabel: Callable[[FloatArray], NDArray[np.floating]],
+    objective: Callable[[], NDArray[np.floating]],
+    shape: tuple[int, ...],
+    weight: float,
+) -> None:
+    """The same for learned rewards of any size: driven with zeros, and with ones on about half of the rows.
+
+    Args:
+        relabel: takes learned rewards of `shape`, does what the loop does with them, and returns the training
+            rewards that the learner now holds.
+        objective: what the loss is made of after relabelling: advantages (PPO), targets (SAC, DQN).
+        shape: of the transitions at hand.
+        weight: that the settings give to the learned reward.
+    """
+    if not weight:
+        raise RewardPathError("with these settings the learned reward has no influence: its weight is 0")
+    raised = np.random.default_rng(0).random(shape) < 0.5
+    raised.flat[0] = True
+    rewards_low = np.array(relabel(np.zeros(shape, np.float32)))
+    objective_low = np.array(objective())
+    change = np.array(relabel(raised.astype(np.float32))) - rewards_low
+    _compare(change, raised, weight, np.array(objective()) - objective_low)
+
+
+def _compare(
+    change: NDArray[np.floating], raised: BoolArray, weight: float, effect: NDArray[np.floating]
+) -> None:
+    """Raise unless training rewards follow on the raised rows alone, and the objective follows them."""
+    if not change[raised].any():
+        raise RewardPathError(
+            "the training rewards stay the same when the learned ones change: they are dropped on the way"
+        )
+    if not (change[raised] * weight > 0).all() or change[~raised].any():
+        raise RewardPathError(
+            "the training rewards do not follow the learned ones: they change elsewhere, or the other way"
+        )
+    if not np.abs(effect).max(initial=0.0) > 1e-6 * abs(weight):
+        raise RewardPathError(
+            "the training rewards change, but what the policy is trained on does not: it is computed before "
+            "relabelling, or from another reward"
+        )
+
+
+def _expected_change(cfg: RewardConfig, low: float, high: float) -> float:
+    """What crossing the threshold adds to the training reward, before scaling."""
+    change = high - low if cfg.reward_type == "continuous" else cfg.success_reward - cfg.fail_reward
+    return change * cfg.reward_weight if cfg.combine_mode == "weighted" else change

@@ -1,0 +1,187 @@
+"""Scorers: a fitted model turned into a graph that does nothing but judge frames, and fast.
+
+All of them replace the ResNet, which takes nearly all the time, and leave the pooling and the heads to torch
+in float32. Scorers in int8 are in `int8.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from guerdon.core.types import UInt8Array
+from guerdon.rewards.image.base import RewardModel, mean_logit
+from guerdon.rewards.image.encoders import ResNet
+from guerdon.rewards.image.packed import PackedSteps, can_pack
+from guerdon.rewards.image.steps import resnet_steps
+
+logger = logging.getLogger("guerdon")
+
+Frames: TypeAlias = Mapping[str, UInt8Array] | UInt8Array
+"""camera -> uint8 [N, H, W, C] (or stacks [N, k, H, W, C]), or the images alone if there is one camera."""
+Judgement: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Logits of success float64 [N], and the members' disagreement float64 [N]."""
+
+# Early layers work on large maps: few frames at a time stay in the cache. Late layers have large weights,
+# which are laid out anew in each call: many frames at a time share that. Measured with one thread.
+_EARLY_PIXELS = 1 << 18
+_LATE_PIXELS = 1 << 20
+
+
+class Scorer(Protocol):
+    """Judges frames, and changes nothing by it."""
+
+    def __call__(self, frames: Frames) -> Judgement:
+        """Frames -> logits as `RewardModel.forward` gives them in eval mode, and the disagreement."""
+
+
+def make_scorer(
+    model: RewardModel, precision: Literal["fp32", "bf16"] = "fp32", *, device: str = "cpu"
+) -> ModelScorer:
+    """A scorer of the wanted precision; `model` is left as it is and may be trained on.
+
+    `fp32` is fused (see `FusedEncoder`). For int8 see `guerdon.rewards.image.int8`.
+    """
+    encoder = FusedEncoder if precision == "fp32" else Bfloat16Encoder
+    return ModelScorer(model, encoder(model, torch.device(device)), device)
+
+
+class ModelScorer:
+    """A model whose ResNet is replaced by a faster one, which takes uint8 images as they are.
+
+    Args:
+        model: is copied, but for its ResNet.
+        encoder: uint8 [N, c, H, W] -> float32 [N, C', h, w], normalisation included.
+        device: where the encoder computes.
+    """
+
+    def __init__(self, model: RewardModel, encoder: nn.Module, device: str = "cpu") -> None:
+        # `deepcopy` takes what it finds in the memo for a finished copy: here, of the ResNet.
+        self._model: RewardModel = copy.deepcopy(model, {id(model.resnet): encoder}).to(device).eval()
+        self._device = device
+
+    def __call__(self, frames: Frames) -> Judgement:
+        """See `Scorer`."""
+        return self.judge(self.images(frames))
+
+    def images(self, frames: Frames) -> Tensor:
+        """uint8 [N, K, H, W, c]: the frames as the model wants them."""
+        return self._model.images(frames)
+
+    @torch.no_grad()
+    def judge(self, images: Tensor) -> Judgement:
+        """uint8 [N, K, H, W, c] of the model's size -> logits and disagreement."""
+        features = self._model.encode(images.to(self._device).permute(0, 1, 4, 2, 3))
+        logits = self._model.head(features).double()
+        spread = torch.sigmoid(logits).std(1, correction=0)
+        return mean_logit(logits).cpu().numpy(), spread.cpu().numpy()
+
+
+# Encoders that stand in for a ResNet: uint8 [N, c, H, W] -> float32 [N, C', h, w]
+
+
+class _FromBytes(nn.Module):
+    """Normalisation, then a ResNet."""
+
+    def __init__(self, resnet: nn.Module, scale: Tensor, shift: Tensor) -> None:
+        super().__init__()
+        self.resnet = resnet
+        self.scale, self.shift = scale.view(-1, 1, 1), shift.view(-1, 1, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 [N, c, H, W] -> feature maps."""
+        pixels = images.contiguous().to(torch.float32)
+        maps: Tensor = self.resnet(torch.addcmul(self.shift, pixels, self.scale))
+        return maps
+
+
+class FusedEncoder(nn.Module):
+    """fp32 with batch norms folded in: packed convolutions on AVX2, else frozen graphs.
+
+    On a CPU these are in the blocked layout of oneDNN. Which of the two is faster was measured on both kinds
+    of processor (docs/stage-2-fit.md).
+    """
+
+    def __init__(self, model: RewardModel, device: torch.device) -> None:
+        super().__init__()
+        channels, (height, width) = model.num_channels, model.config.image_size[1:]
+        resnet = copy.deepcopy(model.resnet).to(device).requires_grad_(False).eval()
+        resnet.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        network = _FromBytes(resnet, *(values.to(device) for values in model.scale_shift()))
+        example = torch.zeros(2, channels, height, width, dtype=torch.uint8, device=device)
+        self._whole = _frozen(network, example)
+        self._early_frames = max(1, _EARLY_PIXELS // (height * width))
+        self._late_frames = max(1, _LATE_PIXELS // (height * width))
+        self._in_parts = device.type == "cpu"
+        self._early: Callable[[Tensor], Tensor]
+        self._late: Callable[[Tensor], Tensor]
+        if self._in_parts and packs(resnet):
+            steps = resnet_steps(resnet, (height, width))
+            first = next(i for i, step in enumerate(steps) if step.output.startswith("layer3"))
+            early = PackedSteps(steps[:first], (height, width), self._early_frames)
+            size = -(-height // 8), -(-width // 8)  # three strides of 2, each rounded up
+            self._late = PackedSteps(steps[first:], size, self._late_frames)
+            self._early = _FromBytes(early, network.scale, network.shift)
+        elif self._in_parts:
+            late = nn.Sequential(resnet.layer3, resnet.layer4)
+            resnet.layer3, resnet.layer4 = nn.Sequential(), nn.Sequential()
+            self._early, self._late = _blocked(network, example), _blocked(late, network(example))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 [N, c, H, W] -> float32 [N, C', h, w]."""
+        if not self._in_parts or len(images) == 1:  # for one frame, laying out weights anew does not pay
+            whole: Tensor = self._whole(images)
+            return whole
+        maps = []
+        for group in torch.split(images, self._late_frames):
+            early = [self._early(part) for part in torch.split(group, self._early_frames)]
+            maps.append(self._late(torch.cat(early)))
+        return torch.cat(maps)
+
+
+def packs(resnet: ResNet) -> bool:
+    """Whether packed convolutions are used for it on the processor at hand."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX2" or resnet.norm != "batch":
+        return False
+    if not can_pack():
+        logger.info("fp32 scoring takes frozen graphs: this torch has no packed convolutions")
+    return can_pack()
+
+
+def _frozen(network: nn.Module, example: Tensor) -> Any:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, and faster on a CPU than what replaces it
+        traced = torch.jit.trace(network.eval(), example, check_trace=False)  # type: ignore[no-untyped-call]
+        return torch.jit.freeze(traced)
+
+
+def _blocked(network: nn.Module, example: Tensor) -> Any:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.optimize_for_inference(_frozen(network, example))
+
+
+class Bfloat16Encoder(nn.Module):
+    """A copy whose convolutions have bfloat16 weights; the norms compute in float32 inside."""
+
+    def __init__(self, model: RewardModel, device: torch.device) -> None:
+        super().__init__()
+        self._resnet = copy.deepcopy(model.resnet).to(device).eval()
+        for module in self._resnet.modules():
+            if isinstance(module, nn.Conv2d):
+                module.to(torch.bfloat16)
+        self._scale, self._shift = (values.view(-1, 1, 1).to(device) for values in model.scale_shift())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 [N, c, H, W] -> float32 [N, C', h, w]."""
+        pixels = images * self._scale + self._shift
+        maps: Tensor = self._resnet(pixels.to(torch.bfloat16)).float()
+        return maps

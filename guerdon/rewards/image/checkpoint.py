@@ -1,0 +1,246 @@
+"""Saved models: our own directory (`model.safetensors`, `contract.json`) and the documents' `.pt` file.
+
+In both, weights and contract are in *one* file that is replaced atomically, so an interruption never pairs
+new weights with an old contract: the safetensors file carries the contract in its metadata. `contract.json`
+is the readable copy, written afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from guerdon.config.schema_reward import RewardModelConfig
+from guerdon.core.atomic import make_directory, write_atomic
+from guerdon.core.errors import DataError
+from guerdon.core.types import display_path
+from guerdon.data.files.checksums import load_torch, tensors_checksum
+from guerdon.data.files.rebuild import one_line
+from guerdon.data.files.small_files import read_small
+from guerdon.rewards.image.base import RewardModel
+from guerdon.rewards.image.contract import Contract
+from guerdon.rewards.image.registry import build_model
+from guerdon.rewards.image.state import (
+    CHECKSUM,
+    find_weights,
+    has_batch_norm,
+    load_weights,
+    read_safetensors,
+    strip_prefixes,
+)
+
+logger = logging.getLogger("guerdon")
+
+WEIGHTS_FILE = "model.safetensors"
+CONTRACT_FILE = "contract.json"
+TORCH_SUFFIXES = (".pt", ".pth")
+_IN_DIRECTORY = (
+    WEIGHTS_FILE,
+    "checkpoint.pt",
+    "best_model",
+    "checkpoints/best_model",
+    "reward_model_best.pt",
+    "best_model.pt",
+)
+_KERNEL = "encoder.pooling_layer.kernel"
+_FOREIGN_PREFIXES = ("module.", "_orig_mod.", "model.")
+_FOREIGN_NAMES = (  # what RLinf calls the parts that are the same; one camera
+    (r"encoders\.[^.]+\.resnet_backbone\.", "encoder.backbone."),
+    (r"encoders\.[^.]+\.pooling_layer\.", "encoder.pooling_layer."),
+    (r"backbone\.fc\.(?=\d)", "classifiers.0."),
+    (r"classifier\.", "classifiers.0."),
+)
+
+
+def save_checkpoint(
+    path: Path | str,
+    model: RewardModel | Mapping[str, Tensor],
+    contract: Contract,
+    extra: Mapping[str, Any] | None = None,
+) -> Path:
+    """Save a model with its contract; an existing checkpoint of that name is replaced.
+
+    Args:
+        path: `.pt` or `.pth` for the documents' file, any other name for a directory of ours.
+        model: its weights are saved; or the weights themselves, if the model is spread over processes.
+        contract: saved with them.
+        extra: what else a training script needs. In a `.pt` file these are further entries such as `epoch`,
+            `optimizer_state_dict`, `train_loss` and `train_acc`; in a directory they must fit into JSON.
+    """
+    path = Path(path)
+    named = model if isinstance(model, Mapping) else model.state_dict()
+    weights = {name: value.detach().cpu().contiguous() for name, value in named.items()}
+    if path.suffix in TORCH_SUFFIXES:
+        content = {**(extra or {}), "model_state_dict": weights, "contract": _dump(contract.to_dict())}
+        make_directory(path.parent)
+        write_atomic(path, lambda file: torch.save(content, file))
+        return path
+    make_directory(path)
+    text = _dump({**contract.to_dict(), "extra": dict(extra or {})})
+    metadata = {"contract": text, CHECKSUM: tensors_checksum(weights, text)}
+    blob = safetensors.torch.save(weights, metadata=metadata)
+    write_atomic(path / WEIGHTS_FILE, lambda file: file.write(blob))
+    write_atomic(path / CONTRACT_FILE, lambda file: file.write(text.encode() + b"\n"))
+    return path
+
+
+def load_checkpoint(
+    path: Path | str, config: RewardModelConfig | None = None, given: Collection[str] = ()
+) -> tuple[RewardModel, Contract, dict[str, Any]]:
+    """Load a model in eval mode.
+
+    Args:
+        path: a checkpoint file, or a directory that holds one.
+        config: gives the settings that are not part of a trained model (`precision`, ...). A file without a
+            contract, written by another program, is built after it.
+        given: the keys of `config` that the user set; a contradiction to the contract is a `ConfigError`.
+
+    Returns:
+        The model, its contract, and what was saved as `extra`.
+    """
+    file = find_checkpoint(Path(path))
+    weights, text, extra = _read(file)
+    source = display_path(file)
+    if text is None:
+        if config is None:
+            raise DataError(f"{source}: has no contract; to load it, give the settings of its model")
+        weights = _rename_foreign(weights)
+        contract = _foreign_contract(config, weights, source)
+    else:
+        fields, more = _parse(text, source)
+        contract, extra = Contract.from_dict(fields, source), {**extra, **more}
+        if config is not None:
+            contract.check_config(config, given)
+    return _rebuild(contract, config, weights, source), contract, extra
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The file with the weights that `path` stands for."""
+    if path.is_file():
+        return path.parent / WEIGHTS_FILE if path.name == CONTRACT_FILE else path
+    if path.is_dir():
+        for name in _IN_DIRECTORY:
+            inner = path / name
+            if inner.is_file():
+                return inner
+            if (inner / WEIGHTS_FILE).is_file():
+                return inner / WEIGHTS_FILE
+        raise DataError(f"{display_path(path)}: holds no checkpoint; looked for {', '.join(_IN_DIRECTORY)}")
+    # One document saves the first name and loads the second.
+    saved = path.with_name("reward_model_best.pt")
+    if path.name == "best_model.pt" and saved.is_file():
+        logger.info("%s does not exist; %s beside it is used", display_path(path), saved.name)
+        return saved
+    raise DataError(f"{display_path(path)}: there is no such checkpoint")
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], str | None, dict[str, Any]]:
+    """Weights, contract text (None if there is none) and further entries of a file."""
+    if file.suffix == ".safetensors":
+        weights, metadata = read_safetensors(file)
+        text = metadata.get("contract")
+        if text is not None and CHECKSUM not in metadata:
+            logger.info("%s carries no checksum: damage in it would go unnoticed", display_path(file))
+        return weights, _compared(file.parent / CONTRACT_FILE, text), {}
+    content = load_torch(file)
+    weights = find_weights(content, display_path(file))
+    text = content.get("contract")
+    known = ("model_state_dict", "state_dict", "model", "contract")
+    is_wrapped = any(isinstance(content.get(key), Mapping) for key in known)
+    extra = {str(key): value for key, value in content.items() if key not in known} if is_wrapped else {}
+    return weights, text if isinstance(text, str) else None, extra
+
+
+def _compared(copy: Path, text: str | None) -> str | None:
+    """The contract inside the weights' file, or the one in `contract.json` if there is none."""
+    try:
+        copied: str | None = read_small(copy).decode().strip()
+    except FileNotFoundError:
+        copied = None
+    except ValueError as error:
+        raise DataError(f"{display_path(copy)}: cannot be read: {error}") from error
+    if text is not None and copied is not None and copied != text:
+        logger.warning(
+            "%s differs from the contract inside %s, which is used", display_path(copy), WEIGHTS_FILE
+        )
+    return copied if text is None else text
+
+
+def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        fields = json.loads(text)
+        extra = fields.pop("extra", {})
+        if not isinstance(extra, dict):
+            raise TypeError(f"its extra is a {type(extra).__name__}")
+        return fields, extra
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise DataError(f"{source}: the contract is damaged: {error}") from error
+
+
+def _dump(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=1, default=_plain_number)
+
+
+def _plain_number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} does not fit into JSON")
+
+
+def _rename_foreign(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of another program under our names, without the ImageNet classifier that some keep."""
+    renamed = {}
+    for name, value in strip_prefixes(weights, _FOREIGN_PREFIXES).items():
+        for pattern, ours in _FOREIGN_NAMES:
+            name = re.sub(f"^{pattern}", ours, name)
+        if not re.match(r"(encoder\.)?backbone\.fc\.", name):
+            renamed[name] = value
+    return renamed
+
+
+def _foreign_contract(config: RewardModelConfig, weights: Mapping[str, Tensor], source: str) -> Contract:
+    """What can be said of weights without a contract: the config, corrected by their shapes."""
+    logger.info("%s: has no contract: no threshold, no calibration, and its inputs cannot be checked", source)
+    kernel = weights.get(_KERNEL)
+    if config.model_type == "binary_classifier" and kernel is not None and kernel.ndim == 4:
+        averaged, one_cell = kernel.shape[1:3] == (1, 1), max(config.image_size[1:]) <= 32
+        if not one_cell and config.use_pretrain == averaged:
+            logger.warning(
+                "%s: use_pretrain is %s in the config, but the pooling kernel %s says %s, which is used",
+                *(source, config.use_pretrain, list(kernel.shape), not averaged),
+            )
+            config = replace(config, use_pretrain=not averaged)
+    config = replace(config, pretrained_encoder_path=None, freeze_encoder=config.freeze_encoder is True)
+    with torch.device("meta"):
+        contract = Contract.of(build_model(replace(config, freeze_encoder=False)))
+    model = {**contract.model, "freeze_encoder": config.freeze_encoder}
+    return replace(contract, model=model, norm="batch" if has_batch_norm(weights) else "group")
+
+
+def _rebuild(
+    contract: Contract, base: RewardModelConfig | None, weights: Mapping[str, Tensor], source: str
+) -> RewardModel:
+    config = contract.model_config(base)
+    if config.num_members > len(weights):
+        raise DataError(f"{source}: has {len(weights)} tensors for {config.num_members} members")
+    try:
+        with torch.device("meta"):  # no memory before the shapes are known to fit, and no random numbers
+            model = build_model(replace(config, freeze_encoder=False))
+    except Exception as error:  # sizes that no tensor can have fail in several ways
+        reason = one_line(error)
+        raise DataError(f"{source}: the contract describes an impossible model: {reason}") from error
+    model.config = config
+    model.resnet.use_layout(contract.norm, contract.same_padding)
+    load_weights(model, weights, source)
+    model.resnet.freeze(config.freeze_encoder is True)
+    return model.eval()

@@ -1,0 +1,258 @@
+"""What a checkpoint promises and expects: DESIGN.md, decision 4.
+
+The contract travels with the weights. A config or a batch of frames that does not fit it is refused with both
+sides named; nothing is guessed in silence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import guerdon
+from guerdon.config.build import build, to_plain
+from guerdon.config.schema_reward import RewardModelConfig
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.images import to_numpy
+from guerdon.rewards.calibration import Calibration
+from guerdon.rewards.image.base import RewardModel
+from guerdon.rewards.image.encoders import Norm
+
+logger = logging.getLogger("guerdon")
+
+MODEL_KEYS = (
+    "model_type",
+    "arch",
+    "width",
+    "image_keys",
+    "image_size",
+    "num_frames",
+    "only_at_rest",
+    "crop",
+    "hidden_dim",
+    "dropout",
+    "num_spatial_blocks",
+    "num_members",
+    "use_pretrain",
+    "freeze_encoder",
+    "normalize",
+)
+"""The settings of `reward.model` that belong to the trained model."""
+_LATER_KEYS = {"num_frames": 1, "only_at_rest": False, "crop": None}
+"""Not in contracts of older versions, which had just this."""
+_FREE_KEYS = ("dropout", "freeze_encoder")  # without effect on what a trained model says
+_CLASSIFIER_KEYS = ("num_spatial_blocks", "use_pretrain")  # without effect on the other model
+_MIN_CONTRAST = 6.0  # grey levels between red and blue, below which their order cannot be told
+
+_SAMPLE = (16, 16, 16)  # frames, rows and columns, at most, whose colours are looked at
+
+
+def changed_settings(config: RewardModelConfig) -> set[str]:
+    """The settings of a model that differ from the schema's defaults: somebody set them."""
+    default = RewardModelConfig()
+    return {key for key in MODEL_KEYS if getattr(config, key) != getattr(default, key)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """What a trained model is and what it was trained on; None and empty where that is not known."""
+
+    model: dict[str, Any]
+    """`MODEL_KEYS` as trained (`freeze_encoder` resolved)."""
+    norm: Norm = "batch"
+    """The encoder's norm layers."""
+    same_padding: bool = False
+    """Whether the encoder pads as Flax does."""
+    frame_sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """camera -> (H, W, C) as collected, before the model resizes."""
+    layout: str = "HWC"
+    value_range: str = "uint8 0-255"
+    colour_order: str = "RGB"
+    pixel_mean: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """camera -> mean per channel of the training frames, in grey levels from 0 to 255."""
+    pixel_std: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """camera -> standard deviation per channel, in grey levels."""
+    feature_mean: tuple[float, ...] | None = None
+    """Mean encoder features of the training frames, for drift detection."""
+    feature_std: tuple[float, ...] | None = None
+    threshold: float | None = None
+    """Calibrated probability above which a frame counts as success."""
+    calibration: dict[str, Any] | None = None
+    """`map`: what `models/calibration.py` reads; `threshold`: what `fit/threshold.py` promises."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    data_hash: str | None = None
+    guerdon_version: str = guerdon.__version__
+
+    @classmethod
+    def of(cls, model: RewardModel, **known: Any) -> Contract:
+        """The contract of `model`, with the further fields that are `known`."""
+        section = {key: to_plain(getattr(model.config, key)) for key in MODEL_KEYS}
+        section["freeze_encoder"] = model.encoder_frozen
+        encoder = model.resnet
+        return cls(model=section, norm=encoder.norm, same_padding=encoder.same_padding, **known)
+
+    @classmethod
+    def from_dict(cls, data: Any, source: str = "contract") -> Contract:
+        """Read what `to_dict` wrote; a `DataError` that names `source` if it is something else."""
+        try:
+            contract = build(cls, _as_of_today(data))
+            absent = [key for key in MODEL_KEYS if key not in contract.model]
+            if absent:
+                raise ConfigError(f"model lacks {', '.join(absent)}")
+            contract.model_config()
+        except ConfigError as error:
+            raise DataError(f"{source}: the contract is damaged or of another version: {error}") from error
+        return contract
+
+    @property
+    def calibration_map(self) -> Calibration:
+        """From the model's logits to probabilities; the identity if it was never calibrated."""
+        stored = (self.calibration or {}).get("map")
+        return Calibration() if stored is None else Calibration.from_dict(stored)
+
+    @property
+    def num_frames(self) -> int:
+        """Frames that are judged together."""
+        return int(self.model["num_frames"])
+
+    @property
+    def only_at_rest(self) -> bool:
+        """Whether frames of a robot in motion are no success, unseen."""
+        return bool(self.model["only_at_rest"])
+
+    @property
+    def input_sizes(self) -> dict[str, tuple[int, ...]]:
+        """Camera -> shape of what is judged: (H, W, C), or (k, H, W, C) of a stack of frames."""
+        count = self.num_frames
+        return {name: size if count == 1 else (count, *size) for name, size in self.frame_sizes.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers, ready for JSON."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+    def model_config(self, base: RewardModelConfig | None = None) -> RewardModelConfig:
+        """The config to rebuild the model with; `base` gives what is not part of the model."""
+        trained = {key: self.model[key] for key in MODEL_KEYS}
+        plain = to_plain(base or RewardModelConfig())
+        # The weights are in the checkpoint; those that the encoder started from are not needed again.
+        return build(RewardModelConfig, {**plain, **trained, "pretrained_encoder_path": None}, "reward.model")
+
+    def check_config(self, config: RewardModelConfig, given: Collection[str]) -> None:
+        """Raise a `ConfigError` if a setting contradicts the trained model.
+
+        Args:
+            config: the user's section.
+            given: the keys that the user set; defaults contradict nothing.
+        """
+        trained = self.model_config()
+        skipped = _FREE_KEYS if trained.model_type == "binary_classifier" else _FREE_KEYS + _CLASSIFIER_KEYS
+        clashes = []
+        for key in MODEL_KEYS:
+            ours, theirs = getattr(config, key), getattr(trained, key)
+            same = sorted(ours) == sorted(theirs) if key == "image_keys" else ours == theirs
+            if key not in given or key in skipped or same:
+                continue
+            sides = f"{key} is {_show(ours)} in the config and {_show(theirs)} in the checkpoint"
+            if key == "use_pretrain":
+                logger.warning("reward.model.%s; the checkpoint's is used", sides)
+            else:
+                clashes.append(sides)
+        if clashes:
+            raise ConfigError(f"reward.model does not fit the checkpoint: {'; '.join(clashes)}")
+
+    def check_frames(self, frames: Mapping[str, Any] | Any, *, colours: bool = True) -> None:
+        """Raise a `DataError` if a batch is not of the kind that the model was trained on.
+
+        Args:
+            frames: camera -> images `[N, H, W, C]` or stacks of them `[N, k, H, W, C]`, or the images alone
+                if the model has one camera.
+            colours: also find out, from a sample of the pixels, whether red and blue are swapped.
+        """
+        keys = list(self.model["image_keys"])
+        if not isinstance(frames, Mapping):
+            frames = {keys[0]: frames} if len(keys) == 1 else {"(one array)": frames}
+        if not set(keys) <= set(frames):
+            raise DataError(
+                f"the frames have the cameras {list(frames)}, the checkpoint was trained on {keys}"
+            )
+        for key in keys:
+            problem = self._problem(key, to_numpy(frames[key]), colours)
+            if problem:
+                raise DataError(f"camera {key!r}: {problem}")
+
+    def _problem(self, camera: str, images: NDArray[Any], colours: bool) -> str | None:
+        """How one camera's images differ from the training frames, with both sides."""
+        if images.ndim == 5:
+            if images.shape[1] != self.num_frames:
+                return f"frames are stacks of {images.shape[1]}, the checkpoint judges {self.num_frames}"
+            images = images.reshape(-1, *images.shape[2:])
+        images = images[None] if images.ndim == 3 else images
+        if images.ndim != 4:
+            return f"frames have shape {list(images.shape)}, the checkpoint was trained on [N, H, W, C]"
+        size, shape = self.frame_sizes.get(camera), images.shape[1:]
+        if size is not None and shape != size:
+            if shape == (size[2], size[0], size[1]):
+                return f"frames are CHW {list(shape)}, the checkpoint was trained on HWC {list(size)}"
+            return f"frames are {list(shape)}, the checkpoint was trained on {list(size)} (H, W, C)"
+        if images.dtype != np.uint8 and images.size:
+            low, high = images.min(), images.max()
+            values = f"from {low:g} to {high:g}" if low == low else "and hold NaN"  # NaN is not itself
+            return f"frames are {images.dtype} {values}, the checkpoint was trained on {self.value_range}"
+        mean, std = self.pixel_mean.get(camera), self.pixel_std.get(camera)
+        if mean is None or std is None or len(mean) != images.shape[-1] or not images.size:
+            return None
+        if images.max() == 1 and max(mean) > _MIN_CONTRAST:
+            return f"frames have values from 0 to 1, the checkpoint was trained on {self.value_range}"
+        if not colours or len(mean) != 3:
+            return None
+        frames, rows, columns = (
+            -(-size // most) for size, most in zip(images.shape[:3], _SAMPLE, strict=True)
+        )
+        sample = images[::frames, ::rows, ::columns].reshape(-1, 3).astype(np.float32)
+        here = sample.mean(0), sample.std(0)
+        if _reversed_fits(here, (np.array(mean), np.array(std))):
+            return (
+                f"frames have mean colours {_levels(here[0])}, the checkpoint was trained on "
+                f"{self.colour_order} with {_levels(mean)}: red and blue are swapped"
+            )
+        return None
+
+
+def _reversed_fits(
+    here: tuple[NDArray[Any], NDArray[Any]], trained: tuple[NDArray[Any], NDArray[Any]]
+) -> bool:
+    """Whether the channels fit the training frames clearly better in reverse order.
+
+    Only the contrast between red and blue is looked at, which a change of brightness leaves alone. It must
+    have turned round and kept its size within a factor of 1.5, and the contrast of the deviations must not
+    say the opposite; where training frames have little contrast, nothing is said.
+    """
+    now, then = (float(side[0][0] - side[0][2]) for side in (here, trained))
+    std_now, std_then = (float(side[1][0] - side[1][2]) for side in (here, trained))
+    if abs(then) < _MIN_CONTRAST or not 1 / 1.5 <= -now / then <= 1.5:
+        return False
+    return not (std_now * std_then > 0 and min(abs(std_now), abs(std_then)) > _MIN_CONTRAST / 2)
+
+
+def _as_of_today(data: Any) -> Any:
+    """A contract that an older version wrote, with the settings that came later."""
+    if not isinstance(data, Mapping):
+        return data
+    newer = {key: value for key, value in data.items() if key != "crop" or value is not None}
+    if isinstance(data.get("model"), Mapping):
+        newer["model"] = {**_LATER_KEYS, **data["model"]}
+    return newer
+
+
+def _levels(values: Collection[float] | NDArray[Any]) -> str:
+    return "(" + ", ".join(f"{value:.0f}" for value in values) + ")"
+
+
+def _show(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,92 @@
+"""What a pipeline asks of a reward model; a plugin implements four methods and nothing else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from guerdon.core.atomic import write_atomic
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.types import display_path
+from guerdon.data.files.checksums import load_torch
+
+
+class BaseRewardModel(ABC):
+    """A reward model in a training loop: it is given experience, learns from it, and estimates rewards.
+
+    Subclasses are made as `Class(config, device, tb_logger)`.
+    """
+
+    needs_experts: bool = False
+    """Whether it learns from demonstrations."""
+    changes: ClassVar[tuple[str, ...]] = ("reward",)
+    """Keys of a transition that `estimate` gives anew; where there are more, it looks at whole episodes."""
+
+    @abstractmethod
+    def estimate(self, data: Any) -> Any:
+        """`data` with the model's rewards: a new object of the same form, the input stays as it is."""
+
+    @abstractmethod
+    def train(self) -> Any:
+        """Learn from what was collected."""
+
+    @abstractmethod
+    def collect_data(self, data: Any) -> None:
+        """Take experience of the policy."""
+
+    @abstractmethod
+    def clear_data(self, iter: int) -> None:
+        """Forget collected experience if that is due in the training iteration `iter`."""
+
+    def load_expert_data(self, data: Any) -> None:
+        """Take demonstrations."""
+        raise ConfigError(f"{type(self).__name__} does not learn from demonstrations")
+
+    def pretrain(self) -> Any:
+        """Learn before the first update of the policy; the same as `train` unless a model does better."""
+        return self.train()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything among the attributes that has a state of its own, and the counters."""
+        state: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if hasattr(value, "state_dict") and not isinstance(value, type):
+                state[name] = value.state_dict()
+            elif isinstance(value, int | float | Tensor):
+                state[name] = value
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        own = self.state_dict()
+        if own.keys() != state.keys():
+            different = sorted(own.keys() ^ state.keys())
+            raise DataError(f"what was saved is not of this {type(self).__name__}: it differs in {different}")
+        for name, value in state.items():
+            if hasattr(getattr(self, name), "load_state_dict"):
+                getattr(self, name).load_state_dict(value)
+            else:
+                setattr(self, name, value)
+
+    def save(self, path: Path | str) -> None:
+        """Write the state to one file, at once or not at all."""
+        path = Path(path)
+        write_atomic(path, lambda file: torch.save({"state": self.state_dict()}, file))
+
+    def load(self, path: Path | str) -> None:
+        """Read what `save` wrote; no code in the file is run."""
+        self.load_state_dict(_read(Path(path))["state"])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise DataError(f"there is no reward model at {display_path(path)}")
+    state = load_torch(path)
+    if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
+        raise DataError(f"{display_path(path)} holds no reward model of Guerdon")
+    return state

@@ -1,0 +1,104 @@
+"""The one table of reward models: name -> class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from guerdon.core.errors import ConfigError
+from guerdon.rewards.model import BaseRewardModel
+from guerdon.rewards.zoo.airl import AIRL
+from guerdon.rewards.zoo.controls import CONTROLS
+from guerdon.rewards.zoo.drex import DREX
+from guerdon.rewards.zoo.ensemble import Ensemble
+from guerdon.rewards.zoo.gail import GAIL
+from guerdon.rewards.zoo.gcl import GCL
+from guerdon.rewards.zoo.her import HER
+from guerdon.rewards.zoo.icm import ICM
+from guerdon.rewards.zoo.image_success import ImageSuccess
+from guerdon.rewards.zoo.ngu import NGU
+from guerdon.rewards.zoo.pdeil import PDEIL
+from guerdon.rewards.zoo.pwil import PWIL
+from guerdon.rewards.zoo.red import RED
+from guerdon.rewards.zoo.rnd import RND
+from guerdon.rewards.zoo.trex import TREX
+
+REWARD_MODELS: dict[str, type[BaseRewardModel]] = {
+    "airl": AIRL,
+    "drex": DREX,
+    "ensemble": Ensemble,
+    "gail": GAIL,
+    "gcl": GCL,
+    "her": HER,
+    "icm": ICM,
+    "image_success": ImageSuccess,
+    "ngu": NGU,
+    "pdeil": PDEIL,
+    "pwil": PWIL,
+    "red": RED,
+    "rnd": RND,
+    "trex": TREX,
+    **CONTROLS,
+}
+"""Names that `reward_model.type` may have; plugins join through `register_reward_model`."""
+
+
+def register_reward_model(name: str, cls: type[BaseRewardModel]) -> None:
+    """Make a reward model of yours known as `name`."""
+    if name in REWARD_MODELS and REWARD_MODELS[name] is not cls:
+        raise ConfigError(f"the name {name!r} is taken by {REWARD_MODELS[name].__name__}: choose another")
+    if not (isinstance(cls, type) and issubclass(cls, BaseRewardModel)):
+        raise ConfigError(f"{cls!r} is no class that derives from guerdon.rewards.BaseRewardModel")
+    REWARD_MODELS[name] = cls
+
+
+def reward_model_class(name: str) -> type[BaseRewardModel]:
+    """The class of that name."""
+    if name in REWARD_MODELS:
+        return REWARD_MODELS[name]
+    near = get_close_matches(str(name).lower().replace("-", "_"), REWARD_MODELS, n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(REWARD_MODELS))}"
+    raise ConfigError(f"there is no reward model {name!r} ({remedy})")
+
+
+def create_reward_model(
+    cfg: Any, device: torch.device | str = "cpu", tb_logger: Any = None
+) -> BaseRewardModel:
+    """Make the reward model that `cfg.type` names; it sees this section of the settings and no other.
+
+    Args:
+        cfg: a mapping with `type`, or the model's settings as a dataclass.
+        device: where its networks are.
+        tb_logger: has `add_scalar(name, value, step)`; None logs nothing.
+    """
+    if isinstance(cfg, str):
+        raise ConfigError(
+            f"create_reward_model takes settings, not the text {cfg!r}: {{'type': {cfg!r}, ...}}"
+        )
+    name = cfg.get("type") if isinstance(cfg, Mapping) else getattr(cfg, "type", None)
+    if not name:
+        raise ConfigError("reward_model.type is missing: it names the reward model")
+    section = section_of(cfg) if isinstance(cfg, Mapping) else cfg
+    return reward_model_class(name)(section, device, tb_logger)  # type: ignore[call-arg]
+
+
+class Section(dict[str, Any]):
+    """A mapping of settings whose keys are attributes too, as plugins of other libraries expect it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"reward_model.{name} is not set; there are {', '.join(self)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def section_of(cfg: Mapping[str, Any]) -> Section:
+    """A copy of a mapping with attributes, in its nested mappings too."""
+    return Section(
+        {key: section_of(item) if isinstance(item, Mapping) else item for key, item in cfg.items()}
+    )

@@ -1,0 +1,127 @@
+"""The only place where probabilities become rewards, and where learned rewards meet env rewards.
+
+Mapping comes first, combination second; env rewards are read and never changed. All functions are pure and
+take arrays of any one shape: [N] for a step, [T, N] for a rollout, [B] for a sampled batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from guerdon.config import RewardConfig
+from guerdon.core.errors import DataError
+from guerdon.core.running_stats import Moments
+from guerdon.core.types import BoolArray, FloatArray
+from guerdon.rewards.calibration import fires
+
+
+def map_rewards(prob_success: NDArray[np.floating], cfg: RewardConfig, threshold: float) -> FloatArray:
+    """Learned rewards of judged frames, float32.
+
+    `binary`: `success_reward` where `prob_success > threshold`, else `fail_reward`; `continuous`: the
+    probability itself.
+
+    Args:
+        prob_success: probabilities.
+        cfg: the `reward` section.
+        threshold: the checkpoint's own, or the number that `cfg.reward_threshold` gives.
+    """
+    if cfg.reward_type == "continuous":
+        return prob_success.astype(np.float32)
+    return np.where(
+        fires(prob_success, threshold), np.float32(cfg.success_reward), np.float32(cfg.fail_reward)
+    ).astype(np.float32)
+
+
+def judged_frames(done: BoolArray, cfg: RewardConfig) -> BoolArray:
+    """Which frames a reward is computed for: every one, or in terminal mode the last one of an episode."""
+    return done.copy() if cfg.reward_mode == "terminal" else np.ones(done.shape, np.bool_)
+
+
+def learned_rewards(
+    prob_success: NDArray[np.floating], done: BoolArray, cfg: RewardConfig, threshold: float
+) -> FloatArray:
+    """Learned rewards of steps, float32; in terminal mode zero on all but the last frame of an episode.
+
+    Args:
+        prob_success: probabilities; where a frame is not judged its value is not looked at and may be NaN.
+        done: whether the episode ended with this step; the frame is then its final one.
+        cfg: the `reward` section.
+        threshold: see `map_rewards`.
+    """
+    judged = judged_frames(done, cfg)
+    bad = int(np.count_nonzero(~np.isfinite(prob_success[judged])))
+    if bad:
+        raise DataError(f"{bad} judged frames have no finite probability")
+    rewards = np.zeros(prob_success.shape, np.float32)
+    rewards[judged] = map_rewards(prob_success[judged], cfg, threshold)
+    return rewards
+
+
+class Mix(Protocol):
+    """The settings that `combine` reads."""
+
+    @property
+    def combine_mode(self) -> str:
+        """`replace`, `add` or `weighted`."""
+
+    @property
+    def reward_weight(self) -> float:
+        """Of the learned reward in `weighted`."""
+
+    @property
+    def env_reward_weight(self) -> float:
+        """Of the env reward in `weighted`."""
+
+
+def combine(env_rewards: NDArray[Any], learned: FloatArray, cfg: Mix) -> FloatArray:
+    """What the learner trains on, float32: the two rewards combined as `cfg.combine_mode` says."""
+    if env_rewards.shape != learned.shape:
+        raise DataError(
+            f"env rewards have shape {list(env_rewards.shape)}, learned ones {list(learned.shape)}"
+        )
+    if cfg.combine_mode == "replace":
+        return learned.copy()
+    env = env_rewards.astype(np.float32)
+    if cfg.combine_mode == "add":
+        return env + learned
+    return np.float32(cfg.env_reward_weight) * env + np.float32(cfg.reward_weight) * learned
+
+
+def training_rewards(
+    prob_success: NDArray[np.floating],
+    env_rewards: NDArray[Any],
+    done: BoolArray,
+    cfg: RewardConfig,
+    threshold: float,
+    scale: RewardScale | None = None,
+) -> FloatArray:
+    """From probabilities to what the learner trains on: map, scale if asked for, combine; float32."""
+    learned = learned_rewards(prob_success, done, cfg, threshold)
+    return combine(env_rewards, learned if scale is None else scale.apply(learned), cfg)
+
+
+@dataclass
+class RewardScale:
+    """Running deviation of the learned rewards (`reward.normalize`); it changes in `update` alone."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    spread: float = 0.0
+    """Sum of squared distances from the mean."""
+
+    def update(self, learned: FloatArray) -> None:
+        """Take new learned rewards into account."""
+        mean = float(learned.mean(dtype=np.float64))
+        fresh = Moments(float(learned.size), mean, float(np.square(learned - mean, dtype=np.float64).sum()))
+        self.count, self.mean, self.spread = Moments(self.count, self.mean, self.spread).merged(fresh)
+
+    def apply(self, learned: FloatArray) -> FloatArray:
+        """Learned rewards divided by their deviation so far; as they are while that is zero."""
+        deviation = math.sqrt(self.spread / self.count) if self.count else 0.0
+        return learned if deviation < 1e-8 else (learned / np.float32(deviation)).astype(np.float32)

@@ -1,0 +1,1 @@
+"""Rewards by rule for text tasks."""

@@ -1,0 +1,284 @@
+"""Rewards by rule for text tasks: a batch of responses and references in, float32 [N] in [0, 1] out.
+
+No text can hang a rule. Equivalence and regular expressions are checked in a process of their own, where a
+pair has `seconds` of a processor and then counts as wrong (see `deadline`); the other rules take time in
+proportion to the length of the text. Texts beyond `max_chars` count as wrong; of a response to a mathematical
+question the end is read, where the answer stands. What cannot be parsed is wrong, and the debug log says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import string
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from guerdon.config.build import build
+from guerdon.config.limits import PositiveFloat, PositiveInt
+from guerdon.config.tabletop import unknown_name
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.types import FloatArray
+from guerdon.rewards.text.deadline import DeadlineChecks, tagged
+
+log = logging.getLogger("guerdon")
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_FLAGS = {"ignorecase": re.IGNORECASE, "multiline": re.MULTILINE, "dotall": re.DOTALL}
+
+
+class TextReward(ABC):
+    """A rule that scores responses; calling it checks the batch and then scores it."""
+
+    def __call__(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
+        """Rewards of N responses -> float32 [N].
+
+        Args:
+            responses: N texts.
+            references: N right answers; rules that need none take them all the same.
+        """
+        for name, texts in (("responses", responses), ("references", references)):
+            if isinstance(texts, str) or not isinstance(texts, Sequence):
+                raise DataError(f"{name} must be a list of texts, not {type(texts).__name__}")
+            wrong = [type(item).__name__ for item in texts if not isinstance(item, str)]
+            if wrong:
+                raise DataError(f"{name} must hold texts, not {wrong[0]}")
+        if len(responses) != len(references):
+            raise DataError(f"{len(responses)} responses and {len(references)} references do not pair up")
+        return self.score(responses, references)
+
+    @abstractmethod
+    def score(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
+        """Rewards of a checked batch -> float32 [N]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactMatchReward(TextReward):
+    """1 where the response is the reference, after both are normalised in the same way."""
+
+    answer_tag: str | None = None
+    """Compare only what stands in the last `<tag>...</tag>` of the response."""
+    ignore_case: bool = True
+    """Case does not matter."""
+    ignore_spaces: bool = True
+    """Any run of spaces and line breaks counts as one, and none at the ends."""
+    ignore_punctuation: bool = False
+    """ASCII punctuation is left out."""
+    ignore_articles: bool = False
+    """The English words a, an and the are left out."""
+    max_chars: PositiveInt = 100_000
+    """A longer response is wrong."""
+
+    def score(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
+        """1 or 0 each."""
+        found = [_fits(text, self.max_chars) and self._said(text) == self.normalized(reference)
+                 for text, reference in zip(responses, references, strict=True)]  # fmt: skip
+        return np.array(found, np.float32)
+
+    def normalized(self, text: str) -> str:
+        """The text as it is compared."""
+        if self.ignore_case:
+            text = text.casefold()
+        if self.ignore_punctuation:
+            text = text.translate(_NO_PUNCTUATION)
+        if self.ignore_articles:
+            text = _ARTICLES.sub(" ", text)
+        return " ".join(text.split()) if self.ignore_spaces else text
+
+    def _said(self, response: str) -> str | None:
+        if self.answer_tag is None:
+            return self.normalized(response)
+        inside = tagged(response, self.answer_tag)
+        return self.normalized(inside) if inside else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatReward(TextReward):
+    """1 for `<think>...</think><answer>...</answer>`: each tag once, in order, and not empty."""
+
+    tags: tuple[str, ...] = ("think", "answer")
+    """The tags in their order."""
+    allow_outside: bool = False
+    """Whether other text may stand before, between and after them."""
+    max_chars: PositiveInt = 100_000
+    """A longer response is wrong."""
+
+    def __post_init__(self) -> None:
+        if not self.tags or len(set(self.tags)) != len(self.tags) or not all(self.tags):
+            raise ConfigError(f"tags must be different names, not {self.tags}")
+
+    def score(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
+        """1 or 0 each; the references do not matter."""
+        return np.array([_fits(text, self.max_chars) and self._holds(text) for text in responses], np.float32)
+
+    def _holds(self, text: str) -> bool:
+        """Linear in the length of the text: every part is searched for once."""
+        marks = [mark for tag in self.tags for mark in (f"<{tag}>", f"</{tag}>")]
+        if any(text.count(mark) != 1 for mark in marks):
+            return False
+        for number, mark in enumerate(marks):
+            before, found, text = text.partition(mark)
+            inside = number % 2 == 1
+            if not found or (inside and not before.strip()):
+                return False
+            if not inside and before.strip() and not self.allow_outside:
+                return False
+        return self.allow_outside or not text.strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegexReward(TextReward):
+    """1 where a regular expression is found in the response; `{reference}` in it stands for the reference."""
+
+    pattern: str
+    """In Python's syntax; the reference is escaped before it is put in."""
+    full: bool = False
+    """Whether the whole response must match."""
+    flags: tuple[str, ...] = ()
+    """Of `ignorecase`, `multiline` and `dotall`."""
+    seconds: PositiveFloat = 1.0
+    """What one response may take; then it is wrong."""
+    max_chars: PositiveInt = 100_000
+    """A longer response is wrong."""
+
+    def __post_init__(self) -> None:
+        for flag in self.flags:
+            if flag not in _FLAGS:
+                raise ConfigError(unknown_name("flag", flag, _FLAGS))
+        try:
+            re.compile(self.pattern.replace("{reference}", ""))
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ConfigError(f"{self.pattern!r} is no regular expression: {error}") from error
+
+    @cached_property
+    def _checks(self) -> DeadlineChecks:
+        settings = {
+            "pattern": self.pattern,
+            "flags": sum(int(_FLAGS[flag]) for flag in set(self.flags)),
+            "full": self.full,
+            "references": "{reference}" in self.pattern,
+        }
+        return DeadlineChecks("regex", settings, self.seconds)
+
+    def score(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
+        """1 or 0 each."""
+        return _checked(self._checks, responses, references, self.max_chars)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathReward(TextReward):
+    r"""1 where the response's final answer equals the reference mathematically, as `math-verify` sees it.
+
+    Both may be LaTeX or plain numbers and expressions: 0.5, 1/2 and \boxed{\frac{1}{2}} are the same.
+    """
+
+    answer_tag: str | None = None
+    """Read the answer from the last `<tag>...</tag>` of the response, and nowhere else."""
+    seconds: PositiveFloat = 5.0
+    """What one response may take; then it is wrong."""
+    max_chars: PositiveInt = 4_000
+    """So much of the response's end is read; a longer reference is an error."""
+
+    @cached_property
+    def _checks(self) -> DeadlineChecks:
+        settings = {"answer_tag": self.answer_tag, "max_chars": self.max_chars}
+        return DeadlineChecks("math", settings, self.seconds)
+
+    def score(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
+        """1 or 0 each."""
+        longest = max(map(len, references), default=0)
+        if longest > self.max_chars:
+            raise DataError(f"a reference has {longest} characters, more than max_chars={self.max_chars}")
+        ends = [text[-2 * self.max_chars :] for text in responses]  # with room for tags
+        return _checked(self._checks, ends, references, 2 * self.max_chars)
+
+
+class CombinedTextReward(TextReward):
+    """The weighted sum of several rules.
+
+    Args:
+        rules: (rule, weight) pairs; weights may be negative, as penalties.
+    """
+
+    def __init__(self, rules: Sequence[tuple[TextReward, float]]) -> None:
+        if not rules:
+            raise ConfigError("a combined reward needs at least one rule")
+        for _, weight in rules:
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not np.isfinite(weight):
+                raise ConfigError(f"a weight must be a finite number, not {weight!r}")
+        self.rules = tuple(rules)
+
+    def score(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
+        """Sums of weight times reward."""
+        total = np.zeros(len(responses), np.float32)
+        for rule, weight in self.rules:
+            total += np.float32(weight) * rule(responses, references)
+        return total
+
+
+TEXT_REWARDS: dict[str, type[TextReward]] = {
+    "math": MathReward,
+    "exact_match": ExactMatchReward,
+    "format": FormatReward,
+    "regex": RegexReward,
+    "combined": CombinedTextReward,
+}
+"""Name in the settings -> class."""
+
+
+def create_text_reward(spec: str | Mapping[str, Any]) -> TextReward:
+    """A rule from plain settings.
+
+    Args:
+        spec: a name, or a mapping of `name` and the rule's settings; `combined` takes `rules`, a list of such
+            mappings, each with a `weight` (1 by default).
+    """
+    settings: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(_mapping(spec))
+    name = settings.pop("name", None)
+    if name is None:
+        raise ConfigError(f"a text reward needs a name, one of {', '.join(TEXT_REWARDS)}")
+    if name not in TEXT_REWARDS:
+        raise ConfigError(unknown_name("text reward", name, TEXT_REWARDS))
+    kind = TEXT_REWARDS[name]
+    if kind is not CombinedTextReward:
+        return build(kind, settings, name)
+    rules = settings.pop("rules", None)
+    if settings or isinstance(rules, str | Mapping) or not isinstance(rules, Sequence):
+        raise ConfigError(
+            f"combined takes rules, a list, and nothing else; not {sorted(settings) or rules!r}"
+        )
+    pairs = []
+    for rule in rules:
+        parts: dict[str, Any] = {"name": rule} if isinstance(rule, str) else dict(_mapping(rule))
+        weight = parts.pop("weight", 1.0)
+        pairs.append((create_text_reward(parts), weight))
+    return CombinedTextReward(pairs)
+
+
+def _mapping(spec: Any) -> Mapping[str, Any]:
+    if not isinstance(spec, Mapping):
+        raise ConfigError(f"a text reward is a name or a mapping with a name, not {spec!r}")
+    return spec
+
+
+def _fits(text: str, max_chars: int) -> bool:
+    if len(text) <= max_chars:
+        return True
+    log.debug("a response of %d characters, more than %d: no reward", len(text), max_chars)
+    return False
+
+
+def _checked(
+    checks: DeadlineChecks, responses: Sequence[str], references: Sequence[str], max_chars: int
+) -> FloatArray:
+    """Run checks on the pairs that are short enough -> float32 [N]."""
+    rewards = np.zeros(len(responses), np.float32)
+    ids = [number for number, text in enumerate(responses) if _fits(text, max_chars)]
+    rewards[ids] = checks.run([(responses[number], references[number]) for number in ids])
+    return rewards

@@ -1,0 +1,1 @@
+"""Reward models of the literature, a file each."""

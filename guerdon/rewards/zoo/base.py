@@ -1,0 +1,383 @@
+"""The part that the reward models of the zoo share.
+
+`ZooModel` owns what the models of the zoo have in common (experience, demonstrations, optimiser, statistics,
+logging, schedule, saving), so that a model is one short file: its formula, its network, its settings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from guerdon.config import build, to_plain
+from guerdon.config.build import Checked
+from guerdon.config.limits import NonNegativeInt, PositiveFloat, PositiveInt
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.running_stats import Statistics
+from guerdon.rewards.model import BaseRewardModel
+from guerdon.rewards.zoo.experience import Experience
+from guerdon.rewards.zoo.networks import Adam, RewardNetwork, action_features, check_actions
+from guerdon.rewards.zoo.transitions import Transitions, from_items, replaced_rewards, with_rewards
+
+Memory: TypeAlias = Any
+"""What a model that scores streams has to remember of running episodes; only the model looks into it."""
+
+
+LogProbs: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(observations [N, *S], actions [N] or [N, A]) -> their log-probabilities, float32 [N]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZooSettings(Checked):
+    """`reward_model`: what all models of the zoo have. The pipelines fill in the first three."""
+
+    type: str = ""
+    """Name in the table of reward models."""
+    obs_shape: PositiveInt | tuple[PositiveInt, ...] = 1
+    """Of a single observation."""
+    action_size: PositiveInt = 1
+    """Number of discrete actions, or size of a real-valued one."""
+    discrete_actions: bool = True
+    """Whether actions are numbers of choices."""
+    hidden: tuple[PositiveInt, ...] = (64, 64)
+    """Widths of the hidden layers."""
+    lr: PositiveFloat = 1e-3
+    """Learning rate of Adam."""
+    batch_size: PositiveInt = 128
+    """Transitions in a gradient step, of each kind."""
+    update_per_collect: PositiveInt = 10
+    """Gradient steps after each collection."""
+    pretrain_updates: PositiveInt = 500
+    """Gradient steps before the first update of the policy, where that is asked for."""
+    clear_buffer_per_iters: NonNegativeInt = 1
+    """Training iterations after which collected experience is forgotten; 0 keeps it."""
+    target_new_data_count: NonNegativeInt = 0
+    """Wait for so many new transitions before learning again."""
+    buffer_size: PositiveInt = 100_000
+    """Transitions that are kept, the latest ones."""
+    normalize_obs: bool = True
+    """Scale observations by their running statistics."""
+    data_path: str | None = None
+    """Demonstrations."""
+    seed: int = 0
+    """Of the first weights and of what is drawn."""
+
+    @property
+    def obs_size(self) -> int:
+        """Numbers in an observation."""
+        shape = (self.obs_shape,) if isinstance(self.obs_shape, int) else self.obs_shape
+        return int(torch.Size(shape).numel())
+
+
+class ZooModel(BaseRewardModel):
+    """Shared by the models of the zoo. A subclass has `Settings`, `make_network`, `draw` and `score`.
+
+    Attributes:
+        cfg: the settings.
+        network: what is learned.
+        experience: transitions of the policy.
+        experts: demonstrations, one `Transitions` [T] each.
+        train_iter: gradient steps so far.
+    """
+
+    Settings: ClassVar[type[ZooSettings]] = ZooSettings
+    needs_experience: ClassVar[bool] = True
+    """Whether it learns from the policy's own transitions."""
+    scales_by: ClassVar[Literal["policy", "experts"]] = "policy"
+    """Whose observations `normalize_obs` scales by. A policy that failed may be anywhere: by its spread all
+    that the experts do looks like one point. Without own experience it is the experts' in any case."""
+    policy_log_probs: LogProbs | None = None
+    """Asks the policy in training how likely actions are; set by pipelines whose policy can tell."""
+    scores: ClassVar[Literal["rows", "streams"]] = "rows"
+    """`rows`: a transition's reward depends on nothing but itself, so it is scored when it is learned from.
+    `streams`: it depends on the episode up to it, so it is scored as it is experienced."""
+
+    obs_key: str | None = None
+    """The camera whose frames it judges, in place of observations; None: it looks at observations."""
+    augments: ClassVar[bool] = False
+    """Whether it makes further transitions of finished episodes, for the replay buffer."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | ZooSettings,
+        device: torch.device | str = "cpu",
+        tb_logger: Any = None,
+    ) -> None:
+        if not isinstance(config, ZooSettings):
+            config = build(self.Settings, dict(config), "reward_model")
+        if not isinstance(config, self.Settings):
+            raise ConfigError(
+                f"{type(self).__name__} takes {self.Settings.__name__}, not {type(config).__name__}"
+            )
+        self.cfg: Any = config
+        self.device, self.tb_logger = torch.device(device), tb_logger
+        self.generator = torch.Generator().manual_seed(config.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.network: RewardNetwork = self.make_network().to(self.device)
+        self.obs_statistics = Statistics((config.obs_size,)).to(self.device)
+        weights = [item for item in self.network.parameters() if item.requires_grad]
+        self.optimizer = Adam(weights, config.lr) if weights else None
+        self.experience = Experience(config.buffer_size)
+        self.experts: list[Transitions] = []
+        self.train_iter, self.new_data_count = 0, 0
+        if config.data_path is not None and self.needs_experts:
+            self.load_expert_data(config.data_path)
+
+    # What a model says
+
+    def make_network(self) -> RewardNetwork:
+        """The network, with weights from torch's global generator."""
+        return RewardNetwork()
+
+    def draw(self) -> tuple[Any, ...]:
+        """What `network.learn` takes in one gradient step."""
+        raise NotImplementedError(f"{type(self).__name__} has a network that learns, and no method `draw`")
+
+    def draws(self, num_updates: int) -> Iterator[tuple[Any, ...]]:
+        """What a round of gradient steps takes; for models that draw for all of them at once."""
+        return (self.draw() for _ in range(num_updates))
+
+    def score(self, batch: Transitions) -> Tensor:
+        """Rewards of transitions, float32 [*L], or of streams that begin here; changes nothing."""
+        if self.scores == "rows":
+            raise NotImplementedError(f"{type(self).__name__} has no method `score`")
+        streams = batch.streams()
+        return self.score_stream(streams, self.begin(streams.shape[1]))[0].view(batch.shape)
+
+    def begin(self, num_streams: int) -> Memory:
+        """What to remember where N episodes begin; of models that score streams."""
+        return None
+
+    def score_stream(self, batch: Transitions, memory: Memory) -> tuple[Tensor, Memory]:
+        """Rewards [T, N] of N streams that go on from `memory`, and the memory after; changes nothing."""
+        return self.score(batch), memory
+
+    def meet(self, env: Any) -> None:
+        """See the vector environments before the first step, and take from them what the model needs."""
+
+    def augment(self, episodes: Sequence[Transitions]) -> Transitions:
+        """Further transitions [N] made of finished episodes, [T] each; of models that augment."""
+        raise NotImplementedError(f"{type(self).__name__} augments, and has no method `augment`")
+
+    def notice(self, batch: Transitions) -> None:
+        """Bring further statistics up to date with what was collected, [*L]."""
+
+    def measure(self, *drawn: Any) -> dict[str, float]:
+        """Further scalars to log, of the last gradient step's data."""
+        return {}
+
+    def check_experts(self, episodes: Sequence[Transitions]) -> None:
+        """Raise if the demonstrations are not what the model needs."""
+
+    # The interface
+
+    def estimate(self, data: Any) -> Any:
+        """New transitions with the model's rewards, in the form of `data`."""
+        batch = self.checked(from_items(data))
+        with torch.no_grad():
+            rewards = self.score(batch).cpu()
+        if not bool(torch.isfinite(rewards).all()):
+            raise DataError(f"{type(self).__name__} gave rewards that are not finite numbers")
+        return (
+            replaced_rewards(batch, rewards) if isinstance(data, Transitions) else with_rewards(data, rewards)
+        )
+
+    def collect_data(self, data: Any) -> None:
+        """Keep transitions of the policy, and bring the statistics up to date, if it learns from them."""
+        batch = self.checked(from_items(data))
+        if not self.needs_experience:
+            return
+        flat = batch.flat()
+        self.experience.add(flat)
+        self.new_data_count += len(flat)
+        if self.cfg.normalize_obs and self.scales_by == "policy":
+            self.obs_statistics.update(flat.next_obs.to(self.device).flatten(1))
+        self.notice(batch)
+
+    def clear_data(self, iter: int) -> None:
+        """Forget the policy's transitions every `clear_buffer_per_iters` iterations."""
+        if self.cfg.clear_buffer_per_iters and iter % self.cfg.clear_buffer_per_iters == 0:
+            self.experience.clear()
+
+    def load_expert_data(self, data: Any) -> None:
+        """Take demonstrations: a path, a list of dicts, `Transitions`, or a list of those, one an episode."""
+        if not self.needs_experts:
+            super().load_expert_data(data)
+        from guerdon.rewards.zoo.demonstrations import read_demonstrations
+
+        episodes = [self.checked(each) for each in read_demonstrations(data)]
+        self.check_experts(episodes)
+        self.experts, self._expert_rows = episodes, Transitions.cat(episodes)
+        if self.cfg.normalize_obs and (self.scales_by == "experts" or not self.needs_experience):
+            self.obs_statistics.count.zero_()  # other demonstrations take the place of earlier ones
+            self.obs_statistics.update(self.expert_rows.next_obs.to(self.device).flatten(1))
+
+    def train(self) -> dict[str, float]:
+        """`update_per_collect` gradient steps, if enough is new; returns what was logged, means over them."""
+        if self.new_data_count < self.cfg.target_new_data_count:
+            return {}
+        self.new_data_count = 0
+        return self._learn(self.cfg.update_per_collect)
+
+    def pretrain(self) -> dict[str, float]:
+        """`pretrain_updates` gradient steps."""
+        return self._learn(self.cfg.pretrain_updates)
+
+    def _learn(self, num_updates: int) -> dict[str, float]:
+        if self.needs_experts and not self.experts:
+            raise ConfigError(f"{type(self).__name__} has no demonstrations: set reward_model.data_path")
+        if self.optimizer is None or (self.needs_experience and not len(self.experience)):
+            return {}
+        losses: list[Tensor] = []
+        drawn: tuple[Any, ...] = ()
+        for drawn in self.draws(num_updates):
+            losses.append(self.network.gradients(*drawn))
+            self.optimizer.follow()
+        self.train_iter += num_updates
+        with torch.no_grad():
+            scalars = {"loss": float(torch.stack(losses).mean()), **self.measure(*drawn)}
+        if not all(map(_finite, scalars.values())):
+            raise DataError(f"{type(self).__name__}: the loss is not a finite number any more: {scalars}")
+        self.log(scalars)
+        return scalars
+
+    def log(self, scalars: Mapping[str, float]) -> None:
+        """`reward_model/<name>` to TensorBoard, at the number of gradient steps."""
+        if self.tb_logger is not None:
+            for name, value in scalars.items():
+                self.tb_logger.add_scalar(f"reward_model/{name}", value, self.train_iter)
+
+    # For the models
+
+    @property
+    def expert_rows(self) -> Transitions:
+        """All demonstrated transitions, [N]."""
+        if not self.experts:
+            raise ConfigError(f"{type(self).__name__} has no demonstrations: set reward_model.data_path")
+        return self._expert_rows
+
+    def checked(self, batch: Transitions) -> Transitions:
+        """The batch on the model's device, if its shapes and numbers are right."""
+        size = int(torch.Size(batch.obs.shape[len(batch.shape) :]).numel())
+        if size != self.cfg.obs_size:
+            raise DataError(
+                f"observations have {size} numbers, {type(self).__name__} was made for {self.cfg.obs_size}"
+            )
+        check_actions(batch.actions, self.cfg.action_size, self.cfg.discrete_actions)
+        batch.check_finite()
+        return batch.to(self.device)
+
+    def obs_features(self, obs: Tensor) -> Tensor:
+        """Observations as flat vectors, scaled if asked for: [N, *S] -> float32 [N, obs_size]."""
+        flat = obs.flatten(1).float()
+        return self.obs_statistics.normalized(flat) if self.cfg.normalize_obs else flat
+
+    def action_features(self, actions: Tensor) -> Tensor:
+        """Actions as vectors, float32 [N, action_size]."""
+        return action_features(actions, self.cfg.action_size, self.cfg.discrete_actions)
+
+    def features(self, batch: Transitions, parts: Sequence[str]) -> Tensor:
+        """What networks take of flat transitions: `obs`, `action` and `next_obs` side by side, [N, F]."""
+        made = {
+            "obs": lambda: self.obs_features(batch.obs),
+            "action": lambda: self.action_features(batch.actions),
+            "next_obs": lambda: self.obs_features(batch.next_obs),
+        }
+        return torch.cat([made[part]() for part in parts], dim=1)
+
+    def num_features(self, parts: Sequence[str]) -> int:
+        """F."""
+        return sum(self.cfg.action_size if part == "action" else self.cfg.obs_size for part in parts)
+
+    def drawn_experts(self, count: int) -> Transitions:
+        """`count` demonstrated transitions, drawn with replacement."""
+        rows = self.expert_rows
+        return rows[torch.randint(len(rows), (count,), generator=self.generator).to(self.device)]
+
+    # Saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that learning and scoring depend on, demonstrations aside; a copy."""
+        return {
+            "settings": json.dumps(to_plain(self.cfg)),
+            "network": _copied(self.network.state_dict()),
+            "statistics": _copied(self.obs_statistics.state_dict()),
+            "optimizer": None if self.optimizer is None else _copied(self.optimizer.state_dict()),
+            "generator": self.generator.get_state(),
+            "experience": self.experience.state_dict(),
+            "train_iter": self.train_iter,
+            "new_data_count": self.new_data_count,
+            **self.own_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict` of a model with the same settings."""
+        theirs = json.loads(state["settings"])
+        ours = json.loads(json.dumps(to_plain(self.cfg)))
+        changed = [key for key in (*SHAPES, "hidden", "type") if theirs.get(key) != ours.get(key)]
+        if changed:
+            raise DataError(
+                f"what was saved is another reward model: reward_model.{changed[0]} is "
+                f"{theirs.get(changed[0])}, here {ours.get(changed[0])}"
+            )
+        try:
+            self.network.load_state_dict(state["network"])
+            self.obs_statistics.load_state_dict(state["statistics"])
+            if self.optimizer is not None:
+                self.optimizer.load_state_dict(state["optimizer"])
+            self.load_own_state(state)
+        except (RuntimeError, KeyError, ValueError) as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise DataError(f"what was saved does not fit this {type(self).__name__}: {reason}") from error
+        self.generator.set_state(state["generator"].cpu())
+        self.experience.load_state_dict(state["experience"])
+        self.train_iter, self.new_data_count = int(state["train_iter"]), int(state["new_data_count"])
+
+    def own_state(self) -> dict[str, Any]:
+        """What a model keeps beside network and statistics: tensors and plain containers."""
+        return {}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `own_state` gave."""
+
+    def to_device(self, device: torch.device | str) -> None:
+        """Move to another device."""
+        self.device = torch.device(device)
+        self.network.to(self.device)
+        self.obs_statistics.to(self.device)
+        if self.optimizer is not None:  # loading puts its state where the weights are
+            self.optimizer.load_state_dict(self.optimizer.state_dict())
+        if self.experts:
+            self.experts = [each.to(self.device) for each in self.experts]
+            self._expert_rows = self._expert_rows.to(self.device)
+        self.experience.to(self.device)
+
+
+INPUTS: dict[str, tuple[str, ...]] = {
+    "state_action": ("obs", "action"),
+    "state": ("next_obs",),
+    "state_next_state": ("obs", "next_obs"),
+}
+"""What networks are given of a step, by the name of the setting `inputs`."""
+
+SHAPES = ("obs_shape", "action_size", "discrete_actions")
+"""Settings that follow from the environment."""
+
+
+def _finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")
+
+
+def _copied(value: Any) -> Any:
+    """Tensors copied, containers rebuilt."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list | tuple) else value

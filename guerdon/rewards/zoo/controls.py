@@ -1,0 +1,51 @@
+"""Controls: what a policy does whose reward says nothing. A proof of a reward model needs both to fail.
+
+In ordinary CartPole a reward of zero can "solve" the task, since ending an episode is a signal of its own;
+see `guerdon.envs.classic.tasks` for tasks without one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from guerdon.rewards.zoo.base import Memory, ZooModel
+from guerdon.rewards.zoo.transitions import Transitions
+
+
+class ZeroReward(ZooModel):
+    """Says nothing."""
+
+    needs_experience = False
+
+    def score(self, batch: Transitions) -> Tensor:
+        """Zeros, [*L]."""
+        return torch.zeros(batch.shape, device=batch.obs.device)
+
+
+class NoiseReward(ZooModel):
+    """Says something that has nothing to do with the task.
+
+    The number of the step takes part in it. If a state had always the same reward, lying still where that
+    happens to be low would be a reason not to go there, and a pole that fell lies still.
+    """
+
+    needs_experience = False
+    scores = "streams"
+
+    def begin(self, num_streams: int) -> Memory:
+        """Steps so far, int64 [N]."""
+        return torch.zeros(num_streams, dtype=torch.int64, device=self.device)
+
+    def score_stream(self, batch: Transitions, memory: Memory) -> tuple[Tensor, Memory]:
+        """A rapid wave over steps and observations, within -1 and 1, [T, N]."""
+        flat, count = batch.flat(), batch.shape[0]
+        steps = memory + torch.arange(count, device=self.device)[:, None]
+        seen = torch.cat([steps.reshape(-1, 1), flat.obs.flatten(1), flat.next_obs.flatten(1)], 1).double()
+        weights = torch.randn(seen.shape[1], generator=torch.Generator().manual_seed(self.cfg.seed))
+        wave = torch.sin(1e4 * (seen @ weights.double().to(seen.device)))
+        return wave.float().view(batch.shape), memory + count
+
+
+CONTROLS: dict[str, type[ZooModel]] = {"zero": ZeroReward, "noise": NoiseReward}
+"""`reward_model.type` of each."""

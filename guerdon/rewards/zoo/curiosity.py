@@ -1,0 +1,138 @@
+"""What the models of curiosity share: rewards for the new, divided by how much such rewards vary over a run.
+
+What counts as new differs from model to model (`novelty`); its size depends on networks and observations,
+and shrinks as they learn. It is divided by a running deviation, as in Burda et al. (2018, arXiv:1810.12894),
+never by anything of the batch at hand. The rewards join those of the environment (`mix`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from guerdon.config.limits import Fraction, PositiveFloat, PositiveInt
+from guerdon.core.running_stats import Statistics
+from guerdon.rewards.zoo.base import ZooModel, ZooSettings
+from guerdon.rewards.zoo.transitions import Transitions
+
+BLOCK = 128
+"""Steps whose discounted sums are one matrix product."""
+AT_ONCE = 2**21
+"""Numbers of observations that are drawn for gradient steps at a time."""
+FOLLOWED = 4
+"""Streams whose rewards tell the deviation; more of the same policy cost time and tell little."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CuriositySettings(ZooSettings):
+    """Settings of all models of curiosity."""
+
+    feature_size: PositiveInt = 64
+    """Numbers that the networks make of an observation."""
+    obs_limit: PositiveFloat = 5.0
+    """Scaled observations are kept within +- this."""
+    scale_by: Literal["returns", "rewards", "nothing"] = "returns"
+    """Rewards are divided by the running deviation of their discounted sums, of themselves, or not at all."""
+    scale_gamma: Fraction = 0.99
+    """Discount of these sums; they go on over the ends of episodes."""
+
+
+class CuriosityModel(ZooModel):
+    """A subclass has `make_network` and `novelty`."""
+
+    Settings = CuriositySettings
+    cfg: Any
+
+    def __init__(self, config: Any, device: torch.device | str = "cpu", tb_logger: Any = None) -> None:
+        super().__init__(config, device, tb_logger)
+        self.reward_statistics = Statistics().to(self.device)
+        self.running_returns = torch.zeros(0, device=self.device)
+
+    @abstractmethod
+    def novelty(self, batch: Transitions) -> Tensor:
+        """How new each transition is, float32 [*L], before any scaling; changes nothing."""
+
+    def draws(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
+        """What gradient steps take; it is drawn and scaled for many of them at once."""
+        size = self.cfg.batch_size
+        at_once = max(1, AT_ONCE // (size * self.cfg.obs_size))
+        for first in range(0, num_updates, at_once):
+            parts = self.drawn(size * min(at_once, num_updates - first))
+            yield from zip(*(torch.split(part, size) for part in parts), strict=True)
+
+    def drawn(self, count: int) -> tuple[Tensor, ...]:
+        """What networks take of `count` transitions of the policy: by default (obs, action, next_obs)."""
+        obs, actions, next_obs = self.experience.draw(count, self.generator, "obs", "actions", "next_obs")
+        return self.obs_features(obs), self.action_features(actions), self.obs_features(next_obs)
+
+    def score(self, batch: Transitions) -> Tensor:
+        """Novelty over its running deviation, [*L]."""
+        return self.scaled(self.novelty(batch))
+
+    def scaled(self, novelty: Tensor) -> Tensor:
+        """Novelty in units of its deviation so far."""
+        return novelty if self.cfg.scale_by == "nothing" else novelty / self.reward_statistics.deviation
+
+    def notice(self, batch: Transitions) -> None:
+        """Bring the deviation up to date."""
+        if self.cfg.scale_by == "nothing" or not len(batch):
+            return
+        with torch.no_grad():
+            novelty = self.novelty(followed(batch))
+        if self.cfg.scale_by == "returns":
+            if len(self.running_returns) != novelty.shape[1]:
+                self.running_returns = novelty.new_zeros(novelty.shape[1])
+            novelty = discounted_sums(novelty, self.cfg.scale_gamma, self.running_returns)
+            self.running_returns = novelty[-1].clone()
+        self.reward_statistics.update(novelty.flatten())
+
+    def obs_features(self, obs: Tensor) -> Tensor:
+        """Observations as flat vectors, scaled and limited if asked for: [N, *S] -> float32 [N, obs_size]."""
+        flat = obs.flatten(1).float()
+        return self.obs_statistics.normalized(flat, self.cfg.obs_limit) if self.cfg.normalize_obs else flat
+
+    def own_state(self) -> dict[str, Any]:
+        """The running deviation."""
+        statistics = {name: part.clone() for name, part in self.reward_statistics.state_dict().items()}
+        return {"reward_statistics": statistics, "running_returns": self.running_returns.clone()}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with the deviation that was saved."""
+        self.reward_statistics.load_state_dict(state["reward_statistics"])
+        self.running_returns = state["running_returns"].to(self.device).clone()
+
+    def to_device(self, device: torch.device | str) -> None:
+        """Move to another device."""
+        super().to_device(device)
+        self.reward_statistics.to(self.device)
+        self.running_returns = self.running_returns.to(self.device)
+
+
+def followed(batch: Transitions) -> Transitions:
+    """The first streams of it, [T, N]."""
+    return batch.streams().map(lambda part: part[:, :FOLLOWED])
+
+
+def discounted_sums(rewards: Tensor, gamma: float, before: Tensor) -> Tensor:
+    """sums[t] = rewards[t] + gamma * sums[t - 1], [T, N]; `before` [N] are those before the first step."""
+    found: list[Tensor] = []
+    for block in torch.split(rewards, BLOCK):
+        weights, decay = _discounts(len(block), gamma, rewards.device)
+        sums = torch.addmm(decay * before, weights, block)
+        found.append(sums)
+        before = sums[-1]
+    return torch.cat(found)
+
+
+@lru_cache(maxsize=16)
+def _discounts(count: int, gamma: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Weights of the rewards up to each step, [count, count], and of the sums before them, [count, 1]."""
+    steps = torch.arange(count, device=device)
+    weights = gamma ** (steps[:, None] - steps).clamp(min=0).float()
+    return weights.tril(), gamma ** (steps[:, None] + 1).float()

@@ -1,0 +1,247 @@
+"""Demonstrations of states and actions: reading them in several forms, and writing them in one.
+
+The form of ours is one safetensors file with the parts of `Transitions`, all episodes in a row. Others are
+told apart by what is there; see `read_demonstrations`. No code in a file is run.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from guerdon.core.atomic import make_directory, write_atomic
+from guerdon.core.errors import DataError
+from guerdon.core.types import Episode, display_path
+from guerdon.data.datasets.frames import open_store
+from guerdon.data.files import safe_pickle
+from guerdon.data.files.bounds import Allowance, as_array
+from guerdon.data.files.rebuild import check_sizes, one_line
+from guerdon.envs.classic.goals import GOAL_KEYS
+from guerdon.rewards.zoo.imitation_files import Row, arrow_rows, npz_rows
+from guerdon.rewards.zoo.transitions import ITEM_KEYS, Transitions, as_actions, from_items
+
+SUFFIX = ".safetensors"
+DI_ENGINE_FILE = "expert_data.pkl"
+"""What DI-engine calls its file of demonstrations: a list of dicts of tensors."""
+_MAX_EPISODES = 100_000  # of one file; each is an object with parts
+
+
+def write_demonstrations(path: Path | str, episodes: Sequence[Transitions]) -> None:
+    """Write whole episodes, [T] each, to one file, at once or not at all."""
+    path = Path(path)
+    if path.suffix != SUFFIX:
+        raise DataError(
+            f"demonstrations are written to a file that ends in {SUFFIX}, not {display_path(path)}"
+        )
+    rows = Transitions.cat(episodes)
+    if not all(bool(each.done[-1]) for each in episodes) or int(rows.done.sum()) != len(episodes):
+        raise DataError("demonstrations must be whole episodes: the last step, and no other, ends one")
+    content = save({name: part.contiguous() for name, part in rows.parts().items()})
+    make_directory(path.parent)
+    write_atomic(path, lambda file: file.write(content))
+
+
+def read_demonstrations(source: Any) -> list[Transitions]:
+    """Episodes, [T] each, from a path, a list of dicts, `Transitions`, or a list of episodes in these forms.
+
+    A path leads to a file of ours (`.safetensors`), to DI-engine's `expert_data.pkl` or a folder with one, to
+    imitation's trajectories (a folder of Arrow files, or the older `.npz`), or to a data set of episodes with
+    states and actions in any format of `guerdon.data.store`, whose successful episodes are taken.
+
+    An episode that is cut off at the end of the data is kept; its last step then counts as truncated.
+    """
+    if isinstance(source, str | Path):
+        return _from_path(Path(source))
+    return _from_items(source)
+
+
+def _from_items(source: Any) -> list[Transitions]:
+    if isinstance(source, Transitions):
+        return _whole_episodes(source)
+    if isinstance(source, Sequence) and source and not isinstance(source[0], Mapping):
+        return [episode for each in source for episode in _whole_episodes(from_items(each))]
+    return _whole_episodes(_cut_at_jumps(from_items(source)))
+
+
+def _from_path(path: Path) -> list[Transitions]:
+    shown = display_path(path)
+    if not path.exists():
+        raise DataError(f"there are no demonstrations at {shown}")
+    if not path.is_dir():
+        return _from_file(path)
+    if (path / DI_ENGINE_FILE).is_file():
+        return _from_file(path / DI_ENGINE_FILE)
+    arrow = sorted(path.glob("*.arrow"))
+    if not arrow:
+        return _from_store(path)
+    return [episode for file in arrow for episode in _from_file(file)]
+
+
+def _from_file(path: Path) -> list[Transitions]:
+    with safe_pickle.named(path):
+        if path.suffix == SUFFIX:
+            return _from_safetensors(path)
+        if path.suffix == ".npz":
+            return _from_imitation(npz_rows(path))
+        if path.suffix == ".arrow":
+            return _from_imitation(arrow_rows(path))
+        if path.suffix in (".pkl", ".pickle"):
+            return _from_items(_checked_items(safe_pickle.load(path), Allowance.of(path)))
+        raise DataError(
+            f"holds no demonstrations that are known: {SUFFIX}, .pkl (DI-engine), .npz or a folder of .arrow "
+            "files (imitation), or a data set of episodes"
+        )
+
+
+def _from_safetensors(path: Path) -> list[Transitions]:
+    try:
+        parts = load_file(path)
+        for name, part in parts.items():
+            check_sizes(f"the shape of `{one_line(name)}`", list(part.shape))
+        rows = Transitions(**parts)
+    except (SafetensorError, TypeError) as error:
+        raise DataError(f"holds no demonstrations: {one_line(error)}") from error
+    _check_number(int(rows.done.sum()) + math.prod(rows.shape[1:]))
+    return _whole_episodes(rows)
+
+
+def _check_number(episodes: int) -> None:
+    if episodes > _MAX_EPISODES:
+        raise DataError(f"holds {episodes} episodes; at most {_MAX_EPISODES} are read from a file")
+
+
+def _checked_items(content: Any, room: Allowance) -> Any:
+    """A list of dicts, or a list of such lists, from a file, with arrays and tensors as values."""
+    if not isinstance(content, list | tuple) or not content:
+        raise DataError(f"holds no demonstrations: {one_line(content, 40)}")
+    known: dict[int, Any] = {}
+
+    def value(item: Any) -> Any:
+        if isinstance(item, Mapping):
+            return {
+                key: value(item[key])
+                for key in GOAL_KEYS
+                if key in item and not isinstance(item[key], Mapping)
+            }
+        if id(item) not in known:
+            known[id(item)] = item if isinstance(item, torch.Tensor) else as_array(item)
+        room.take_bytes(2 * known[id(item)].nbytes)
+        return known[id(item)]
+
+    def items(part: Any) -> Any:
+        if not isinstance(part, list | tuple):
+            raise DataError(f"a list of transitions is needed, not {one_line(part, 40)}")
+        room.take_steps(len(part))
+        return [
+            {key: value(item[key]) for key in (*ITEM_KEYS, "truncated", "log_prob") if key in item}
+            if isinstance(item, Mapping)
+            else None
+            for item in part
+        ]
+
+    if isinstance(content[0], Mapping):
+        return items(content)
+    _check_number(len(content))
+    return [items(part) for part in content]
+
+
+def _cut_at_jumps(rows: Transitions) -> Transitions:
+    """Collectors put pieces of several environments in a row: where a step begins elsewhere, one ends."""
+    if len(rows.shape) != 1 or len(rows) < 2:
+        return rows
+    jump = torch.zeros_like(rows.done)
+    jump[:-1] = ~torch.isclose(rows.next_obs[:-1], rows.obs[1:], equal_nan=True).flatten(1).all(1)
+    return replace(rows, truncated=rows.truncated | (jump & ~rows.done))
+
+
+def _from_imitation(rows: Iterable[Row]) -> list[Transitions]:
+    """Episodes of imitation's trajectories."""
+    episodes: list[Transitions] = []
+    for number, row in enumerate(rows):
+        _check_number(number)
+        if row.get("obs") is None or row.get("acts") is None:
+            raise DataError("holds no trajectories of imitation: no obs and acts")
+        obs, actions = np.asarray(row["obs"], np.float32), np.asarray(row["acts"])
+        count = len(actions)
+        if len(obs) != count + 1 or not count:
+            raise DataError(f"trajectory {number} has {len(obs)} observations, {count} actions")
+        rewards = row.get("rews")
+        ends = torch.arange(count) == count - 1
+        terminal = torch.tensor(bool(row.get("terminal", True)))
+        episodes.append(
+            Transitions(
+                obs=torch.from_numpy(obs[:-1].copy()),
+                actions=as_actions(torch.from_numpy(actions.copy()), count),
+                next_obs=torch.from_numpy(obs[1:].copy()),
+                env_rewards=torch.from_numpy(
+                    np.full(count, np.nan, np.float32) if rewards is None else np.array(rewards, np.float32)
+                ),
+                terminated=ends & terminal,
+                truncated=ends & ~terminal,
+            )
+        )
+    if not episodes:
+        raise DataError("holds no trajectories")
+    return episodes
+
+
+def _from_store(path: Path) -> list[Transitions]:
+    """The successful, complete episodes of a data set with states and actions.
+
+    Step t led to state t: action t was chosen in the state before, action 0 in the initial one; where that
+    was not recorded, the first step is left out.
+    """
+    shown = display_path(path)
+    with tempfile.TemporaryDirectory() as copy:
+        store, _ = open_store(str(path), None, None, Path(copy))
+        numbers = np.flatnonzero(store.success & store.complete).tolist()
+        if not numbers:
+            raise DataError(f"{shown} has no successful, complete episode to learn from")
+        return [_from_episode(store.read_episode(number), shown) for number in numbers]
+
+
+def _from_episode(episode: Episode, shown: str) -> Transitions:
+    if episode.actions is None or episode.states is None:
+        lack = "actions" if episode.actions is None else "states"
+        raise DataError(f"{shown} has no {lack} to learn from; collect with collect.keep_states=true")
+    first = 1 if episode.initial_state is None else 0
+    states = episode.states if first else np.concatenate((episode.initial_state[None], episode.states))  # type: ignore[index]
+    count = len(states) - 1
+    ends = torch.arange(count) == count - 1
+    over = episode.terminated is not None and bool(episode.terminated[-1])
+    rewards = episode.env_rewards
+    return Transitions(
+        obs=torch.from_numpy(states[:-1].copy()),
+        actions=torch.from_numpy(episode.actions[first:].copy()),
+        next_obs=torch.from_numpy(states[1:].copy()),
+        env_rewards=torch.full((count,), float("nan"))
+        if rewards is None
+        else torch.from_numpy(rewards[first:].copy()),
+        terminated=ends & over,
+        truncated=ends & (not over),
+    )
+
+
+def _whole_episodes(rows: Transitions) -> list[Transitions]:
+    if len(rows.shape) == 1 and len(rows) and not bool(rows.done[-1]):
+        truncated = rows.truncated.clone()
+        truncated[-1] = True
+        rows = replace(rows, truncated=truncated)
+    episodes = rows.episodes()
+    if not episodes:
+        raise DataError("the demonstrations hold no finished episode")
+    return episodes
+
+
+def returns_of(episodes: Sequence[Transitions]) -> torch.Tensor:
+    """Sums of the env rewards, float32 [number of episodes]."""
+    return torch.stack([each.env_rewards.sum() for each in episodes])

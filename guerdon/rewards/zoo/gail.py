@@ -1,0 +1,126 @@
+"""Generative adversarial imitation learning (Ho and Ermon, 2016, arXiv:1606.03476).
+
+A discriminator learns to tell the expert's transitions from the policy's. Its logits are high for the expert:
+D = sigmoid(logits_expert_is_high) is the probability that a transition is the expert's. The reward is one of
+three increasing functions of it, which differ in what they think of long episodes:
+
+- `positive`, -log(1 - D): never negative, so that living on always pays. Of the paper, and of tasks where
+  the expert keeps going.
+- `negative`, log D: never positive, so that ending early always pays. For tasks that the expert gets done.
+- `logit`, log D - log(1 - D): either sign, no bias to either (as in AIRL). The default.
+
+A gradient penalty (Gulrajani et al., 2017, arXiv:1704.00028) keeps the discriminator smooth, so that it says
+which way is better even where it is sure. It is needed where single transitions give an expert away: with
+real-valued actions, and with states alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from guerdon.config.limits import NonNegativeFloat
+from guerdon.rewards.zoo.base import INPUTS, ZooModel, ZooSettings
+from guerdon.rewards.zoo.networks import RewardNetwork, perceptron
+from guerdon.rewards.zoo.transitions import Transitions
+
+
+@dataclass(frozen=True, kw_only=True)
+class GAILSettings(ZooSettings):
+    """`reward_model` of type `gail`."""
+
+    inputs: Literal["state_action", "state", "state_next_state"] = "state_action"
+    """What the discriminator sees of a transition; in the latter two actions do not matter."""
+    reward_form: Literal["logit", "positive", "negative"] = "logit"
+    """How the discriminator's verdict becomes a reward; see the top of this file."""
+    gradient_penalty: NonNegativeFloat = 0.0
+    """Weight of the penalty on gradients whose norm is not 1; 0: none."""
+
+
+class Discriminator(RewardNetwork):
+    """Logits that are high for the expert."""
+
+    def __init__(self, num_features: int, hidden: tuple[int, ...], gradient_penalty: float) -> None:
+        super().__init__()
+        self.layers = perceptron([num_features, *hidden, 1])
+        self.gradient_penalty = gradient_penalty
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[N, F] -> logits_expert_is_high, float32 [N]."""
+        logits: Tensor = self.layers(features).squeeze(-1)
+        return logits
+
+    def learn(self, expert: Tensor, policy: Tensor, between: Tensor) -> Tensor:
+        """Cross entropy of telling them apart, and the penalty.
+
+        Args:
+            expert: [N, F].
+            policy: [N, F].
+            between: [N, 1] in 0 to 1; where between the two the penalty looks at the gradient.
+        """
+        loss = cross_entropy(self(torch.cat([expert, policy])))
+        if self.gradient_penalty:
+            mixed = torch.lerp(policy, expert, between).requires_grad_(True)
+            (slopes,) = torch.autograd.grad(self(mixed).sum(), mixed, create_graph=True)
+            loss = loss + self.gradient_penalty * (slopes.norm(dim=1) - 1.0).square().mean()
+        return loss
+
+
+class GAIL(ZooModel):
+    """Rewards what the expert would have done."""
+
+    Settings = GAILSettings
+    needs_experts = True
+    scales_by = "experts"
+    cfg: GAILSettings
+
+    def make_network(self) -> Discriminator:
+        """The discriminator."""
+        size = self.num_features(INPUTS[self.cfg.inputs])
+        return Discriminator(size, self.cfg.hidden, self.cfg.gradient_penalty)
+
+    def draws(self, num_updates: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The expert's and the policy's features, and places between them; drawn at once for all steps."""
+        count, parts = num_updates * self.cfg.batch_size, INPUTS[self.cfg.inputs]
+        expert = self.features(self.drawn_experts(count), parts)
+        policy = self.features(self.experience.sample(count, self.generator), parts)
+        between = torch.rand(count, 1, generator=self.generator).to(self.device)
+        return zip(
+            *(torch.split(part, self.cfg.batch_size) for part in (expert, policy, between)), strict=True
+        )
+
+    def score(self, batch: Transitions) -> Tensor:
+        """The discriminator's verdict in the chosen form, [*L]."""
+        flat = batch.flat()
+        logits_expert_is_high = self.network(self.features(flat, INPUTS[self.cfg.inputs]))
+        return reward_of(logits_expert_is_high, self.cfg.reward_form).view(batch.shape)
+
+    def measure(self, expert: Tensor, policy: Tensor, between: Tensor) -> dict[str, float]:
+        """How often the discriminator is right; 0.5 where it cannot tell them apart."""
+        return {"accuracy": accuracy(self.network(torch.cat([expert, policy])))}
+
+
+def reward_of(logits_expert_is_high: Tensor, form: str) -> Tensor:
+    """Logits as rewards, each form increasing: `logit`, `positive` -log(1 - D), `negative` log D."""
+    if form == "positive":
+        return functional.softplus(logits_expert_is_high)
+    if form == "negative":
+        return -functional.softplus(-logits_expert_is_high)
+    return logits_expert_is_high
+
+
+def cross_entropy(logits_expert_is_high: Tensor) -> Tensor:
+    """-log D of the first half, the expert's, and -log(1 - D) of the second, the policy's; mean of [2 N]."""
+    expert, policy = logits_expert_is_high.chunk(2)
+    return functional.softplus(torch.cat([-expert, policy])).mean()
+
+
+def accuracy(logits_expert_is_high: Tensor) -> float:
+    """Share of right verdicts; the first half is the expert's."""
+    expert, policy = logits_expert_is_high.chunk(2)
+    return float(torch.cat([expert > 0.0, policy <= 0.0]).float().mean())

@@ -1,0 +1,172 @@
+"""The intrinsic curiosity module (Pathak et al., 2017, arXiv:1705.05363).
+
+Features phi are learned by telling from two neighbouring states which action lies between them, so that they
+hold what the agent can influence and little else. The reward is how wrong a forward model is in them:
+
+    novelty(s, a, s') = 1/2 * || forward(phi(s), a) - phi(s') || ** 2 >= 0, high where the outcome surprises,
+
+divided by a running deviation (its factor eta is `mix.reward_weight`). The loss is
+(1 - forward_share) * inverse loss + forward_share * forward loss: cross entropy of discrete actions, squared
+error of real-valued ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from guerdon.config.limits import Fraction
+from guerdon.rewards.zoo.by_hand import Arrays, Pass, squares
+from guerdon.rewards.zoo.curiosity import CuriosityModel, CuriositySettings
+from guerdon.rewards.zoo.networks import RewardNetwork, in_blocks, perceptron, relu
+from guerdon.rewards.zoo.transitions import Transitions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ICMSettings(CuriositySettings):
+    """`reward_model` of type `icm`."""
+
+    forward_share: Fraction = 0.2
+    """Share of the forward model in the loss, beta of the paper; the rest is the inverse model's."""
+
+
+class InverseFeatures(RewardNetwork):
+    """Features in which the action between two states can be told."""
+
+    def __init__(
+        self, obs_size: int, action_size: int, feature_size: int, hidden: tuple[int, ...], discrete: bool
+    ) -> None:
+        super().__init__()
+        self.encoder = perceptron((obs_size, *hidden, feature_size), relu)
+        self.inverse = perceptron((2 * feature_size, *hidden[-1:], action_size), relu)
+        self.discrete = discrete
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """[N, S] -> phi, float32 [N, F]."""
+        phi: Tensor = self.encoder(obs)
+        return phi
+
+    def inverse_loss(self, phi: Tensor, next_phi: Tensor, actions: Tensor) -> Tensor:
+        """How badly the action [N, A] (one-hot if discrete) is told from the features [N, F] around it."""
+        told = self.inverse(torch.cat([phi, next_phi], 1))
+        if self.discrete:
+            return functional.cross_entropy(told, actions.argmax(1))
+        return functional.mse_loss(told, actions)
+
+    def learn(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> Tensor:
+        """The loss of the inverse model."""
+        return self.inverse_loss(self(obs), self(next_obs), actions)
+
+
+class Curiosity(InverseFeatures):
+    """Features, and a forward model in them."""
+
+    def __init__(
+        self,
+        obs_size: int,
+        action_size: int,
+        feature_size: int,
+        hidden: tuple[int, ...],
+        discrete: bool,
+        forward_share: float,
+    ) -> None:
+        super().__init__(obs_size, action_size, feature_size, hidden, discrete)
+        self.ahead = perceptron((feature_size + action_size, *hidden[-1:], feature_size), relu)
+        self.forward_share = forward_share
+        self.losses: dict[str, Tensor] = {}
+        """The two parts of the latest loss."""
+        self.feature_size = feature_size
+        arrays = self._arrays = Arrays()
+        self._passes = (
+            Pass("obs", self.encoder, arrays),
+            Pass("next_obs", self.encoder, arrays),
+            Pass("inverse", self.inverse, arrays),
+            Pass("ahead", self.ahead, arrays),
+        )
+
+    def surprise(self, phi: Tensor, actions: Tensor, next_phi: Tensor) -> Tensor:
+        """Half the squared error of the forward model, float32 [N]."""
+        expected: Tensor = self.ahead(torch.cat([phi, actions], 1))
+        return 0.5 * functional.mse_loss(expected, next_phi, reduction="none").sum(1)
+
+    def learn(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> Tensor:
+        """Losses of both models; the features learn from both."""
+        phi, next_phi = self(obs), self(next_obs)
+        inverse = self.inverse_loss(phi, next_phi, actions)
+        expected = self.ahead(torch.cat([phi, actions], 1))
+        ahead = functional.mse_loss(expected, next_phi, reduction="sum") * (0.5 / len(obs))
+        return self._shared(inverse, ahead)
+
+    def _shared(self, inverse: Tensor, ahead: Tensor) -> Tensor:
+        self.losses = {"inverse_loss": inverse.detach(), "forward_loss": ahead.detach()}
+        return (1.0 - self.forward_share) * inverse + self.forward_share * ahead
+
+    @torch.no_grad()
+    def gradients(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> Tensor:
+        """Of `learn`, by hand."""
+        count, size = len(obs), self.feature_size
+        both, of_both = (self._arrays(name, count, 2 * size, obs) for name in ("features", "their gradient"))
+        (phi, next_phi), (of_phi, of_next_phi) = both.chunk(2, 1), of_both.chunk(2, 1)
+        first, second, inverse, ahead = self._passes
+        first.forward(obs, phi)
+        second.forward(next_obs, next_phi)
+        missed = ahead.forward(torch.cat([phi, actions], 1)).sub_(next_phi)
+        ahead_loss = squares(missed) * (0.5 / count)
+        missed.mul_(self.forward_share / count)
+        of_phi.zero_()
+        torch.neg(missed, out=of_next_phi)
+        ahead.backward(missed, inputs=of_phi)
+        told = inverse.forward(both)
+        if self.discrete:
+            logs = torch.log_softmax(told, 1)
+            inverse_loss = (logs * actions).sum() / -count
+            error = logs.exp_().sub_(actions).mul_((1.0 - self.forward_share) / count)
+        else:
+            error = told.sub_(actions)
+            inverse_loss = squares(error) / error.numel()
+            error.mul_((1.0 - self.forward_share) * 2.0 / error.numel())
+        inverse.backward(error, inputs=of_both)
+        first.backward(of_phi)
+        second.backward(of_next_phi, add=True)
+        return self._shared(inverse_loss, ahead_loss)
+
+
+class ICM(CuriosityModel):
+    """Rewards outcomes that surprise."""
+
+    Settings = ICMSettings
+    cfg: ICMSettings
+    network: Curiosity
+
+    def make_network(self) -> Curiosity:
+        """Encoder, inverse and forward model."""
+        cfg = self.cfg
+        return Curiosity(
+            cfg.obs_size,
+            cfg.action_size,
+            cfg.feature_size,
+            cfg.hidden,
+            cfg.discrete_actions,
+            cfg.forward_share,
+        )
+
+    def _parts(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
+        actions = self.action_features(batch.actions)
+        return self.obs_features(batch.obs), actions, self.obs_features(batch.next_obs)
+
+    def novelty(self, batch: Transitions) -> Tensor:
+        """Half the squared error of the forward model, [*L]."""
+        obs, actions, next_obs = self._parts(batch.flat())
+        phi = in_blocks(self.network, obs)
+        width = math.prod(batch.shape[1:])  # the next step of a stream: where it goes on, it was reached
+        next_phi, apart = phi.roll(-width, 0), (obs.roll(-width, 0) != next_obs).any(1)
+        next_phi[apart] = in_blocks(self.network, next_obs[apart])
+        return in_blocks(self.network.surprise, phi, actions, next_phi).view(batch.shape)
+
+    def measure(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> dict[str, float]:
+        """The two losses apart."""
+        return {name: float(loss) for name, loss in self.network.losses.items()}

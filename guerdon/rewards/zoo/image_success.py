@@ -1,0 +1,146 @@
+"""The image success classifier of stage 2 as a model of the zoo: it judges the frame that an action led to.
+
+prob_success is what a fitted reward model (`guerdon train-reward`) says of `frames`, which the pipelines get
+from the camera that it was fitted to, or, where there are none, of `next_obs`, if that is an image.
+The reward is that probability (`continuous`), or one of two values, decided at the checkpoint's own threshold
+(`binary`). It is fitted already: `train` does nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from guerdon.config.limits import Fraction
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.rewards.image.contract import Contract
+from guerdon.rewards.image.scorer import MINI_BATCH, CheckpointJudge
+from guerdon.rewards.zoo.base import ZooModel, ZooSettings
+from guerdon.rewards.zoo.networks import RewardNetwork
+from guerdon.rewards.zoo.transitions import Transitions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSuccessSettings(ZooSettings):
+    """`reward_model` of type `image_success`."""
+
+    checkpoint_path: str | None = None
+    """The fitted classifier: a folder or a file."""
+    reward_type: Literal["continuous", "binary"] = "continuous"
+    """The probability of success, or one of two values."""
+    reward_threshold: Fraction | None = None
+    """Above it a frame counts as success (`binary`); null: as calibrated."""
+    success_reward: float = 1.0
+    """Of a frame that counts as success."""
+    fail_reward: float = 0.0
+    """Of any other."""
+
+
+class SuccessClassifier(RewardNetwork):
+    """A fitted classifier of one camera's frames; its verdicts are those of a `RewardManager`."""
+
+    def __init__(self, judge: CheckpointJudge) -> None:
+        super().__init__()
+        self.judge = judge
+        self.camera = judge.model.config.image_keys[0]
+        self.classifier = judge.model.requires_grad_(False)  # its weights are what is saved
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 [N, H, W, C] -> calibrated prob_success, float32 [N]."""
+        parts = [
+            self.judge.judge({self.camera: part.cpu().numpy()}).prob_success
+            for part in torch.split(images, MINI_BATCH)
+            if len(part)
+        ]
+        return torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0)
+
+
+class ImageSuccess(ZooModel):
+    """Rewards frames that show success, as a classifier fitted to labelled frames sees it."""
+
+    Settings = ImageSuccessSettings
+    needs_experience = False
+    cfg: ImageSuccessSettings
+    network: SuccessClassifier
+
+    def make_network(self) -> SuccessClassifier:
+        """The classifier from its checkpoint."""
+        if self.cfg.checkpoint_path is None:
+            raise ConfigError("reward_model.checkpoint_path is missing: it names the fitted classifier")
+        judge = CheckpointJudge.load(
+            self.cfg.checkpoint_path, threshold=self.cfg.reward_threshold, device=str(self.device)
+        )
+        contract, cameras = judge.contract, judge.model.config.image_keys
+        if len(cameras) != 1 or contract.num_frames != 1:
+            raise ConfigError(
+                f"image_success judges single frames of one camera, the checkpoint looks at "
+                f"{contract.num_frames} frames of {list(cameras)}: use a RewardManager"
+            )
+        self.obs_key = cameras[0]
+        if contract.only_at_rest:
+            raise ConfigError(
+                "the checkpoint judges robots at rest alone, which image_success does not know about: use a "
+                "RewardManager"
+            )
+        unknown = contract.threshold is None and self.cfg.reward_threshold is None
+        if unknown and self.cfg.reward_type == "binary":
+            raise ConfigError("the checkpoint has no threshold: set reward_model.reward_threshold")
+        return SuccessClassifier(judge)
+
+    @property
+    def threshold(self) -> float:
+        """Above which a probability counts as success."""
+        return self.network.judge.threshold
+
+    def score(self, batch: Transitions) -> Tensor:
+        """What the reached frames are worth, [*L]."""
+        flat = batch.flat()
+        images = flat.next_obs.round().to(torch.uint8) if flat.frames is None else flat.frames
+        prob_success: Tensor = self.network(images).view(batch.shape)
+        if self.cfg.reward_type == "continuous":
+            return prob_success
+        fired = torch.from_numpy(self.network.judge.fires(prob_success.numpy()))
+        return torch.where(fired, self.cfg.success_reward, self.cfg.fail_reward).float()
+
+    def checked(self, batch: Transitions) -> Transitions:
+        """The batch, if it has frames, or observations that are images with values of 0 to 255."""
+        images = batch.next_obs if batch.frames is None else batch.frames
+        shape = list(images.shape[len(batch.shape) :])
+        if len(shape) != 3 or shape[-1] not in (1, 3):
+            raise DataError(f"image_success takes images [H, W, C], not observations of shape {shape}")
+        batch.check_finite()
+        if images.dtype == torch.uint8:
+            return batch.to(self.device)
+        if len(batch):
+            low, high = float(batch.next_obs.min()), float(batch.next_obs.max())
+            if low < 0.0 or high > 255.0 or 0.0 < high <= 1.0:
+                raise DataError(f"images must have values of 0 to 255, these have {low:g} to {high:g}")
+        return batch.to(self.device)
+
+    def own_state(self) -> dict[str, Any]:
+        """The contract: the weights mean little without their calibration and threshold."""
+        return {"contract": json.dumps(self.network.judge.contract.to_dict())}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Judge with the weights that were loaded, as their own contract says."""
+        judge = self.network.judge
+        kept = state.get("contract")  # older runs have none: the checkpoint's holds
+        contract = judge.contract if kept is None else Contract.from_dict(json.loads(kept), "the saved run")
+        self.network.judge = CheckpointJudge(
+            self.network.classifier.eval(),
+            contract,
+            source=judge.source,
+            threshold=self.cfg.reward_threshold,
+            device=str(self.device),
+        )
+
+    def to_device(self, device: torch.device | str) -> None:
+        """Move to another device."""
+        super().to_device(device)
+        self.network.judge.to_device(str(device))

@@ -1,0 +1,189 @@
+"""Imitation learning by probability density estimation (Liu et al., 2021, arXiv:2112.06746).
+
+    reward(s, a) = p_expert(s, a) / (alpha * p_expert(s) + (1 - alpha) * p_policy(s))
+
+High for what the expert does where the expert goes; lower where the policy goes more often than the expert.
+The densities are sums of Gaussian kernels at the steps that were seen. The kernel of (s, a) is one of the
+observation times one of the action: Gaussian as well, or, where actions are discrete, 1 for the same action
+and 0 for another one, which makes p_expert(s, a) / p_expert(s) the expert's probability of the action.
+
+All is in coordinates scaled by the demonstrations' deviations and computed with logarithms: far from all data
+densities underflow, their ratio does not. Rewards are never negative: where episodes can end early, living on
+pays. Until states of the policy were collected, p_policy is the expert's density with kernels that are
+`background` times as wide, so that leaving the demonstrations costs from the start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from guerdon.config.limits import Fraction, PositiveFloat, PositiveInt
+from guerdon.core.running_stats import Statistics
+from guerdon.rewards.zoo.base import ZooModel, ZooSettings
+from guerdon.rewards.zoo.transitions import Transitions
+
+CHUNK = 4_000_000
+"""Kernel values that are computed at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PDEILSettings(ZooSettings):
+    """`reward_model` of type `pdeil`."""
+
+    alpha: Fraction = 0.5
+    """Weight of the expert's state density in the denominator, against the policy's."""
+    bandwidth: PositiveFloat | None = None
+    """Width of the kernels, in deviations of the demonstrations; null: Scott's rule, n ** (-1 / (d + 4))."""
+    background: PositiveFloat = 3.0
+    """How many times wider the kernels of p_policy are before the policy's states are known."""
+    num_kernels: PositiveInt = 1024
+    """Steps of the policy, and of the expert, that the densities are made of, drawn from all."""
+    max_reward: PositiveFloat = 10.0
+    """Rewards end here: a density of real-valued actions has no bound."""
+    normalize_obs: bool = False
+    """The kernels have their own scaling."""
+
+
+class PDEIL(ZooModel):
+    """Rewards the expert's actions in the expert's states."""
+
+    Settings = PDEILSettings
+    needs_experts = True
+    cfg: PDEILSettings
+
+    _kernels: dict[str, Tensor]
+    """`obs` [M, S] and `actions` [M, A] of the expert, `policy_obs` [K, S], scaled; empty without data."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._kernels = {}
+        super().__init__(*arguments, **named)
+
+    def load_expert_data(self, data: Any) -> None:
+        """Take demonstrations, and the scale from them."""
+        super().load_expert_data(data)
+        rows = self.expert_rows
+        self._scale = Statistics((self.cfg.obs_size,)).to(self.device)
+        self._scale.update(rows.obs.flatten(1))
+        self._action_scale = Statistics((self.cfg.action_size,)).to(self.device)
+        if not self.cfg.discrete_actions:
+            self._action_scale.update(rows.actions)
+        picked = self._picked(rows)
+        self._kernels = {"obs": self._obs(picked), "actions": self._actions(picked)}
+
+    def _learn(self, num_updates: int) -> dict[str, float]:
+        """Take the collected states as the policy's; there are no gradient steps."""
+        self._expert()
+        if not len(self.experience):
+            return {}
+        self._kernels["policy_obs"] = self._obs(self._picked(self.experience.rows))
+        self.train_iter += 1
+        log_expert, _ = self._log_expert(self._kernels["policy_obs"], None)
+        scalars = {"log_density_of_policy_states": float(log_expert.mean())}
+        self.log(scalars)
+        return scalars
+
+    def score(self, batch: Transitions) -> Tensor:
+        """The ratio of densities, [*L]."""
+        flat, rewards = batch.flat(), list[Tensor]()
+        size = max(1, CHUNK // len(self._expert()["obs"]))
+        for start in range(0, len(flat), size):
+            rows = flat[start : start + size]
+            obs = self._obs(rows)
+            log_states, log_steps = self._log_expert(obs, self._actions(rows))
+            log_reward = log_steps - self._log_denominator(obs, log_states)
+            rewards.append(log_reward.exp().clamp(max=self.cfg.max_reward))
+        return torch.cat(rewards).float().view(batch.shape) if rewards else torch.zeros(batch.shape)
+
+    def _log_denominator(self, obs: Tensor, log_states: Tensor) -> Tensor:
+        """Logarithm of alpha * p_expert(s) + (1 - alpha) * p_policy(s), [N]."""
+        kernels, alpha = self._expert(), self.cfg.alpha
+        if "policy_obs" in kernels:
+            log_policy = _log_density(_log_kernels(obs, kernels["policy_obs"], self._width))
+        else:
+            log_policy = _log_density(_log_kernels(obs, kernels["obs"], self._width * self.cfg.background))
+        if alpha in (0.0, 1.0):
+            return log_states if alpha else log_policy
+        return torch.logaddexp(math.log(alpha) + log_states, math.log1p(-alpha) + log_policy)
+
+    def _log_expert(self, obs: Tensor, actions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Logarithms of p_expert(s) and p_expert(s, a), [N] each."""
+        kernels = self._expert()
+        of_states = _log_kernels(obs, kernels["obs"], self._width)
+        if actions is None:
+            of_steps = of_states
+        elif self.cfg.discrete_actions:
+            same = actions[:, None] == kernels["actions"][None, :]
+            of_steps = of_states.masked_fill(~same, -math.inf)
+        else:
+            of_steps = of_states + _log_kernels(actions, kernels["actions"], self._width)
+        return _log_density(of_states), _log_density(of_steps)
+
+    @property
+    def _width(self) -> float:
+        if self.cfg.bandwidth is not None:
+            return self.cfg.bandwidth
+        size = self.cfg.obs_size + (0 if self.cfg.discrete_actions else self.cfg.action_size)
+        return math.pow(len(self._expert()["obs"]), -1.0 / (size + 4))
+
+    def _picked(self, rows: Transitions) -> Transitions:
+        if len(rows) <= self.cfg.num_kernels:
+            return rows
+        return rows[
+            torch.randperm(len(rows), generator=self.generator)[: self.cfg.num_kernels].to(self.device)
+        ]
+
+    def _obs(self, rows: Transitions) -> Tensor:
+        """float64 [N, S], scaled."""
+        return (rows.obs.flatten(1).double() - self._scale.mean) / self._scale.deviation.double()
+
+    def _actions(self, rows: Transitions) -> Tensor:
+        """int64 [N], or float64 [N, A], scaled."""
+        if self.cfg.discrete_actions:
+            return rows.actions
+        return (rows.actions.double() - self._action_scale.mean) / self._action_scale.deviation.double()
+
+    def _expert(self) -> dict[str, Tensor]:
+        if not self._kernels:
+            len(self.expert_rows)  # raises: there are no demonstrations
+        return self._kernels
+
+    def own_state(self) -> dict[str, Any]:
+        """The kernels and the scale."""
+        state: dict[str, Any] = {"kernels": {name: part.clone() for name, part in self._kernels.items()}}
+        if self._kernels:
+            for name, part in (("scale", self._scale), ("action_scale", self._action_scale)):
+                state[name] = {key: value.clone() for key, value in part.state_dict().items()}
+        return state
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `own_state` gave."""
+        self._kernels = {name: part.to(self.device).clone() for name, part in state["kernels"].items()}
+        if self._kernels:
+            self._scale = Statistics((self.cfg.obs_size,)).to(self.device)
+            self._action_scale = Statistics((self.cfg.action_size,)).to(self.device)
+            self._scale.load_state_dict(state["scale"])
+            self._action_scale.load_state_dict(state["action_scale"])
+
+    def to_device(self, device: torch.device | str) -> None:
+        """Move to another device."""
+        super().to_device(device)
+        self._kernels = {name: part.to(self.device) for name, part in self._kernels.items()}
+        if self._kernels:
+            self._scale, self._action_scale = self._scale.to(self.device), self._action_scale.to(self.device)
+
+
+def _log_kernels(points: Tensor, centres: Tensor, width: float) -> Tensor:
+    """Logarithms of Gaussian kernels, [N, S] and [M, S] -> [N, M]."""
+    constant = 0.5 * points.shape[1] * math.log(2.0 * math.pi * width**2)
+    return torch.cdist(points, centres).square() * (-0.5 / width**2) - constant
+
+
+def _log_density(log_kernels: Tensor) -> Tensor:
+    """Logarithm of their mean, [N, M] -> [N]."""
+    return torch.logsumexp(log_kernels, dim=1) - math.log(log_kernels.shape[1])

@@ -1,0 +1,144 @@
+"""Primal Wasserstein imitation learning (Dadashi et al., 2020, arXiv:2006.04678).
+
+An episode of the policy and the demonstrations are two heaps of the same mass 1. Each of the T steps of an
+episode has mass 1 / T, each of the D demonstrated ones 1 / D. Step by step the policy's mass is moved to the
+nearest demonstrated steps that have mass left; what has been used up is gone for the rest of the episode:
+
+    cost_t = sum over demonstrated steps d of mass(t -> d) * distance(t, d)
+    reward_t = alpha * exp(-beta * T / sqrt(size of states + size of actions) * cost_t)
+
+The distance is Euclidean, of observations and actions scaled by the demonstrations' deviations. Masses are
+counted in whole units of 1 / (T * D), so that nothing is lost to rounding: after T steps everything is used.
+
+Rewards lie between 0 and alpha: where episodes can end early, living on pays. Steps after the T-th of an
+episode find no mass left and get 0. Nothing is learned; an episode's rewards depend on its earlier steps, so
+that streams are scored as they are experienced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from guerdon.config.limits import PositiveFloat, PositiveInt
+from guerdon.core.running_stats import Statistics
+from guerdon.rewards.zoo.base import ZooModel, ZooSettings
+from guerdon.rewards.zoo.transitions import Transitions
+
+PARTS = ("obs", "action")
+SPARE = 8
+"""Demonstrated steps that are looked at beyond the fewest that a step needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PWILSettings(ZooSettings):
+    """`reward_model` of type `pwil`."""
+
+    alpha: PositiveFloat = 5.0
+    """The highest reward."""
+    beta: PositiveFloat = 5.0
+    """How fast it falls with the distance from what was demonstrated."""
+    horizon: PositiveInt | None = None
+    """T, steps of an episode; null: of the longest demonstration."""
+    subsample: PositiveInt = 1
+    """Keep every so many-th demonstrated step."""
+    normalize_obs: bool = False
+    """The distance has its own scaling."""
+
+
+class PWIL(ZooModel):
+    """Rewards steps that are close to demonstrated ones, each of which counts once in an episode."""
+
+    Settings = PWILSettings
+    needs_experts = True
+    needs_experience = False
+    scores = "streams"
+    cfg: PWILSettings
+
+    _atoms: Tensor | None = None
+    """Demonstrated steps, float32 [D, F], scaled."""
+    _steps: int = 0
+    """T."""
+
+    def load_expert_data(self, data: Any) -> None:
+        """Take demonstrations, and the scale of the distance from them."""
+        super().load_expert_data(data)
+        self._scale = Statistics((self.num_features(PARTS),)).to(self.device)
+        self._scale.update(self.features(self.expert_rows, PARTS))
+        self._atoms = self._scaled(self.expert_rows)[:: self.cfg.subsample]
+        self._steps = self.cfg.horizon or max(len(each) for each in self.experts)
+
+    def begin(self, num_streams: int) -> Tensor:
+        """Units of mass that are left, all of them: int64 [N, D]."""
+        atoms = self._demonstrated()
+        return torch.full((num_streams, len(atoms)), self._steps, device=self.device)
+
+    def score_stream(self, batch: Transitions, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Rewards [T, N] of streams that go on with the masses of `memory`, and the masses left after."""
+        atoms, left = self._demonstrated(), memory.clone()
+        points = self._scaled(batch.flat()).view(*batch.shape, -1)
+        ended = batch.done
+        costs = torch.empty(batch.shape, device=self.device)
+        for t in range(batch.shape[0]):
+            costs[t], left = self._coupled(torch.cdist(points[t], atoms), left)
+            if bool(ended[t].any()):
+                left[ended[t]] = self._steps
+        return self.cfg.alpha * torch.exp(-self.cfg.beta / math.sqrt(points.shape[-1]) * costs), left
+
+    def _coupled(self, distances: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+        """Move one step's mass to the nearest with mass left: T * cost [N], and units left [N, D].
+
+        A step has D units and a demonstrated one at most T, so that about D / T are needed; where that was
+        not enough because some of the nearest are almost used up, more are looked at.
+        """
+        units, available = distances.shape[1], left.sum(1, keepdim=True)
+        distances = distances.masked_fill(left == 0, math.inf)
+        count = units // self._steps + SPARE
+        while True:
+            count = min(count, units)
+            nearest, rows = distances.topk(count, dim=1, largest=False)
+            held = left.gather(1, rows)
+            if count == units or bool((held.sum(1, keepdim=True) >= available.clamp(max=units)).all()):
+                break
+            count *= 2
+        taken = (units - (held.cumsum(1) - held)).clamp(min=0).minimum(held)
+        costs = (taken * nearest.masked_fill(taken == 0, 0.0)).sum(1) / units
+        costs = costs.masked_fill(available[:, 0] == 0, math.inf)
+        return costs, left.scatter_add(1, rows, -taken)
+
+    def _scaled(self, rows: Transitions) -> Tensor:
+        return (self.features(rows, PARTS) - self._scale.mean.float()) / self._scale.deviation
+
+    def _demonstrated(self) -> Tensor:
+        if self._atoms is None:
+            len(self.expert_rows)  # raises: there are no demonstrations
+        assert self._atoms is not None
+        return self._atoms
+
+    def own_state(self) -> dict[str, Any]:
+        """Scaled demonstrations and the scale: scoring depends on them."""
+        if self._atoms is None:
+            return {"atoms": None}
+        return {"atoms": self._atoms.clone(), "steps": self._steps, "scale": _copies(self._scale)}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `own_state` gave."""
+        if state["atoms"] is not None:
+            self._atoms, self._steps = state["atoms"].to(self.device).clone(), int(state["steps"])
+            self._scale = Statistics((self.num_features(PARTS),)).to(self.device)
+            self._scale.load_state_dict(state["scale"])
+
+    def to_device(self, device: torch.device | str) -> None:
+        """Move to another device."""
+        super().to_device(device)
+        if self._atoms is not None:
+            self._atoms, self._scale = self._atoms.to(self.device), self._scale.to(self.device)
+
+
+def _copies(statistics: Statistics) -> dict[str, Tensor]:
+    return {name: part.clone() for name, part in statistics.state_dict().items()}

@@ -1,0 +1,111 @@
+"""Random expert distillation (Wang et al., 2019, arXiv:1905.06750).
+
+A network learns to predict what a fixed random network says of demonstrated states and actions. Where there
+were demonstrations the prediction is good, elsewhere it is not:
+
+    reward = exp(-sigma * |predicted - target|^2), between 0 and 1.
+
+sigma decides what counts as good. The paper chooses it by hand so that demonstrations get almost 1. Here a
+share of the demonstrated steps is not learned from, and sigma is such that a step whose error is the
+`expert_quantile` of theirs gets `reward_at_quantile`. Without calibration rewards are constant in effect.
+
+It is fitted on demonstrations alone, best before the policy (`pretrain_reward`), and rewards are positive:
+where episodes can end early, living on pays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from guerdon.config.limits import Fraction, PositiveInt
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.rewards.zoo.base import INPUTS, ZooModel, ZooSettings
+from guerdon.rewards.zoo.networks import Distillation
+from guerdon.rewards.zoo.transitions import Transitions
+
+
+@dataclass(frozen=True, kw_only=True)
+class REDSettings(ZooSettings):
+    """`reward_model` of type `red`."""
+
+    inputs: Literal["state_action", "state"] = "state_action"
+    """What is distilled of a step."""
+    num_outputs: PositiveInt = 32
+    """Numbers that the random network says of a step."""
+    held_out: Fraction = 0.2
+    """Share of the demonstrated steps that sigma is calibrated on."""
+    expert_quantile: Fraction = 0.9
+    """Of the held-out errors: the one ..."""
+    reward_at_quantile: Fraction = 0.5
+    """... that gets this reward."""
+
+
+class CalibratedDistillation(Distillation):
+    """A distillation, and how large its errors may be."""
+
+    sigma: Tensor
+
+    def __init__(self, sizes: Sequence[int], activation: type[nn.Module]) -> None:
+        super().__init__(sizes, activation)
+        self.register_buffer("sigma", torch.ones(()))
+
+
+class RED(ZooModel):
+    """Rewards what is like the demonstrations."""
+
+    Settings = REDSettings
+    needs_experts = True
+    needs_experience = False
+    cfg: REDSettings
+    network: CalibratedDistillation
+
+    def make_network(self) -> CalibratedDistillation:
+        """The two networks."""
+        if not 0.0 < self.cfg.reward_at_quantile < 1.0:
+            raise ConfigError("reward_model.reward_at_quantile must be more than 0 and less than 1")
+        size = self.num_features(INPUTS[self.cfg.inputs])
+        return CalibratedDistillation((size, *self.cfg.hidden, self.cfg.num_outputs), nn.Tanh)
+
+    def load_expert_data(self, data: Any) -> None:
+        """Take demonstrations, and put some of their steps aside."""
+        super().load_expert_data(data)
+        count = len(self.expert_rows)
+        aside = max(1, round(self.cfg.held_out * count))
+        if aside >= count:
+            raise DataError(f"{count} demonstrated steps leave nothing to learn from: RED needs more")
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(self.cfg.seed)).to(self.device)
+        features = self.features(self.expert_rows, INPUTS[self.cfg.inputs])
+        self._held, self._learned = features[order[:aside]], features[order[aside:]]
+
+    def draw(self) -> tuple[Tensor]:
+        """Demonstrated steps, [N, F]."""
+        rows = torch.randint(len(self._learned), (self.cfg.batch_size,), generator=self.generator)
+        return (self._learned[rows.to(self.device)],)
+
+    def _learn(self, num_updates: int) -> dict[str, float]:
+        """Gradient steps, then sigma from the steps that were not learned from."""
+        scalars = super()._learn(num_updates)
+        with torch.no_grad():
+            errors = self.network(self._held)
+            limit = torch.quantile(errors, self.cfg.expert_quantile).clamp(min=1e-12)
+            self.network.sigma.copy_(-math.log(self.cfg.reward_at_quantile) / limit)
+        found = {"held_out_error": float(errors.mean()), "sigma": float(self.network.sigma)}
+        self.log(found)
+        return scalars | found
+
+    def score(self, batch: Transitions) -> Tensor:
+        """exp(-sigma * error), [*L]."""
+        errors_expert_is_low = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
+        return torch.exp(-self.network.sigma * errors_expert_is_low).view(batch.shape)
+
+    def to_device(self, device: torch.device | str) -> None:
+        """Move to another device."""
+        super().to_device(device)
+        if self.experts:
+            self._held, self._learned = self._held.to(self.device), self._learned.to(self.device)

@@ -1,0 +1,67 @@
+"""Random network distillation (Burda et al., 2018, arXiv:1810.12894).
+
+A predictor learns to say what a fixed random network makes of the observations that were reached. Where it
+has seldom been it is wrong: the reward is the squared error, mean over the features,
+
+    novelty(s, a, s') = mean_i (predictor(s')_i - target(s')_i) ** 2 >= 0, high where s' is new,
+
+divided by the running deviation of its discounted sums. Observations are scaled by running statistics and
+limited; without that the random network sees next to nothing of parts that vary little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from guerdon.rewards.zoo.by_hand import Arrays, Pass, squares
+from guerdon.rewards.zoo.curiosity import CuriosityModel, CuriositySettings
+from guerdon.rewards.zoo.networks import Distillation, in_blocks, relu
+from guerdon.rewards.zoo.transitions import Transitions
+
+
+@dataclass(frozen=True, kw_only=True)
+class RNDSettings(CuriositySettings):
+    """`reward_model` of type `rnd`."""
+
+
+class Novelty(Distillation):
+    """The two networks, with gradients by hand."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__(sizes, relu)
+        arrays = Arrays()
+        self._told, self._wanted = Pass("told", self.predictor, arrays), Pass("wanted", self.target, arrays)
+
+    @torch.no_grad()
+    def gradients(self, features: Tensor) -> Tensor:
+        """Of `learn`."""
+        errors = self._told.forward(features).sub_(self._wanted.forward(features))
+        loss = squares(errors) / errors.numel()
+        self._told.backward(errors.mul_(2.0 / errors.numel()))
+        return loss
+
+
+class RND(CuriosityModel):
+    """Rewards what was seldom reached."""
+
+    Settings = RNDSettings
+    cfg: RNDSettings
+    network: Novelty
+
+    def make_network(self) -> Novelty:
+        """Both networks."""
+        return Novelty((self.cfg.obs_size, *self.cfg.hidden, self.cfg.feature_size))
+
+    def drawn(self, count: int) -> tuple[Tensor]:
+        """Observations that the policy reached."""
+        (next_obs,) = self.experience.draw(count, self.generator, "next_obs")
+        return (self.obs_features(next_obs),)
+
+    def novelty(self, batch: Transitions) -> Tensor:
+        """The predictor's squared error, [*L]."""
+        next_obs = batch.next_obs.flatten(0, len(batch.shape) - 1)
+        return in_blocks(self.network, self.obs_features(next_obs)).view(batch.shape)

@@ -1,0 +1,1 @@
+"""Training a policy on a learned reward: workers, loops, checkpoints; public names: `guerdon.run`."""

@@ -1,0 +1,117 @@
+"""Measure a policy by the environment's own success, on environments that it was not trained in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from guerdon.agents.episodes import EpisodeRecord, EpisodeTracker
+from guerdon.config import EnvConfig
+from guerdon.core.types import BoolArray, UInt8Array
+from guerdon.data.collect.observations import FrameSource, per_env, with_final
+from guerdon.envs.make import make_vector_env
+
+Act = Callable[[Any], NDArray[Any]]
+"""A batch of observations -> actions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Means over the episodes of an evaluation; success is None where the environment does not tell it."""
+
+    episodes: int
+    success_once: float | None
+    success_at_end: float | None
+    env_return: float
+    length: float
+
+    def metrics(self) -> dict[str, float]:
+        """For the log."""
+        named = {f"eval/{name}": value for name, value in asdict(self).items()}
+        return {name: float(value) for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilmedEpisode:
+    """One episode as the reward model sees it."""
+
+    frames: dict[str, UInt8Array]
+    """camera -> uint8 [T, H, W, C]."""
+    env_success: BoolArray
+    """bool [T]."""
+
+
+def evaluate(
+    act: Act,
+    cfg: EnvConfig,
+    *,
+    episodes: int,
+    seed: int,
+    cameras: Sequence[str] = (),
+    num_films: int = 0,
+) -> tuple[Evaluation, list[FilmedEpisode]]:
+    """Run `episodes` fresh episodes; each environment gives equally many, so short ones are not favoured.
+
+    Args:
+        act: chooses actions; nothing random if the policy should be measured as it is.
+        cfg: the `env.eval` section.
+        episodes: how many, at least.
+        seed: of the environments.
+        cameras: what films show.
+        num_films: how many first episodes to film.
+    """
+    env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
+    try:
+        return _evaluate(act, env, episodes, seed, cameras, num_films)
+    finally:
+        env.close()
+
+
+def _evaluate(
+    act: Act, env: Any, episodes: int, seed: int, cameras: Sequence[str], num_films: int
+) -> tuple[Evaluation, list[FilmedEpisode]]:
+    count, num_envs = -(-episodes // env.num_envs), env.num_envs
+    finished = np.zeros(num_envs, np.int64)
+    tracker, records = EpisodeTracker(num_envs), list[EpisodeRecord]()
+    knows_success = True
+    filmed = np.arange(min(num_films, num_envs))
+    source = FrameSource(env, cameras) if len(filmed) else None
+    reels: list[tuple[dict[str, UInt8Array], BoolArray, BoolArray]] = []
+    obs, _ = env.reset(seed=seed)
+    while (finished < count).any():
+        obs, env_rewards, terminated, truncated, info = env.step(act(obs))
+        done = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
+        told = per_env(info, "success", num_envs, done)
+        knows_success = knows_success and told is not None
+        success: BoolArray = np.zeros(num_envs, np.bool_) if told is None else told >= 0.5
+        if source is not None and (finished[filmed] == 0).any():
+            reached = with_final(obs, info.get("final_obs"), done)
+            reels.append((source.frames(reached, done, filmed), success[filmed], finished[filmed] == 0))
+        tracker.add(np.asarray(env_rewards), done, success)
+        records += [record for record in tracker.pop() if finished[record.env] < count]
+        finished[done] += 1
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(record, name) for record in records]))
+
+    evaluation = Evaluation(
+        episodes=len(records),
+        success_once=mean("success_once") if knows_success else None,
+        success_at_end=mean("success_at_end") if knows_success else None,
+        env_return=mean("env_return"),
+        length=mean("length"),
+    )
+    return evaluation, [_film(reels, number) for number in range(len(filmed))]
+
+
+def _film(reels: list[tuple[dict[str, UInt8Array], BoolArray, BoolArray]], number: int) -> FilmedEpisode:
+    mine = [(frames, success) for frames, success, running in reels if running[number]]
+    return FilmedEpisode(
+        frames={name: np.stack([frames[name][number] for frames, _ in mine]) for name in mine[0][0]},
+        env_success=np.array([success[number] for _, success in mine]),
+    )

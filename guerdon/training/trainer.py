@@ -1,0 +1,499 @@
+"""`EmbodiedRunner`: train a policy on the learned reward, measure it by the environment's own success."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from guerdon.agents.cloning import clone, demonstrations, imitate, num_updates
+from guerdon.agents.dqn import DQN
+from guerdon.agents.networks import Obs, ObsSpec
+from guerdon.agents.ppo import PPO
+from guerdon.agents.sac import SAC
+from guerdon.config import BCConfig, GuerdonConfig, to_plain
+from guerdon.config.unused import log_without_effect
+from guerdon.core import strict_json
+from guerdon.core.atomic import make_directory, write_atomic
+from guerdon.core.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    GuerdonError,
+    RunInterrupted,
+    WorkerLostError,
+)
+from guerdon.core.images import stack_episode
+from guerdon.core.interrupts import Interrupts
+from guerdon.core.progress import progress_bar
+from guerdon.core.types import display_path
+from guerdon.distributed import Engine, make_engine
+from guerdon.fit.logs import MetricLog
+from guerdon.monitoring.monitor import RewardMonitor
+from guerdon.monitoring.report import write_report
+from guerdon.monitoring.video import write_video
+from guerdon.rewards.image.worker import ImageRewardWorker
+from guerdon.training.acting import PolicySpec, RolloutWorker
+from guerdon.training.asynchronous import AsynchronousLoop
+from guerdon.training.checkpoints import (
+    AnyLearner,
+    SavedPolicy,
+    find_sound_policy,
+    load_policy,
+    make_learner,
+    readable_state,
+    save_policy,
+)
+from guerdon.training.env_group import EnvGroup
+from guerdon.training.env_worker import EnvWorker
+from guerdon.training.evaluation import Evaluation, FilmedEpisode, evaluate
+from guerdon.training.loop import Iteration, Loop
+from guerdon.training.off_policy import OffPolicyLoop
+from guerdon.training.on_policy import OnPolicyLoop
+from guerdon.training.refits import Refits
+from guerdon.training.replay_learning import LearningParts
+from guerdon.training.reward_group import RewardGroup
+from guerdon.training.robots import fit_for_robots
+
+log = logging.getLogger("guerdon")
+
+NUM_FILMS = 4
+HURRY_SECONDS = 5.0
+"""How long workers may take to finish writing when a run breaks off."""
+
+
+class EmbodiedRunner:
+    """Calls the workers in order: rollout, reward model, update; evaluates, saves, watches and reports."""
+
+    def __init__(self, config: GuerdonConfig, folder: Path | str) -> None:
+        """Make environments, learner and reward worker; what does not fit together is refused here.
+
+        Args:
+            config: the whole tree; each part gets its own section.
+            folder: the run's folder.
+        """
+        if not isinstance(config, GuerdonConfig):
+            raise ConfigError(f"EmbodiedRunner takes a GuerdonConfig (see load_config), not {config!r:.80}")
+        log_without_effect(config)
+        self.config, self.folder = config, Path(folder)
+        if config.runner.task_type == "text":
+            raise ConfigError("runner.task_type is text, and text tasks have no environment to train in")
+        config = self.config = fit_for_robots(config)
+        if config.reward.cache_verdicts and config.reward.relabel_at == "sampling":
+            raise ConfigError(
+                "reward.cache_verdicts leaves frames out, and reward.relabel_at=sampling judges all of them "
+                "later: use one of the two"
+            )
+        if config.asynchronous.enabled and config.learner.algorithm == "ppo":
+            raise ConfigError(
+                "asynchronous.enabled is for learner.algorithm=sac and dqn: "
+                "PPO learns only from steps of its present weights"
+            )
+        if config.learner.num_threads is not None:
+            torch.set_num_threads(config.learner.num_threads)
+        self.alarms: list[str] = []
+        self.interrupts = Interrupts()
+        threads = config.asynchronous.enabled
+        self.engine: Engine = make_engine(config.engine, config.cluster, threads=threads)
+        try:
+            self._make_workers()
+            self.monitor = self._make_monitor()
+            self.refits = self._make_refits()
+        except BaseException:
+            if hasattr(self, "envs"):
+                self.envs.close(HURRY_SECONDS)  # a robot is let go of
+            self.engine.close()
+            raise
+
+    def _make_workers(self) -> None:
+        """Reward workers and env workers, the learner, and the loop that puts them together."""
+        config = self.config
+        self.rewards: RewardGroup | None = None
+        if config.reward.use_reward_model:
+            self.rewards = RewardGroup(self.engine, config.reward, config.runner.task_type)
+        self.envs = EnvGroup(
+            self.engine,
+            config.env.train,
+            config.reward,
+            config.collect,
+            cameras=() if self.rewards is None else self.rewards.facts.image_keys,
+            num_frames=1 if self.rewards is None else self.rewards.facts.contract.num_frames,
+            only_at_rest=self.rewards is not None and self.rewards.facts.contract.only_at_rest,
+            num_steps=self._steps_at_a_time(),
+            seed=config.seed,
+        )
+        if self.rewards is not None:
+            self.rewards.facts.contract.check_frames(self.envs.facts.first_frames)
+        self.spaces = self.envs.facts.spaces
+        self.learner: AnyLearner = make_learner(config.learner, *self.spaces, config.seed)
+        self.loop: Loop = self._make_loop()
+        self.engine.log_notices()
+
+    def _steps_at_a_time(self) -> int:
+        """The most steps that an env worker takes alone."""
+        if self.config.learner.algorithm == "ppo":
+            return self.config.learner.ppo.num_steps
+        return self.config.asynchronous.steps_per_request if self.config.asynchronous.enabled else 1
+
+    def _make_loop(self) -> Loop:
+        if isinstance(self.learner, PPO):
+            policy = PolicySpec(cfg=self.config.learner, spaces=self.spaces)
+            self.envs.attach(policy, RolloutWorker(self.learner))
+            return OnPolicyLoop(self.engine, self.learner, self.envs, self.rewards, self.config.reward)
+        parts = LearningParts(
+            learner=self.learner,
+            envs=self.envs,
+            rewards=self.rewards,
+            cfg=self.config.reward,
+            learner_cfg=self.config.learner,
+            spaces=self.spaces,
+            seed=self.config.seed,
+        )
+        if self.config.asynchronous.enabled:
+            return AsynchronousLoop(self.engine, parts, self.config.asynchronous)
+        return OffPolicyLoop(parts)
+
+    @property
+    def env_worker(self) -> EnvWorker:
+        """The env worker, where it is in this process."""
+        return self.envs.local
+
+    @property
+    def reward_worker(self) -> ImageRewardWorker | None:
+        """The reward worker, where it is in this process."""
+        return None if self.rewards is None else self.rewards.local
+
+    def _make_monitor(self) -> RewardMonitor | None:
+        if self.rewards is None or self.config.monitor.action == "off":
+            return None
+        return RewardMonitor(
+            self.config.monitor,
+            self.rewards.facts.contract,
+            self.rewards.facts.threshold,
+            self.folder,
+            knows_success=self.loop.knows_success(),
+        )
+
+    def _make_refits(self) -> Refits | None:
+        if self.rewards is None or not self.config.reward.refit_interval:
+            return None
+        return Refits(self.config, self.rewards, self.folder, knows_success=self.loop.knows_success())
+
+    # A run
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; returns what `summary.json` holds."""
+        started = time.perf_counter()
+        self._write_config()
+        cfg = self.config.learner
+        stopped: str | None = None
+        boards = "tensorboard" in self.config.runner.logger.backends
+        try:
+            resumed = self._begin()
+            resume_step = self.loop.env_steps if resumed else None
+            with (
+                self.interrupts,
+                MetricLog(self.folder, tensorboard=boards, resume_step=resume_step) as logs,
+                progress_bar("training", total=cfg.total_steps, unit="step") as bar,
+            ):
+                bar.update(self.loop.env_steps)
+                try:
+                    stopped = self._train(logs, bar)
+                    if self.config.env.train.env_type == "robot":
+                        self.envs.close()  # an arm and its cameras can be held by one at a time
+                    result, films = self._evaluate(cfg.eval_episodes, NUM_FILMS)
+                except KeyboardInterrupt as interrupt:
+                    self._keep_interrupted(interrupt)
+                logs.write(self.loop.env_steps, result.metrics())
+            self.envs.close()
+            self.engine.log_notices()
+            return self._finish(result, films, stopped, time.perf_counter() - started)
+        except BaseException:
+            self.envs.close(HURRY_SECONDS)  # what was collected so far is written
+            raise
+        finally:
+            self.engine.close()
+
+    def _train(self, logs: MetricLog, bar: Any) -> str | None:
+        """Iterations to the end; returns why they ended earlier, if they did."""
+        cfg, stopped = self.config.learner, None
+        waits = self.config.env.train.env_type != "robot"  # an arm is stopped at once
+        while self.loop.env_steps < cfg.total_steps and stopped is None:
+            before = self.loop.env_steps
+            with self.interrupts.deferred(waits):
+                iteration = self._advance(before / cfg.total_steps)
+                step = self.loop.env_steps
+                stopped = self._watch(step, iteration)
+            metrics = dict(iteration.metrics)
+            try:
+                metrics |= self._refit(before, step, iteration)
+                metrics |= self.monitor.metrics() if self.monitor else {}
+                if _due(before, step, cfg.eval_interval) and step < cfg.total_steps:
+                    self.interrupts.check()
+                    metrics |= self._evaluate(cfg.eval_episodes)[0].metrics()
+            finally:  # also after Ctrl-C, which does not wait for a refit or an evaluation
+                logs.write(step, metrics)
+            bar.update(step - before)
+            bar.set_postfix_str(_postfix(metrics), refresh=False)
+            if _due(before, step, cfg.save_interval) or step >= cfg.total_steps or stopped:
+                self._save(step)
+            self.interrupts.check()
+        return stopped
+
+    def _keep_interrupted(self, interrupt: KeyboardInterrupt) -> NoReturn:
+        """Save what there is after the first Ctrl-C; a second one does not wait for that."""
+        step = self.loop.env_steps
+        if self.interrupts.count > 1 or not step:
+            raise interrupt
+        if self.config.env.train.env_type == "robot":
+            self.envs.close(HURRY_SECONDS)  # the arm comes first
+        kept = display_path(self._write_checkpoint(step))
+        raise RunInterrupted(step, kept, "runner.resume_dir") from None
+
+    def _begin(self) -> bool:
+        """Warm start or resume; returns whether a run is resumed."""
+        place = self.config.runner.resume_dir
+        if place is not None:
+            saved = load_policy(find_sound_policy(Path(place), "runner.resume_dir"))
+            if type(saved.learner) is not type(self.learner):
+                raise ConfigError(
+                    f"{display_path(place)} holds a policy of {type(saved.learner).__name__}, "
+                    f"the config asks for {type(self.learner).__name__}"
+                )
+            saved.check_fits(self.spaces, self.envs.facts.control_mode)
+            self.learner.load_state_dict(saved.learner.state_dict())
+            with readable_state(saved.folder):
+                self._take_up(saved)
+            log.info("resumed from %s at step %d", display_path(place), saved.step)
+        elif self.config.learner.warm_start.data is not None:
+            self._warm_start()
+        if isinstance(self.learner, SAC):
+            self.learner.check_reference()
+        self.loop.reset(self._env_seed(self.loop.env_steps))
+        return place is not None
+
+    def _take_up(self, saved: SavedPolicy) -> None:
+        """Go on from the state of a run."""
+        self.loop.load_state_dict(saved.state["loop"], saved.folder)
+        self.alarms = list(saved.state["alarms"])
+        if self.refits is not None:
+            self.refits.load(saved.state.get("refits"), saved.folder)
+            self._renew_monitor()
+        elif saved.state.get("refits") is not None and saved.state["refits"]["count"]:
+            log.warning("the reward model had been refitted; reward.refit_interval=0 uses the first one")
+        if self.monitor is not None and saved.state["monitor"] is not None:
+            # All episodes begin anew, perhaps in another number of environments: none is carried on.
+            self.monitor.load_state_dict({**saved.state["monitor"], "running": None})
+
+    def _warm_start(self) -> None:
+        """Clone the successes of a data set into the policy."""
+        section, learner = self.config.learner.warm_start, self.learner
+        if isinstance(learner, DQN):
+            raise ConfigError("learner.warm_start is for ppo and sac, not for dqn")
+        shown = demonstrations(
+            Path(str(section.data)),
+            ObsSpec.of(self.spaces[0]),
+            self.envs.facts.control_mode,
+            intended=section.intended,
+        )
+        if isinstance(learner, PPO):
+            outcome = clone(learner.actor, shown, section, self.config.seed)
+            learner.keep_reference()
+        else:
+            outcome = imitate(_imitation(learner, section, len(shown[1])), shown, section, self.config.seed)
+            learner.keep_reference()
+        log.info(
+            "warm start: %d demonstrated actions, loss %.3f to %.3f",
+            outcome["num_transitions"],
+            outcome["loss_first"],
+            outcome["loss_last"],
+        )
+
+    def _env_seed(self, step: int) -> int:
+        """Of the environments from `step` on.
+
+        They begin anew at every checkpoint, with a seed that follows from the step: a resumed run and one
+        that was never interrupted then see the same episodes.
+        """
+        return int(np.random.SeedSequence([self.config.seed, step]).generate_state(1)[0] >> 2)
+
+    def _advance(self, progress: float) -> Iteration:
+        """One iteration; if it fails, the last good state is saved first."""
+        try:
+            iteration = self.loop.advance(progress)
+        except GuerdonError as error:
+            if all(bool(torch.isfinite(value).all()) for value in _tensors(self.learner.state_dict())):
+                step = self.loop.env_steps
+                kept = display_path(self._write_checkpoint(step))
+                raise _with_note(error, f"(step {step}; the last good state is {kept})") from error
+            raise
+        self.engine.log_notices(wait=not self.config.asynchronous.enabled)  # busy workers are not waited for
+        bad = [name for name, value in iteration.metrics.items() if not np.isfinite(value)]
+        if bad:
+            raise DataError(f"training broke down at step {self.loop.env_steps}: {bad[0]} is not finite")
+        return iteration
+
+    def _watch(self, step: int, iteration: Iteration) -> str | None:
+        """Look for signs of reward hacking; returns why to stop, if that is what the config wants."""
+        if self.monitor is None or iteration.watched is None:
+            return None
+        alarms = self.monitor.observe(step, iteration.watched)
+        self.alarms += [alarm.name for alarm in alarms]
+        for alarm in alarms:
+            values = (alarm.name, step, alarm.value, alarm.limit, alarm.remedy)
+            log.warning("ALARM %s at step %d: %.3g, limit %.3g. %s", *values)
+        if alarms and self.config.monitor.action == "stop":
+            return f"alarm: {alarms[0].name}"
+        return None
+
+    def _refit(self, before: int, step: int, iteration: Iteration) -> dict[str, float]:
+        """Keep frames for refits and refit when it is time; returns what is to be logged."""
+        if self.refits is None:
+            return {}
+        self.refits.add(step, iteration)
+        due = _due(before, step, self.config.reward.refit_interval) and not self.interrupts.requested
+        if due and self.refits.refit(step):
+            self._renew_monitor()
+            if self.config.reward.cache_verdicts:  # those of the model before hold no longer
+                self.loop.reset(self._env_seed(step))
+        return self.refits.metrics()
+
+    def _renew_monitor(self) -> None:
+        """Watch for what the present model promises; counts begin anew, but that of alarms."""
+        if self.monitor is not None and self.refits is not None and self.refits.count:
+            raised = self.monitor.num_alarms
+            self.monitor = self._make_monitor()
+            assert self.monitor is not None
+            self.monitor.num_alarms = raised
+
+    def _evaluate(self, episodes: int, num_films: int = 0) -> tuple[Evaluation, list[FilmedEpisode]]:
+        cameras = () if self.rewards is None else self.rewards.facts.image_keys
+        result, films = evaluate(
+            lambda obs: self.learner.act(obs, deterministic=True),
+            self.config.env.eval,
+            episodes=episodes,
+            seed=self.config.seed + 1_000_003,
+            cameras=cameras,
+            num_films=num_films if cameras else 0,
+        )
+        return result, films
+
+    def _save(self, step: int) -> Path:
+        """Save everything, then begin new episodes, as a resumed run does."""
+        folder = self._write_checkpoint(step)
+        self.loop.reset(self._env_seed(step))
+        return folder
+
+    def _write_checkpoint(self, step: int) -> Path:
+        folder = self.folder / "checkpoints" / f"step_{step}"
+        make_directory(folder)
+        state = {
+            "loop": self.loop.state_dict(folder),
+            "monitor": None if self.monitor is None else self.monitor.state_dict(),
+            "alarms": list(self.alarms),
+            "refits": None if self.refits is None else self.refits.save(folder),
+        }
+        save_policy(
+            folder,
+            self.learner,
+            self.config.learner,
+            self.config.env.eval,
+            self.spaces,
+            step,
+            state,
+            control_mode=self.envs.facts.control_mode,
+        )
+        return folder
+
+    # What is left behind
+
+    def _write_config(self) -> None:
+        text = OmegaConf.to_yaml(OmegaConf.create(to_plain(self.config))).encode()
+        write_atomic(self.folder / "config.yaml", lambda file: file.write(text))
+
+    def _finish(
+        self, result: Evaluation, films: list[FilmedEpisode], stopped: str | None, seconds: float
+    ) -> dict[str, Any]:
+        for number, film in enumerate(films):
+            self._write_film(number, film)
+        section = self.config.reward
+        summary = {
+            "algorithm": self.config.learner.algorithm,
+            "env": self.config.env.train.id,
+            "reward": f"learned ({section.combine_mode})" if section.use_reward_model else "env",
+            "success_rate": result.success_once,
+            **asdict(result),
+            "env_steps": self.loop.env_steps,
+            "stopped": stopped,
+            "alarms": self.alarms,
+            "refits": 0 if self.refits is None else self.refits.count,
+            "restarts": sum(self.engine.restarts.values()),
+            "checkpoint": str(self.folder / "checkpoints" / f"step_{self.loop.env_steps}"),
+            "seconds": round(seconds, 2),
+        }
+        text = strict_json.dumps(summary, indent=1).encode()
+        write_atomic(self.folder / "summary.json", lambda file: file.write(text))
+        write_report(self.folder)
+        return summary
+
+    def _write_film(self, number: int, film: FilmedEpisode) -> None:
+        assert self.rewards is not None
+        facts = self.rewards.facts
+        count = facts.contract.num_frames
+        stacks = {name: stack_episode(film.frames[name], count) for name in facts.image_keys}
+        verdict = self.rewards.judge(stacks)
+        make_directory(self.folder / "videos")
+        write_video(
+            self.folder / "videos" / f"eval_{number}.gif",
+            film.frames[facts.image_keys[0]],
+            verdict.prob_success,
+            facts.threshold,
+            film.env_success,
+            fps=10,
+        )
+
+
+def _imitation(learner: SAC, cfg: BCConfig, count: int) -> Callable[[Obs, torch.Tensor], float]:
+    """A step of cloning `count` actions, at a rate that falls to zero in a straight line if asked for."""
+    total, done = num_updates(count, cfg), itertools.count()
+
+    def step(obs: Obs, actions: torch.Tensor) -> float:
+        left = 1.0 - next(done) / total if cfg.anneal_lr else 1.0
+        return learner.imitate(obs, actions, lr=cfg.lr * left)
+
+    return step
+
+
+def _with_note(error: GuerdonError, note: str) -> GuerdonError:
+    """The same kind of error with more to say; what was lost with a worker ends the run as its cluster's."""
+    kind = ClusterError if isinstance(error, WorkerLostError) else type(error)
+    return kind(f"{error} {note}")
+
+
+def _due(before: int, now: int, interval: int) -> bool:
+    """Whether a multiple of `interval` lies between two steps."""
+    return now // interval > before // interval
+
+
+def _postfix(metrics: dict[str, float]) -> str:
+    shown = {"success": "env/success_once", "fires": "reward/fire_rate", "steps/s": "time/steps_per_second"}
+    return " ".join(f"{key} {metrics[name]:.3g}" for key, name in shown.items() if name in metrics)
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    """All floating-point tensors in nested containers."""
+    if isinstance(state, torch.Tensor):
+        return [state] if state.is_floating_point() else []
+    if isinstance(state, dict):
+        return [item for value in state.values() for item in _tensors(value)]
+    if isinstance(state, list | tuple):
+        return [item for value in state for item in _tensors(value)]
+    return []

@@ -1,1 +1,0 @@
-"""Groups of verbs of the `guerdon` command: what they take, and what they print."""

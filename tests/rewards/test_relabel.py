@@ -1,0 +1,84 @@
+"""Where rewards meet: every mode, type and combination, by hand-made numbers."""
+
+import numpy as np
+import pytest
+
+from guerdon.config import RewardConfig
+from guerdon.core.errors import DataError
+from guerdon.rewards.relabel import RewardScale, combine, judged_frames, learned_rewards, training_rewards
+
+PROB = np.array([[0.1, 0.95], [0.8, 0.6], [0.9, 0.2]], np.float32)
+ENV = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
+DONE = np.array([[False, False], [False, True], [True, False]])
+
+
+def test_per_step_binary_replaces():
+    cfg = RewardConfig(success_reward=2.0, fail_reward=-1.0)
+    expected = [[-1, 2], [2, -1], [2, -1]]
+    np.testing.assert_array_equal(training_rewards(PROB, ENV, DONE, cfg, 0.7), expected)
+
+
+def test_the_threshold_itself_is_no_success():
+    assert training_rewards(np.array([0.5]), np.zeros(1), np.zeros(1, bool), RewardConfig(), 0.5) == [0.0]
+
+
+def test_terminal_mode_is_zero_on_all_but_the_last_frame():
+    cfg = RewardConfig(reward_mode="terminal", success_reward=2.0, fail_reward=-1.0)
+    prob = np.where(DONE, PROB, np.nan)  # nothing else was judged
+    expected = [[0, 0], [0, -1], [2, 0]]
+    np.testing.assert_array_equal(learned_rewards(prob, DONE, cfg, 0.7), expected)
+    np.testing.assert_array_equal(judged_frames(DONE, cfg), DONE)
+    assert judged_frames(DONE, RewardConfig()).all()
+
+
+def test_continuous_is_the_probability():
+    np.testing.assert_array_equal(
+        training_rewards(PROB, ENV, DONE, RewardConfig(reward_type="continuous"), 0.7), PROB
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"combine_mode": "replace"}, [[0, 1], [1, 0], [1, 0]]),
+        ({"combine_mode": "add"}, [[1, 3], [4, 4], [6, 6]]),
+        (
+            {"combine_mode": "weighted", "reward_weight": 10.0, "env_reward_weight": 0.5},
+            [[0.5, 11], [11.5, 2], [12.5, 3]],
+        ),
+    ],
+)
+def test_combinations(settings, expected):
+    before = ENV.copy()
+    result = training_rewards(PROB, ENV, DONE, RewardConfig(**settings), 0.7)
+    np.testing.assert_array_equal(result, np.array(expected, np.float32))
+    assert result.dtype == np.float32
+    result += 1
+    np.testing.assert_array_equal(ENV, before)
+
+
+def test_env_rewards_are_never_the_learned_ones_array():
+    learned = np.zeros((3, 2), np.float32)
+    assert combine(ENV, learned, RewardConfig()) is not learned
+
+
+def test_bad_input():
+    with pytest.raises(DataError, match="1 judged frames have no finite probability"):
+        learned_rewards(np.array([np.nan, 0.5]), np.array([True, True]), RewardConfig(), 0.5)
+    with pytest.raises(DataError, match=r"shape \[2\], learned ones \[3\]"):
+        combine(np.zeros(2), np.zeros(3, np.float32), RewardConfig())
+
+
+def test_the_scale_is_the_running_deviation_and_changes_in_update_alone():
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(3.0, 2.0, (5, 7)).astype(np.float32) for _ in range(4)]
+    scale = RewardScale()
+    np.testing.assert_array_equal(scale.apply(parts[0]), parts[0])
+    for part in parts:
+        scale.update(part)
+    deviation = np.concatenate(parts).std(dtype=np.float64)
+    for _ in range(2):
+        np.testing.assert_allclose(scale.apply(parts[0]), parts[0] / deviation, rtol=1e-5)
+    cfg = RewardConfig(reward_type="continuous")
+    scaled = training_rewards(parts[0], np.zeros((5, 7)), np.zeros((5, 7), bool), cfg, 0.5, scale)
+    np.testing.assert_allclose(scaled, parts[0] / deviation, rtol=1e-5)

@@ -1,0 +1,122 @@
+"""GAIL: its formulas, and that a policy learns from its reward alone what an empty reward does not teach."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.rewards import Transitions, create_reward_model
+from guerdon.rewards.zoo.base import INPUTS
+from guerdon.rewards.zoo.gail import Discriminator, accuracy, cross_entropy, reward_of
+from tests.rewards import zoo_tasks
+
+CASES = {"fixed_cartpole_gail": 190.0, "point_reach_gail": 41.2}
+"""Config -> 95% of the expert's return (200 and 43.4)."""
+SHAPES = {"obs_shape": 2, "action_size": 2, "discrete_actions": True}
+
+
+def rows(count=4, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return Transitions(
+        obs=torch.randn(count, 2, generator=draw),
+        actions=torch.randint(2, (count,), generator=draw),
+        next_obs=torch.randn(count, 2, generator=draw),
+        env_rewards=torch.full((count,), math.nan),
+        terminated=torch.zeros(count, dtype=torch.bool),
+        truncated=torch.arange(count) == count - 1,
+    )
+
+
+def model(**settings):
+    made = create_reward_model({"type": "gail", **SHAPES, **settings})
+    made.load_expert_data([rows(30, 1)])
+    made.collect_data(rows(30, 2))
+    return made
+
+
+def test_reward_forms_are_the_papers():
+    logits = torch.tensor([-2.0, 0.0, 3.0])
+    expert = 1.0 / (1.0 + torch.exp(-logits))  # D
+    torch.testing.assert_close(reward_of(logits, "positive"), -torch.log(1.0 - expert))
+    torch.testing.assert_close(reward_of(logits, "negative"), torch.log(expert))
+    torch.testing.assert_close(reward_of(logits, "logit"), torch.log(expert) - torch.log(1.0 - expert))
+
+
+def test_cross_entropy_by_hand():
+    logits = torch.tensor([2.0, -1.0, 0.5, -3.0])  # two of the expert, two of the policy
+    expert = torch.sigmoid(logits)
+    wanted = -(expert[0].log() + expert[1].log() + (1 - expert[2]).log() + (1 - expert[3]).log()) / 4
+    torch.testing.assert_close(cross_entropy(logits), wanted)
+    assert accuracy(logits) == 0.5
+
+
+def test_gradient_penalty_by_hand():
+    network = Discriminator(2, (), gradient_penalty=3.0)
+    with torch.no_grad():
+        network.layers[0].weight.copy_(torch.tensor([[3.0, 4.0]]))  # the gradient has norm 5 everywhere
+    expert, policy = torch.zeros(2, 2), torch.zeros(2, 2)
+    loss = network.learn(expert, policy, torch.full((2, 1), 0.5))
+    assert loss.item() == pytest.approx(math.log(2.0) + 3.0 * (5.0 - 1.0) ** 2)
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_it_sees_its_inputs_and_nothing_else(inputs):
+    gail, batch = model(inputs=inputs), rows()
+    before = gail.estimate(batch).env_rewards
+    changes = {"obs": batch.obs + 1.0, "actions": 1 - batch.actions, "next_obs": batch.next_obs + 1.0}
+    for name, part in changes.items():
+        seen = name.removesuffix("s") in INPUTS[inputs] or name in INPUTS[inputs]
+        after = gail.estimate(replace(batch, **{name: part})).env_rewards
+        assert bool((after != before).all()) == seen
+
+
+@pytest.mark.parametrize("form", ["logit", "positive", "negative"])
+def test_learning_raises_the_experts_reward_above_the_policys(form):
+    gail = create_reward_model({"type": "gail", **SHAPES, "reward_form": form, "update_per_collect": 100})
+    expert, policy = rows(50, 1), rows(50, 2)
+    expert = replace(expert, obs=expert.obs.abs())
+    gail.load_expert_data([expert])
+    gail.collect_data(replace(policy, obs=-policy.obs.abs()))
+    told = gail.train()
+    assert told["accuracy"] > 0.9
+    of_expert = gail.estimate(expert).env_rewards.mean()
+    assert of_expert > gail.estimate(replace(policy, obs=-policy.obs.abs())).env_rewards.mean() + 0.5
+
+
+def test_the_scale_is_the_experts_and_scoring_leaves_it():
+    gail = model()
+    mean = gail.obs_statistics.mean.clone()
+    torch.testing.assert_close(mean.float(), rows(30, 1).next_obs.mean(0))
+    gail.collect_data(rows(30, 3))
+    gail.estimate(rows(4, 4))
+    assert torch.equal(gail.obs_statistics.mean, mean)
+
+
+def test_demonstrations_that_do_not_fit_are_refused():
+    gail = create_reward_model({"type": "gail", **SHAPES})
+    with pytest.raises(ConfigError, match="no demonstrations"):
+        gail.collect_data(rows())
+        gail.train()
+    with pytest.raises(DataError, match="observations have 1 numbers"):
+        gail.load_expert_data([replace(rows(), obs=torch.zeros(4, 1), next_obs=torch.zeros(4, 1))])
+    with pytest.raises(DataError, match="real numbers"):
+        gail.load_expert_data([replace(rows(), actions=torch.zeros(4, 2))])
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
+def test_a_policy_imitates_the_expert(name):
+    settings = zoo_tasks.zoo_config(name)
+    demonstrations = zoo_tasks.experts(settings["env"]["train"]["id"], 10)
+    assert zoo_tasks.run(settings, demonstrations=demonstrations).last_return >= CASES[name]
+
+
+@pytest.mark.parametrize("control", zoo_tasks.CONTROLS)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
+def test_without_a_learned_reward_the_same_run_fails(name, control):
+    """The configs of AIRL, guided cost learning and the ensemble have the same learner and budget."""
+    found = zoo_tasks.run(zoo_tasks.zoo_config(name), control=control)
+    assert found.last_return < 0.6 * CASES[name]

@@ -1,0 +1,187 @@
+"""The image success classifier as a model of the zoo, and policies that learn from nothing else."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import zoo_images
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.envs.classic.tasks import from_above
+from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
+from guerdon.rewards import Transitions, create_reward_model
+from guerdon.training.checkpoints import make_learner
+from guerdon.training.serial import resolved, serial_pipeline_reward_model, shapes_of
+from guerdon.training.serial_loops import OnPolicySerial, make_env
+from guerdon.training.serial_offpolicy import OffPolicySerial
+from guerdon.wrappers import LearnedRewardWrapper
+from tests.rewards.zoo.zoo_tasks import CONTROLS, run
+from tests.training.serial_tools import POINT_REACH, small
+
+SHAPE = (16, 16, 3)
+
+
+def fitted(folder, **settings):
+    """A classifier with weights that tell images apart."""
+    torch.manual_seed(0)
+    model = ResNetRewardModel(arch="resnet10", width=8, image_size=(3, 16, 16), **settings)
+    torch.nn.init.normal_(model.classifiers[0][-1].weight, std=2.0)
+    save_checkpoint(folder / "fitted", model, Contract.of(model, threshold=0.5))
+    return model.eval(), str(folder / "fitted")
+
+
+def images(count=12):
+    return np.random.default_rng(0).integers(0, 256, (count, *SHAPE)).astype(np.uint8)
+
+
+def rows(frames):
+    count = len(frames)
+    return Transitions(
+        obs=torch.zeros(count, *SHAPE),
+        actions=torch.zeros(count, 2),
+        next_obs=torch.from_numpy(frames.astype(np.float32)),
+        env_rewards=torch.zeros(count),
+        terminated=torch.zeros(count, dtype=torch.bool),
+        truncated=torch.zeros(count, dtype=torch.bool),
+    )
+
+
+def made(path, **settings):
+    section = {"type": "image_success", "checkpoint_path": path, "obs_shape": SHAPE, "action_size": 2}
+    return create_reward_model({**section, "discrete_actions": False, **settings})
+
+
+def test_the_reward_is_the_classifiers_verdict_on_the_reached_frame(tmp_path):
+    model, path = fitted(tmp_path)
+    wanted = model.predict(images()).prob_success
+    zoo = made(path)
+    assert torch.allclose(zoo.estimate(rows(images())).env_rewards, wanted, atol=1e-6)
+    assert wanted.std() > 0.01  # it does tell them apart
+    middle = float(wanted.median())
+    binary = made(path, reward_type="binary", reward_threshold=middle, success_reward=5.0, fail_reward=-1.0)
+    said = binary.estimate(rows(images())).env_rewards
+    assert torch.equal(said, torch.where(wanted > middle, 5.0, -1.0))
+    assert made(path).threshold == 0.5 and zoo.train() == {}
+
+
+class Pictures(gym.Env):
+    """Shows one image after the other."""
+
+    action_space = gym.spaces.Box(-1.0, 1.0, (2,))
+
+    def __init__(self, camera: str | None) -> None:
+        self.camera, self.number = camera, 0
+        space = gym.spaces.Box(0, 255, SHAPE, np.uint8)
+        self.observation_space = space if camera is None else gym.spaces.Dict({camera: space})
+
+    def reset(self, *, seed=None, options=None):
+        self.number = 0
+        return self.shown(), {}
+
+    def step(self, action):
+        self.number += 1
+        return self.shown(), 0.0, False, self.number == 5, {}
+
+    def shown(self):
+        frame = images()[self.number]
+        return frame if self.camera is None else {self.camera: frame, "state": np.zeros(2)}
+
+
+@pytest.mark.parametrize("camera", [None, "base_camera"])
+def test_through_the_wrapper(tmp_path, camera):
+    model, path = fitted(tmp_path)
+    env = LearnedRewardWrapper(Pictures(camera), made(path))
+    env.reset()
+    rewards = [env.step(np.zeros(2, np.float32))[1] for _ in range(5)]
+    assert rewards == pytest.approx(model.predict(images()[1:6]).prob_success.tolist(), abs=1e-6)
+
+
+def test_what_is_refused(tmp_path):
+    _, path = fitted(tmp_path)
+    with pytest.raises(ConfigError, match="checkpoint_path is missing"):
+        made(None)
+    with pytest.raises(DataError, match="no such checkpoint"):
+        made(str(tmp_path / "none"))
+    with pytest.raises(DataError, match=r"0 to 255, these have 0 to 1"):
+        made(path).estimate(rows(images() // 200))
+    flat = rows(images())
+    flat = Transitions(**{**flat.parts(), "obs": torch.zeros(12, 4), "next_obs": torch.zeros(12, 4)})
+    with pytest.raises(DataError, match=r"takes images \[H, W, C\], not observations of shape \[4\]"):
+        made(path).estimate(flat)
+    _, stacked = fitted(tmp_path / "stacked", num_frames=2)
+    with pytest.raises(ConfigError, match="single frames of one camera"):
+        made(stacked)
+    _, resting = fitted(tmp_path / "resting", only_at_rest=True)
+    with pytest.raises(ConfigError, match="robots at rest alone"):
+        made(resting)
+
+
+# In the pipelines
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """Fitted by stage 2 to pictures of random play; the checkpoint, and its score on held-out episodes."""
+    return zoo_images.fitted(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.mark.slow
+def test_a_policy_learns_from_pictures_of_success_alone(classifier):
+    checkpoint, auc = classifier
+    assert auc > 0.99
+    settings = zoo_images.settings()
+    settings["reward_model"]["checkpoint_path"] = checkpoint
+    result = run(settings)  # the env reward is NaN
+    assert result.last_return >= zoo_images.TARGET
+    assert result.evaluations[-1][2].success_at_end >= 0.95
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.slow
+def test_without_the_classifier_the_same_run_fails(control):
+    result = run(zoo_images.settings(), control=control)
+    assert result.last_return < 0.5 * zoo_images.TARGET
+    assert result.evaluations[-1][2].success_at_end < 0.3
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_pipelines_show_the_frame_that_an_action_led_to(classifier, algorithm):
+    tree = small(algorithm, POINT_REACH, reward_model={"type": "image_success"}, steps_per_collect=128)
+    tree["env"]["train"]["init_params"] = {"horizon": 5}  # most rollouts have final frames in them
+    cfg = resolved(tree)
+    env = make_env(cfg)
+    learner = make_learner(cfg.learner, env.single_observation_space, env.single_action_space, 0)
+    model = made(classifier[0], **shapes_of(env))
+    loop = (OnPolicySerial if algorithm == "ppo" else OffPolicySerial)(cfg, learner, model, env)
+    loop.reset(0)
+    seen = loop.collect(0.0)
+    assert seen.frames.dtype == torch.uint8 and seen.frames.shape == (32, 4, *SHAPE) and seen.done.sum() >= 24
+    wanted = from_above(seen.next_obs.flatten(0, 1)[:, :2].numpy())
+    assert np.array_equal(seen.frames.flatten(0, 1).numpy(), wanted)
+    loop.learn(seen, 0.0)
+    judged = torch.from_numpy(wanted)
+    verdicts = model.network(judged)
+    if algorithm == "sac":  # verdicts are kept in the replay buffer, pictures are not
+        held = loop.replay.rows
+        assert held.frames is None and torch.allclose(held.learned_rewards, verdicts, atol=1e-6)
+    else:
+        assert torch.allclose(loop._rollout.training_rewards.flatten(), verdicts, atol=1e-6)
+
+
+def test_a_camera_in_the_observation_is_used(tmp_path):
+    """Tabletop with state and picture: the policy sees both, the classifier the picture."""
+    _, path = fitted(tmp_path)
+    tabletop = {
+        "id": "guerdon/Tabletop-v0",
+        "num_envs": 4,
+        "init_params": {"obs_mode": "state+rgb", "image_size": [16, 16]},
+    }
+    tree = small()
+    tree["env"] = {"train": tabletop, "eval": {**tabletop, "num_envs": 1}}
+    tree["reward_model"] = {"type": "image_success", "checkpoint_path": path}
+    tree["learner"] |= {"total_steps": 128, "eval_interval": 128, "eval_episodes": 1}
+    result = serial_pipeline_reward_model(tree)
+    assert result.env_steps == 128 and result.train_iter == 1
+    with pytest.raises(ConfigError, match="off-policy"):
+        sac = {**tree, "learner": {**tree["learner"], "algorithm": "sac"}}
+        serial_pipeline_reward_model(sac)

@@ -1,0 +1,112 @@
+"""What tests of the zoo share: demonstrations, short runs, and the controls that must fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch
+import yaml
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+import guerdon.envs  # registers the tasks
+from guerdon.envs.classic.experts import scripted_policy
+from guerdon.envs.classic.goals import FlatGoals, has_goals
+from guerdon.envs.hidden import HiddenReward
+from guerdon.rewards import BaseRewardModel, Transitions, create_reward_model
+from guerdon.rewards.zoo.controls import CONTROLS
+from guerdon.training.rollouts import play_episodes
+from guerdon.training.serial import (
+    SerialResult,
+    serial_pipeline_reward_model_offpolicy,
+    serial_pipeline_reward_model_onpolicy,
+    shapes_of,
+)
+
+assert guerdon.envs
+FIXED_CARTPOLE, POINT_REACH = "guerdon/FixedCartPole-v0", "guerdon/PointReach-v0"
+
+
+CONFIGS = Path(guerdon.__file__).parent / "conf" / "zoo"
+
+
+def zoo_config(name: str) -> dict[str, Any]:
+    """Settings that are shipped."""
+    settings: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    return settings
+
+
+def task(env_id: str, num_envs: int = 1, **kwargs: Any) -> Any:
+    if gym.spec(env_id).vector_entry_point is None:  # Pendulum
+        vector = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        return gym.make_vec(env_id, num_envs, vectorization_mode="sync", vector_kwargs=vector, **kwargs)
+    env = gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    return FlatGoals(env) if has_goals(env.single_observation_space) else env
+
+
+def play(env_id: str, act: Any, episodes: int, seed: int = 123) -> list[Transitions]:
+    """Whole episodes of a policy, as many as asked for."""
+    return play_episodes(task(env_id, episodes), act, episodes, seed=seed)
+
+
+def experts(env_id: str, episodes: int = 10) -> list[Transitions]:
+    return play(env_id, scripted_policy(env_id), episodes)
+
+
+def mean_return(episodes: list[Transitions]) -> float:
+    return float(torch.stack([each.env_rewards.sum() for each in episodes]).mean())
+
+
+def steps(
+    count: int,
+    *,
+    actions: Tensor | None = None,
+    size: int = 2,
+    seed: int = 0,
+    reward: float = 0.0,
+    obs: Tensor | None = None,
+) -> Transitions:
+    """A made-up episode [T]: `size` numbers in an observation, discrete actions unless given."""
+    generator = torch.Generator().manual_seed(seed)
+    last = torch.arange(count) == count - 1
+    seen = torch.randn(count + 1, size, generator=generator) if obs is None else obs
+    return Transitions(
+        obs=seen[:count],
+        actions=torch.randint(2, (count,), generator=generator) if actions is None else actions,
+        next_obs=seen[1 : count + 1],
+        env_rewards=torch.full((count,), float(reward)),
+        terminated=torch.zeros(count, dtype=torch.bool),
+        truncated=last,
+    )
+
+
+def run(
+    settings: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    demonstrations: list[Transitions] | None = None,
+    control: str | None = None,
+    hidden: bool = True,
+    **arguments: Any,
+) -> SerialResult:
+    """A pipeline; `control` puts an empty model in the learned one's place, `hidden` hides env rewards."""
+    env_id = settings["env"]["train"]["id"]
+    kwargs = settings["env"]["train"].get("init_params", {})
+    env = task(env_id, settings["env"]["train"]["num_envs"], **kwargs)
+    env = HiddenReward(env) if hidden else env
+    model: BaseRewardModel
+    if control is None:
+        model = create_reward_model({**shapes_of(env), "seed": seed, **settings["reward_model"]})
+        if demonstrations is not None:
+            model.load_expert_data(demonstrations)
+    else:
+        model = CONTROLS[control]({**shapes_of(env), "seed": seed})
+    on_policy = settings["learner"]["algorithm"] == "ppo"
+    pipeline = serial_pipeline_reward_model_onpolicy if on_policy else serial_pipeline_reward_model_offpolicy
+    quiet = {**settings, "output_dir": None}
+    if control is not None:  # a random policy balances a pole now and then: what counts is what stays
+        quiet["stop_value"] = None
+    return pipeline(quiet, seed=seed, env_setting=env, model=model, **arguments)
