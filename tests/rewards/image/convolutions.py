@@ -2,8 +2,7 @@
 
 `test_heap.py` runs it under a heap check.
 `python -m tests.rewards.image.convolutions` runs each case in a process of its own, forked after torch is
-imported,
-and prints JSON: name -> how it ended, 0 or minus the number of the signal.
+imported, and prints JSON: name -> how it ended, 0 or minus the number of the signal.
 """
 
 import ctypes
