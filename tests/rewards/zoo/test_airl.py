@@ -8,7 +8,7 @@ import torch
 
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards import create_reward_model
-from tests.rewards import zoo_tasks
+from tests.rewards.zoo import zoo_tasks
 from tests.rewards.zoo.test_gail import SHAPES, rows
 
 

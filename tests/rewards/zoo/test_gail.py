@@ -10,7 +10,7 @@ from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards import Transitions, create_reward_model
 from guerdon.rewards.zoo.base import INPUTS
 from guerdon.rewards.zoo.gail import Discriminator, accuracy, cross_entropy, reward_of
-from tests.rewards import zoo_tasks
+from tests.rewards.zoo import zoo_tasks
 
 CASES = {"fixed_cartpole_gail": 190.0, "point_reach_gail": 41.2}
 """Config -> 95% of the expert's return (200 and 43.4)."""

@@ -9,7 +9,7 @@ import torch
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards import create_reward_model
 from guerdon.rewards.zoo.gcl import Cost, negative_log_likelihood
-from tests.rewards import zoo_tasks
+from tests.rewards.zoo import zoo_tasks
 from tests.rewards.zoo.test_airl import known_rows
 from tests.rewards.zoo.test_gail import SHAPES, rows
 
