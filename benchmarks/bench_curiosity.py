@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks.report import Result, report
-from guerdon.rewards import Transitions, create_reward_model
+from guerdon.rewards import StepBatch, create_reward_model
 
 STEPS, ENVS, OBS_SIZE, NUM_ACTIONS = 128, 16, 4, 2
 BATCH = 256
@@ -59,14 +59,14 @@ for number in range(int(sys.argv[2])):
 """
 
 
-def rollout(seed: int = 0) -> Transitions:
+def rollout(seed: int = 0) -> StepBatch:
     """Random states of the size of CartPole's, in order; an episode ends after 20 steps on average."""
     generator = torch.Generator().manual_seed(seed)
     lead = (STEPS, ENVS)
     states = torch.randn(STEPS + 1, ENVS, OBS_SIZE, generator=generator)
     last = torch.randn(*lead, OBS_SIZE, generator=generator)
     terminated = torch.rand(lead, generator=generator) < 0.05
-    return Transitions(
+    return StepBatch(
         obs=states[:-1],
         actions=torch.randint(NUM_ACTIONS, lead, generator=generator),
         next_obs=torch.where(terminated[..., None], last, states[1:]),

@@ -129,7 +129,7 @@ def scoring(checkpoint: Path) -> list[Result]:
             rewards = RewardGroup(engine, cfg, "embodied")
             times: dict[str, list[float]] = {"local": [], "ray": []}
             for _ in range(BATCHES):
-                for name, judge in (("local", worker.judge), ("ray", rewards.judge)):
+                for name, judge in (("local", worker.score), ("ray", rewards.score)):
                     started = time.perf_counter()
                     judge(frames)
                     times[name].append(time.perf_counter() - started)

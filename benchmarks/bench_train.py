@@ -103,7 +103,7 @@ def one_step(checkpoint: Path) -> list[Result]:
     times = []
     for _ in range(30):
         started = time.perf_counter()
-        worker.judge(frames)
+        worker.score(frames)
         times.append(1e3 * (time.perf_counter() - started))
     what = "compute_model_rewards, 128 environments x 1 step"
     return [Result(what=what, value=float(np.median(times)), target=50.0, at_least=False, unit="ms")]

@@ -31,7 +31,7 @@ import torch
 from benchmarks import zoo_adversarial, zoo_exploration, zoo_images, zoo_imitation
 from benchmarks.report import heading
 from guerdon.envs.hidden import HiddenReward
-from guerdon.rewards import Transitions, create_reward_model
+from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.zoo.controls import CONTROLS
 from guerdon.rewards.zoo.drex import DREX
 from guerdon.training.rollouts import noise_ranked
@@ -124,7 +124,7 @@ def write_demonstrations(folder: Path) -> None:
     _write(folder / "noisy.npz", [each for group in played.values() for each in group], noise=noise)
 
 
-def _write(path: Path, episodes: Sequence[Transitions], **more: Any) -> None:
+def _write(path: Path, episodes: Sequence[StepBatch], **more: Any) -> None:
     """Episodes one after the other, and their lengths."""
     parts = ("obs", "actions", "next_obs", "env_rewards", "done")
     arrays: dict[str, Any] = {

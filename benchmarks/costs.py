@@ -96,7 +96,7 @@ def verdict_seconds() -> float:
     env = TabletopVectorEnv(FRAMES, autoreset_mode="Disabled")
     env.reset(seed=1)
     frames = {"base_camera": env.render_frames()}
-    return median_seconds(lambda: worker.judge(frames)) / FRAMES
+    return median_seconds(lambda: worker.score(frames)) / FRAMES
 
 
 def message_seconds() -> float:

@@ -246,7 +246,7 @@ def judging_time(place: Path, rounds: int = 30) -> dict[str, Any]:
     }
     if contract.num_frames == 1:
         frames = {name: images[:, 0] for name, images in frames.items()}
-    times = [_milliseconds(lambda: worker.judge(frames)) for _ in range(rounds + 2)][2:]
+    times = [_milliseconds(lambda: worker.score(frames)) for _ in range(rounds + 2)][2:]
     return {"batch": BATCH, "ms": float(np.median(times)), "threads": torch.get_num_threads()}
 
 
@@ -275,7 +275,7 @@ def film(place: Path, out: Path, seed: int = EVAL_SEED + 1) -> dict[str, Any]:
         done = terminated | truncated
         reached = with_final(obs, info.get("final_obs"), done)
         rests = per_env(info, AT_REST_INFO, 1, done)
-        verdict = worker.judge(source.frames(reached, done, one)).prob_success[0]
+        verdict = worker.score(source.frames(reached, done, one)).prob_success[0]
         prob.append(verdict if rests is None or rests[0] >= 0.5 else 0.0)
         told = per_env(info, "success", 1, done)
         success.append(told is not None and bool(told[0] >= 0.5))

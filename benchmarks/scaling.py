@@ -42,7 +42,7 @@ class Shape:
 
     @property
     def chunk(self) -> int:
-        """Transitions in one message."""
+        """StepBatch in one message."""
         return self.envs * self.steps
 
 

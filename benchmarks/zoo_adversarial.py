@@ -14,7 +14,7 @@ import guerdon
 from guerdon.config import EnvConfig
 from guerdon.envs.classic.experts import scripted_policy
 from guerdon.envs.make import make_vector_env
-from guerdon.rewards import Transitions
+from guerdon.rewards import StepBatch
 from guerdon.training.rollouts import play_episodes
 
 TARGETS = {"fixed_cartpole": 190.0, "point_reach": 41.2, "cartpole": 475.0, "pendulum": -208.0}
@@ -44,7 +44,7 @@ def settings_of(name: str) -> dict[str, Any]:
     return found
 
 
-def demonstrations(env_id: str, episodes: int = 10, seed: int = 123) -> list[Transitions]:
+def demonstrations(env_id: str, episodes: int = 10, seed: int = 123) -> list[StepBatch]:
     """Whole episodes of the scripted policy, the first of each environment, [T] each."""
     act = scripted_policy(env_id)
     env = make_vector_env(
@@ -61,7 +61,7 @@ def demonstrations(env_id: str, episodes: int = 10, seed: int = 123) -> list[Tra
 def case(name: str) -> dict[str, Any]:
     """What the benchmark runs."""
     settings = settings_of(name)
-    shown: Callable[[], list[Transitions]] = partial(demonstrations, settings["env"]["train"]["id"])
+    shown: Callable[[], list[StepBatch]] = partial(demonstrations, settings["env"]["train"]["id"])
     return {
         "settings": settings,
         "demonstrations": shown,

@@ -21,7 +21,7 @@ import guerdon.envs  # registers the tasks
 from guerdon.config import EnvConfig
 from guerdon.envs.classic.experts import scripted_policy
 from guerdon.envs.make import make_vector_env
-from guerdon.rewards.zoo.transitions import Transitions
+from guerdon.rewards.steps import StepBatch
 from guerdon.training.rollouts import noise_ranked, play_episodes
 
 CONFIGS = Path(guerdon.__file__).parent / "conf" / "zoo"
@@ -41,7 +41,7 @@ ABOVE_POOR = {"drex": 29.0, "trex": 31.5}
 """What has to be reached there: the best demonstrations of D-REX have a return of 27.6, of T-REX 29.8."""
 
 
-def demonstrations(task: str, kind: str = "expert", seed: int = 123) -> list[Transitions]:
+def demonstrations(task: str, kind: str = "expert", seed: int = 123) -> list[StepBatch]:
     """Episodes of the task.
 
     Args:
@@ -90,7 +90,7 @@ def settings(name: str) -> dict[str, Any]:
 
 def _case(task: str, model: str) -> dict[str, Any]:
     shipped = settings(f"{task}_{model}")
-    make: Callable[[], list[Transitions]] = partial(demonstrations, task, KINDS[model])
+    make: Callable[[], list[StepBatch]] = partial(demonstrations, task, KINDS[model])
     return {
         "settings": shipped,
         "demonstrations": make,

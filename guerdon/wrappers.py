@@ -8,20 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from guerdon.integrations.gymnasium import LearnedRewardVectorWrapper, LearnedRewardWrapper
-from guerdon.integrations.judging import FrameJudge, RewardStep, StepJudge
+from guerdon.integrations.scoring import FrameScorer, RewardStep, StepScorer
 
 if TYPE_CHECKING:
     from guerdon.integrations.sb3 import GymVectorToSB3, KeepFinalFrame, LearnedRewardVecEnv
 
 __all__ = [
-    "FrameJudge",
+    "FrameScorer",
     "GymVectorToSB3",
     "KeepFinalFrame",
     "LearnedRewardVecEnv",
     "LearnedRewardVectorWrapper",
     "LearnedRewardWrapper",
     "RewardStep",
-    "StepJudge",
+    "StepScorer",
 ]
 
 _SB3_NAMES = ("GymVectorToSB3", "KeepFinalFrame", "LearnedRewardVecEnv")

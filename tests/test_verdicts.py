@@ -18,7 +18,7 @@ from guerdon.data.store import EpisodeStore
 from guerdon.datasets import RewardDataset
 from guerdon.distributed import make_engine
 from guerdon.fit.quantized import quantize_checkpoint
-from guerdon.rewards import Transitions, create_reward_model
+from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.int8 import MIN_AGREEMENT
 from guerdon.serve import ImageRewardWorker, RewardManager, RewardWorker
@@ -39,13 +39,13 @@ def test_the_case_is_one_in_which_calibration_matters(case):
 
 def by_manager(case, tmp_path):
     manager = RewardManager(case.reward())
-    return manager.judge({CAMERA: case.frames}).prob_success, manager.compute_rewards(case.frames)
+    return manager.score({CAMERA: case.frames}).prob_success, manager.compute_rewards(case.frames)
 
 
 def by_worker(case, tmp_path):
     worker = ImageRewardWorker(case.reward())
     worker.init_worker()
-    return worker.judge({CAMERA: case.frames}).prob_success, worker.compute_batch_rewards(case.frames)
+    return worker.score({CAMERA: case.frames}).prob_success, worker.compute_batch_rewards(case.frames)
 
 
 def by_reward_worker(case, tmp_path):
@@ -61,7 +61,7 @@ def by_local_group(case, tmp_path):
     engine = make_engine("local", ClusterConfig())
     try:
         group = RewardGroup(engine, case.reward(), "embodied")
-        prob = group.judge({CAMERA: case.frames}).prob_success
+        prob = group.score({CAMERA: case.frames}).prob_success
         return prob, fires(prob, group.facts.threshold)
     finally:
         engine.close()
@@ -76,7 +76,7 @@ def image_success(case, kind):
 def by_image_success(case, tmp_path):
     count = len(case.frames)
     nothing = torch.zeros(count)
-    batch = Transitions(
+    batch = StepBatch(
         obs=torch.zeros(count, SIZE, SIZE, 3),
         actions=torch.zeros(count, 1),
         next_obs=torch.from_numpy(case.frames.astype(np.float32)),
@@ -164,7 +164,7 @@ def test_int8_decides_as_all_others_do(case, tmp_path):
     rows = np.arange(len(case.frames))
     quantize_checkpoint(case.checkpoint, RewardDataset(store, cameras=(CAMERA,)), rows, rows)
     manager = RewardManager(case.reward(model={"precision": "int8"}))
-    verdict = manager.judge({CAMERA: case.frames})
+    verdict = manager.score({CAMERA: case.frames})
     assert (fires(verdict.prob_success, manager.threshold) == case.fires).mean() >= MIN_AGREEMENT
     assert (manager.compute_rewards(case.frames) > 0.5).tolist() == fires(
         verdict.prob_success, manager.threshold

@@ -13,7 +13,7 @@ from guerdon.config import RewardConfig, RewardModelConfig
 from guerdon.core.types import Episode
 from guerdon.data.store import StoreWriter
 from guerdon.fit.calibrate import calibrate
-from guerdon.fit.metrics import Scores
+from guerdon.fit.metrics import LabelledScores
 from guerdon.fit.threshold import choose_threshold
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
 from guerdon.rewards.calibration import TILT, Calibration
@@ -92,7 +92,7 @@ def make_case(folder, kind):
     episode, step = np.divmod(np.arange(len(logits)), STEPS)
     calibration = calibrate(logits, labels, episode, seed=0)
     assert calibration.kind == kind
-    scores = Scores(
+    scores = LabelledScores(
         prob_success=calibration.apply(logits),
         labels=labels,
         episode=episode,

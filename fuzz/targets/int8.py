@@ -53,7 +53,7 @@ def _run(data: bytes, folder: Path) -> None:
     file = folder / FILE_NAME
     file.write_bytes(data)
     int8 = load_int8(file, _model(), None)
-    logits, _ = _scorer(tuple(int8.ranges.items())).judge(torch.from_numpy(int8.probes))
+    logits, _ = _scorer(tuple(int8.ranges.items())).score(torch.from_numpy(int8.probes))
     assert np.isfinite(logits).all()
 
 

@@ -87,12 +87,12 @@ class ReplayBuffer:
         return np.zeros((self.num_rows, self.num_envs, *shape), dtype)
 
     def __len__(self) -> int:
-        """Transitions that are stored."""
+        """StepBatch that are stored."""
         return self._size * self.num_envs
 
     @property
     def num_complete(self) -> int:
-        """Transitions that can be sampled: those of the latest step only where their episode ended."""
+        """StepBatch that can be sampled: those of the latest step only where their episode ended."""
         if not self._size:
             return 0
         latest = self._steps["final_slot"][(self._row - 1) % self.num_rows]

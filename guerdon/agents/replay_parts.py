@@ -25,7 +25,7 @@ class ReplayParts:
         """Shares a batch out among the parts; `save` leaves its state to the run's own."""
 
     def __len__(self) -> int:
-        """Transitions that are stored."""
+        """StepBatch that are stored."""
         return sum(len(part) for part in self.parts)
 
     def sample(self, batch_size: int, *, gamma: float, num_n_steps: int = 1) -> ReplayBatch:

@@ -26,7 +26,7 @@ from guerdon.data.datasets.frames import (
     rows_of,
     split_store,
 )
-from guerdon.fit.metrics import Scores, summarize
+from guerdon.fit.metrics import LabelledScores, summarize
 from guerdon.fit.quantized import quantize_checkpoint
 from guerdon.fit.threshold import Threshold, choose_threshold
 from guerdon.monitoring.card import write_card
@@ -55,7 +55,7 @@ class ScoredData:
         for start in range(0, len(dataset), 256):
             frames = dataset.batch(np.arange(start, min(start + 256, len(dataset)))).frames
             began = time.perf_counter()
-            parts.append(self.worker.judge(frames).prob_success)
+            parts.append(self.worker.score(frames).prob_success)
             self.seconds += time.perf_counter() - began
         if not parts:
             raise DataError(f"{display_path(data)} has no frames to score")
@@ -65,9 +65,9 @@ class ScoredData:
         else:
             check_store_shows_motion(self.store)
 
-    def scores(self) -> Scores:
+    def scores(self) -> LabelledScores:
         """For the metrics."""
-        return Scores(
+        return LabelledScores(
             prob_success=self.prob_success,
             labels=self.store.labels,
             episode=self.store.episode,

@@ -143,7 +143,7 @@ def _drive(
             latest[name].append(obs[name])
         shown = {name: np.stack(frames) for name, frames in latest.items()}
         stacks = {name: stack_episode(shown[name], count)[-1:] for name in manager.image_keys}
-        prob = float(manager.judge(stacks).prob_success[0])
+        prob = float(manager.score(stacks).prob_success[0])
         judged = {name: frames if count > 1 else frames[-1:] for name, frames in shown.items()}
         view.show(
             Shown(

@@ -40,7 +40,7 @@ class PPOConfig(Checked):
     update_epochs: PositiveInt = 4
     """Passes over a rollout."""
     minibatch_size: PositiveInt = 256
-    """Transitions in a gradient step."""
+    """StepBatch in a gradient step."""
     clip_range: PositiveFloat = 0.2
     """How far the probability ratio may move."""
     value_coef: NonNegativeFloat = 0.5
@@ -84,9 +84,9 @@ class SACConfig(Checked):
     entropy_in_backup: bool = True
     """Count the entropy in the critics' targets."""
     batch_size: PositiveInt = 256
-    """Transitions in a gradient step."""
+    """StepBatch in a gradient step."""
     buffer_size: PositiveInt = 500_000
-    """Transitions that the replay buffer holds."""
+    """StepBatch that the replay buffer holds."""
     learning_starts: NonNegativeInt = 1_000
     """Environment steps before the first update; until then actions are random."""
     updates_per_step: PositiveFloat = 1.0
@@ -132,9 +132,9 @@ class DQNConfig(Checked):
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam."""
     batch_size: PositiveInt = 128
-    """Transitions in a gradient step."""
+    """StepBatch in a gradient step."""
     buffer_size: PositiveInt = 100_000
-    """Transitions that the replay buffer holds."""
+    """StepBatch that the replay buffer holds."""
     learning_starts: NonNegativeInt = 1_000
     """Environment steps before the first update."""
     updates_per_step: PositiveFloat = 0.25
@@ -162,7 +162,7 @@ class BCConfig(Checked):
     epochs: PositiveInt = 50
     """Passes over the demonstrations."""
     batch_size: PositiveInt = 256
-    """Transitions in a gradient step."""
+    """StepBatch in a gradient step."""
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam."""
     anneal_lr: bool = False

@@ -24,7 +24,7 @@ from guerdon.data.datasets.probe import not_told_apart, probe_store
 from guerdon.data.datasets.sampling import EpochSampler
 from guerdon.data.store import EpisodeStore
 from guerdon.fit.calibrate import calibrate
-from guerdon.fit.metrics import Scores, summarize
+from guerdon.fit.metrics import LabelledScores, summarize
 from guerdon.fit.quantized import quantize_checkpoint
 from guerdon.fit.spread import strategy_of
 from guerdon.fit.state import latest_checkpoint
@@ -309,7 +309,7 @@ def finish_fit(
     labels, episode = store.labels[val_rows], store.episode[val_rows]
     calibration = calibrate(logits, labels, episode, seed=seed)
     numbers, local = np.unique(episode, return_inverse=True)
-    scores = Scores(
+    scores = LabelledScores(
         prob_success=calibration.apply(logits).astype(np.float32),
         labels=labels,
         episode=local.astype(np.int64),

@@ -24,7 +24,7 @@ PROB_FLOOR = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scores:
+class LabelledScores:
     """Success probabilities of F frames out of E episodes, with what is true of them; any order."""
 
     prob_success: FloatArray
@@ -49,22 +49,24 @@ class Scores:
         for name, dtype in dtypes.items():
             value = getattr(self, name)
             if not isinstance(value, np.ndarray) or value.dtype != np.dtype(dtype) or value.ndim != 1:
-                raise DataError(f"Scores.{name} must be a numpy array {np.dtype(dtype)} [*]")
+                raise DataError(f"LabelledScores.{name} must be a numpy array {np.dtype(dtype)} [*]")
             if name != "success" and len(value) != len(self.labels):
-                raise DataError(f"Scores.{name} has {len(value)} frames, labels has {len(self.labels)}")
+                raise DataError(
+                    f"LabelledScores.{name} has {len(value)} frames, labels has {len(self.labels)}"
+                )
         if len(self.labels) == 0:
-            raise DataError("Scores holds no frame")
+            raise DataError("LabelledScores holds no frame")
         for name in ("prob_success", "labels"):
             value = getattr(self, name)
             if not bool(np.all((value >= 0.0) & (value <= 1.0))):  # also catches NaN
-                raise DataError(f"Scores.{name} must lie in [0, 1]")
+                raise DataError(f"LabelledScores.{name} must lie in [0, 1]")
         if int(self.episode.min()) < 0 or int(self.episode.max()) >= len(self.success):
-            raise DataError(f"Scores.episode must lie in 0..{len(self.success) - 1}")
+            raise DataError(f"LabelledScores.episode must lie in 0..{len(self.success) - 1}")
         order = self.order
         same = (np.diff(self.episode[order]) == 0) & (np.diff(self.step[order]) == 0)
         if bool(same.any()):
             row = order[int(np.argmax(same))]
-            raise DataError(f"Scores has step {self.step[row]} of episode {self.episode[row]} twice")
+            raise DataError(f"LabelledScores has step {self.step[row]} of episode {self.episode[row]} twice")
 
     @cached_property
     def order(self) -> IntArray:
@@ -224,7 +226,7 @@ def ece(prob: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
     return float(np.average(np.abs(said.prob - said.share), weights=said.num_frames))
 
 
-def detection_delay(scores: Scores, threshold: float) -> Float64Array:
+def detection_delay(scores: LabelledScores, threshold: float) -> Float64Array:
     """Steps from the first positive frame to the first fire at or after it, per success episode.
 
     Returns:
@@ -239,7 +241,7 @@ def detection_delay(scores: Scores, threshold: float) -> Float64Array:
     return result
 
 
-def early_fires(scores: Scores, threshold: float) -> IntArray:
+def early_fires(scores: LabelledScores, threshold: float) -> IntArray:
     """Frames that fire before the first positive one, per success episode -> int64 [success episodes].
 
     In a success episode without a positive frame every fire is early.
@@ -250,7 +252,7 @@ def early_fires(scores: Scores, threshold: float) -> IntArray:
     return scores.per_episode(early)[scores.success]
 
 
-def false_fires_per_episode(scores: Scores, threshold: float) -> FalseFires:
+def false_fires_per_episode(scores: LabelledScores, threshold: float) -> FalseFires:
     """Fires on negative frames, counted as runs (a fire that stays on is one) and as frames."""
     fired = fires(scores.prob_success, threshold) & ~scores.positive
     ordered, episode = fired[scores.order], scores.episode[scores.order]
@@ -260,7 +262,7 @@ def false_fires_per_episode(scores: Scores, threshold: float) -> FalseFires:
     return FalseFires(runs.astype(np.int64), scores.per_episode(fired))
 
 
-def phases(scores: Scores) -> dict[str, BoolArray]:
+def phases(scores: LabelledScores) -> dict[str, BoolArray]:
     """Parts of an episode, each as a mask bool [F]: thirds by step, and before and from the first success."""
     last = np.full(scores.num_episodes, 0, np.int64)
     np.maximum.at(last, scores.episode, scores.step)
@@ -277,7 +279,7 @@ def phases(scores: Scores) -> dict[str, BoolArray]:
     }
 
 
-def summarize(scores: Scores, threshold: float) -> dict[str, float]:
+def summarize(scores: LabelledScores, threshold: float) -> dict[str, float]:
     """All numbers of a validation under names that stay: they are stored in checkpoints and logs.
 
     Rates are shares of frames, delays are steps, `false_fires_per_episode` counts runs and is a mean over
@@ -312,14 +314,14 @@ def summarize(scores: Scores, threshold: float) -> dict[str, float]:
     }
 
 
-def _first_step(scores: Scores, frames: BoolArray) -> Float64Array:
+def _first_step(scores: LabelledScores, frames: BoolArray) -> Float64Array:
     """The lowest step among the chosen frames of each episode -> float64 [E]; inf where there is none."""
     first = np.full(scores.num_episodes, np.inf)
     np.minimum.at(first, scores.episode[frames], scores.step[frames].astype(np.float64))
     return first
 
 
-def _first_positive_step(scores: Scores) -> Float64Array:
+def _first_positive_step(scores: LabelledScores) -> Float64Array:
     return _first_step(scores, scores.positive)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import FloatArray
-from guerdon.fit.metrics import Float64Array, Scores, confusion
+from guerdon.fit.metrics import Float64Array, LabelledScores, confusion
 from guerdon.rewards.calibration import fields_of, fires, known_fields
 
 MIN_EPISODES = 20
@@ -59,7 +59,7 @@ class Threshold:
 
 
 def choose_threshold(
-    scores: Scores,
+    scores: LabelledScores,
     *,
     target_fpr: float = 0.01,
     confidence: float = 0.95,
@@ -148,7 +148,7 @@ def _next_below(prob: FloatArray, value: float) -> float:
 
 
 def _replay(
-    scores: Scores, threshold: float, lowest: float, target_fpr: float, num_resamples: int, seed: int
+    scores: LabelledScores, threshold: float, lowest: float, target_fpr: float, num_resamples: int, seed: int
 ) -> Float64Array:
     """Choose on one resample of the episodes, measure on another.
 
@@ -187,7 +187,7 @@ def _grid(negatives: FloatArray, threshold: float, target_fpr: float) -> Float64
     return np.unique(values)[::-1]
 
 
-def _resample(scores: Scores, num_resamples: int, rng: np.random.Generator) -> Float64Array:
+def _resample(scores: LabelledScores, num_resamples: int, rng: np.random.Generator) -> Float64Array:
     """How often each episode is drawn; successes and failures keep their numbers -> [R, E]."""
     drawn = np.zeros((num_resamples, scores.num_episodes))
     for kind in (scores.success, ~scores.success):
@@ -197,7 +197,7 @@ def _resample(scores: Scores, num_resamples: int, rng: np.random.Generator) -> F
     return drawn
 
 
-def _fires_per_episode(scores: Scores, frames: NDArray[np.bool_], grid: Float64Array) -> Float64Array:
+def _fires_per_episode(scores: LabelledScores, frames: NDArray[np.bool_], grid: Float64Array) -> Float64Array:
     """How many of the chosen frames exceed each threshold of a descending grid -> [E, G]."""
     first = np.searchsorted(-grid, -scores.prob_success[frames].astype(np.float64), side="right")
     size = len(grid) + 1  # a frame fires at grid[first] and at all lower thresholds
@@ -209,7 +209,7 @@ def _fires_per_episode(scores: Scores, frames: NDArray[np.bool_], grid: Float64A
 
 def _rare_interval(
     samples: Float64Array,
-    scores: Scores,
+    scores: LabelledScores,
     hits: NDArray[np.bool_],
     frames: NDArray[np.bool_],
     confidence: float,
@@ -264,7 +264,9 @@ def binomial_upper_bound(hits: int, trials: int, tail: float) -> float:
     return high
 
 
-def _judge_data(scores: Scores, rate: float, upper_end: float, target_fpr: float) -> tuple[bool, list[str]]:
+def _judge_data(
+    scores: LabelledScores, rate: float, upper_end: float, target_fpr: float
+) -> tuple[bool, list[str]]:
     """Whether the episodes support the promise, and what is missing, in sentences."""
     reasons = []
     counts = {"failure": int((~scores.success).sum()), "success": int(scores.success.sum())}

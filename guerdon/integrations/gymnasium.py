@@ -22,8 +22,8 @@ from guerdon.core.errors import ConfigError
 from guerdon.core.images import to_numpy
 from guerdon.core.types import BoolArray
 from guerdon.data.collect.observations import FrameSource, native_of, with_final
-from guerdon.integrations.judging import FrameJudge, RewardStep, StepJudge, rows_from
-from guerdon.integrations.transitions import TransitionJudge
+from guerdon.integrations.scoring import FrameScorer, RewardStep, StepScorer, rows_from
+from guerdon.integrations.zoo import TransitionJudge
 from guerdon.rewards import BaseRewardModel
 from guerdon.rewards.image.manager import RewardManager, available_device
 from guerdon.rewards.image.worker import ImageRewardWorker
@@ -47,7 +47,7 @@ class LearnedRewardWrapper(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(
         self,
         env: gym.Env[Any, Any],
-        manager: FrameJudge | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str],
+        manager: FrameScorer | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str],
         cfg: RewardConfig | MixConfig | None = None,
         teach_every: int = 0,
     ) -> None:
@@ -58,7 +58,7 @@ class LearnedRewardWrapper(gym.Wrapper[Any, Any, Any, Any]):
         self._zoo = zoo_judge(manager, cfg, 1, env.action_space, teach_every)
         if self._zoo is not None:
             return
-        self._judge = StepJudge(*frame_judging(manager, cfg, teach_every), 1)
+        self._judge = StepScorer(*frame_judging(manager, cfg, teach_every), 1)
         self._frames = FrameSource(env, self._judge.cameras)
 
     def reset(
@@ -111,7 +111,7 @@ class LearnedRewardVectorWrapper(VectorWrapper):
     def __init__(
         self,
         envs: VectorEnv[Any, Any, Any],
-        manager: FrameJudge | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str],
+        manager: FrameScorer | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str],
         cfg: RewardConfig | MixConfig | None = None,
         teach_every: int = 0,
     ) -> None:
@@ -123,7 +123,7 @@ class LearnedRewardVectorWrapper(VectorWrapper):
         self._zoo = zoo_judge(manager, cfg, envs.num_envs, envs.single_action_space, teach_every)
         if self._zoo is not None:
             return
-        self._judge = StepJudge(*frame_judging(manager, cfg, teach_every), envs.num_envs)
+        self._judge = StepScorer(*frame_judging(manager, cfg, teach_every), envs.num_envs)
         self._frames = FrameSource(envs, self._judge.cameras)
         if self._judge.cfg.standalone:
             check_single_resets(envs)
@@ -199,7 +199,7 @@ def zoo_judge(
 
 def frame_judging(
     manager: Any, cfg: RewardConfig | MixConfig | None, teach_every: int
-) -> tuple[FrameJudge | ImageRewardWorker, RewardConfig | None]:
+) -> tuple[FrameScorer | ImageRewardWorker, RewardConfig | None]:
     """What judges frames, and its settings; those of the zoo are refused."""
     if isinstance(cfg, MixConfig) or teach_every:
         raise ConfigError("MixConfig and teach_every are for the zoo; this reward model judges frames")
@@ -209,7 +209,7 @@ def frame_judging(
         section = RewardConfig() if cfg is None else cfg
         model = replace(section.model, checkpoint_path=os.fspath(manager))
         return RewardManager(replace(section, model=model), device=available_device()), cfg
-    if not (hasattr(manager, "judge") and hasattr(manager, "cfg")):
+    if not (hasattr(manager, "score") and hasattr(manager, "cfg")):
         raise ConfigError(
             "the reward comes from a RewardManager, an ImageRewardWorker, a reward model of the zoo or the "
             f"path of a checkpoint, not from {type(manager).__name__}"

@@ -28,7 +28,7 @@ from guerdon.core.images import to_numpy, to_uint8_hwc
 from guerdon.core.types import BoolArray, IntArray, UInt8Array
 from guerdon.data.collect.observations import FrameSource, find_image, images_from, native_of, with_final
 from guerdon.integrations.gymnasium import check_single_resets, frame_judging, take_row, zoo_judge
-from guerdon.integrations.judging import FrameJudge, RewardStep, StepJudge, rows_from
+from guerdon.integrations.scoring import FrameScorer, RewardStep, StepScorer, rows_from
 from guerdon.rewards import BaseRewardModel
 from guerdon.rewards.image.worker import ImageRewardWorker
 
@@ -166,7 +166,7 @@ class LearnedRewardVecEnv(VecEnvWrapper):
     def __init__(
         self,
         venv: VecEnv,
-        manager: FrameJudge | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str],
+        manager: FrameScorer | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str],
         cfg: RewardConfig | MixConfig | None = None,
         teach_every: int = 0,
     ) -> None:
@@ -181,7 +181,7 @@ class LearnedRewardVecEnv(VecEnvWrapper):
         self._zoo = zoo_judge(manager, cfg, venv.num_envs, venv.action_space, teach_every)
         if self._zoo is not None:
             return
-        self._judge = StepJudge(*frame_judging(manager, cfg, teach_every), venv.num_envs)
+        self._judge = StepScorer(*frame_judging(manager, cfg, teach_every), venv.num_envs)
         inner = venv.unwrapped
         self._source: FrameSource | None = None
         if isinstance(inner, GymVectorToSB3) and native_of(inner.envs) is not None:

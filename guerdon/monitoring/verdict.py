@@ -9,7 +9,7 @@ from typing import Any
 
 from guerdon.core.types import UInt8Array
 from guerdon.data.datasets.audit import AuditReport
-from guerdon.fit.metrics import Scores
+from guerdon.fit.metrics import LabelledScores
 from guerdon.fit.threshold import Threshold
 from guerdon.monitoring.page import Level, grade, percent, worst_first
 from guerdon.rewards.calibration import Calibration
@@ -29,7 +29,7 @@ class CardInputs:
     title: str
     checkpoint: str
     """Path of the checkpoint, as text."""
-    scores: Scores
+    scores: LabelledScores
     """Held-out frames with calibrated probabilities; best of episodes that calibration has not seen either,
     else the calibration error looks smaller than it is."""
     threshold: Threshold

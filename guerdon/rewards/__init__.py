@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from guerdon.rewards.checker import RewardModelError, check_reward_model
     from guerdon.rewards.model import BaseRewardModel
     from guerdon.rewards.registry import REWARD_MODELS, create_reward_model, register_reward_model
+    from guerdon.rewards.steps import StepBatch
     from guerdon.rewards.zoo.base import ZooModel, ZooSettings
     from guerdon.rewards.zoo.demonstrations import read_demonstrations, write_demonstrations
     from guerdon.rewards.zoo.networks import RewardNetwork
-    from guerdon.rewards.zoo.transitions import Transitions
 
 __all__ = [
     "REWARD_MODELS",
@@ -39,8 +39,8 @@ __all__ = [
     "RegexReward",
     "RewardModelError",
     "RewardNetwork",
+    "StepBatch",
     "TextReward",
-    "Transitions",
     "ZooModel",
     "ZooSettings",
     "check_reward_model",
@@ -57,7 +57,7 @@ _ZOO = {
     "model": ("BaseRewardModel",),
     "zoo.networks": ("RewardNetwork",),
     "registry": ("REWARD_MODELS", "create_reward_model", "register_reward_model"),
-    "zoo.transitions": ("Transitions",),
+    "zoo.transitions": ("StepBatch",),
 }
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from guerdon.core.errors import ConfigError, GuerdonError
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.rewards.registry import create_reward_model, reward_model_class, section_of
+from guerdon.rewards.steps import StepBatch, to_items
 from guerdon.rewards.zoo.base import ZooModel
 from guerdon.rewards.zoo.made_up import copied, made_up, same, tensors_in
-from guerdon.rewards.zoo.transitions import Transitions, to_items
 
 LARGE = 3000
 """Rows of a batch that is larger than any buffer or batch size of the check."""
@@ -40,8 +40,8 @@ def check_reward_model(
     obs_shape: int | Sequence[int] = 4,
     action_size: int = 2,
     discrete_actions: bool = True,
-    demonstrations: Sequence[Transitions] | None = None,
-    experience: Transitions | None = None,
+    demonstrations: Sequence[StepBatch] | None = None,
+    experience: StepBatch | None = None,
     prepare: Callable[[Any], None] | None = None,
 ) -> dict[str, str]:
     """Raise `RewardModelError` at the first rule that the model breaks.
@@ -97,8 +97,8 @@ class _Check:
         model: BaseRewardModel,
         make: Callable[[], BaseRewardModel],
         shapes: Mapping[str, Any],
-        demonstrations: Sequence[Transitions] | None,
-        experience: Transitions | None,
+        demonstrations: Sequence[StepBatch] | None,
+        experience: StepBatch | None,
         prepare: Callable[[Any], None] | None,
     ) -> None:
         if not isinstance(model, BaseRewardModel):
@@ -111,7 +111,7 @@ class _Check:
         self.experts = list(demonstrations or getattr(model, "experts", None) or ())
         if not self.experts:
             self.experts = [made_up(shapes, 16 + number % 4, 1, seed=100 + number) for number in range(12)]
-        self.large = Transitions.cat([self.data.flat()] * (-(-LARGE // len(self.data))))[:LARGE]
+        self.large = StepBatch.cat([self.data.flat()] * (-(-LARGE // len(self.data))))[:LARGE]
         self.found: dict[str, str] = {}
 
     def run(self) -> dict[str, str]:
@@ -314,7 +314,7 @@ class _Check:
         """NaN in an observation is an error, or at least no reward."""
         obs, ahead = self.data.obs.clone(), self.data.next_obs.clone()
         obs[0, 0], ahead[0, 0] = float("nan"), float("nan")
-        broken = Transitions(**{**self.data.parts(), "obs": obs, "next_obs": ahead})
+        broken = StepBatch(**{**self.data.parts(), "obs": obs, "next_obs": ahead})
         try:
             values = self.scores(broken)
         except GuerdonError as error:
@@ -328,7 +328,7 @@ class _Check:
 
     # Tools
 
-    def given(self, batch: Transitions) -> Any:
+    def given(self, batch: StepBatch) -> Any:
         """A batch in the form that the pipelines give to this kind of model; a copy."""
         return copied(batch) if self.zoo is not None else to_items(copied(batch))
 
@@ -338,15 +338,15 @@ class _Check:
         if self.prepare is not None:
             self.prepare(model)
 
-    def score(self, model: ZooModel, batch: Transitions) -> Tensor:
+    def score(self, model: ZooModel, batch: StepBatch) -> Tensor:
         with torch.no_grad():
             return model.score(model.checked(batch)).cpu()
 
-    def scores(self, batch: Transitions, model: BaseRewardModel | None = None) -> Tensor:
+    def scores(self, batch: StepBatch, model: BaseRewardModel | None = None) -> Tensor:
         """Rewards through `estimate`, as a pipeline would ask for them, [*L]."""
         model = self.model if model is None else model
         answer = model.estimate(self.given(batch))
-        if isinstance(answer, Transitions):
+        if isinstance(answer, StepBatch):
             return answer.env_rewards.cpu()
         self.expect(
             isinstance(answer, list) and len(answer) == len(batch),

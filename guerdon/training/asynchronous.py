@@ -242,7 +242,7 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         assert request.chunk is not None
         self.envs.delivered(outpost.rank)
         if self.rewards is not None:
-            request.judging = self.rewards.judge_later(request.frames, len(request.chunk.rows))
+            request.judging = self.rewards.score_later(request.frames, len(request.chunk.rows))
 
     def _store_delivered(self, outpost: Outpost) -> None:
         """Wait for the verdicts on chunks that are here and store them, unless their frames are lost."""

@@ -93,7 +93,7 @@ def _add(replay: ReplayBuffer, shown: Demonstration, rewards: RewardGroup | None
             for name in rewards.facts.image_keys
         }
         extras["prob_success"] = np.full(count, np.nan, np.float32)
-        extras["prob_success"][judged] = rewards.judge(
+        extras["prob_success"][judged] = rewards.score(
             {name: images[judged] for name, images in frames.items()}
         ).prob_success
         extras["prob_success"][wanted & ~judged] = 0.0

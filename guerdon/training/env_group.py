@@ -25,7 +25,7 @@ from guerdon.distributed.engine import Engine, Group, LocalGroup, Pending, Resta
 from guerdon.distributed.placement import divide
 from guerdon.rewards.image.worker import ImageRewardWorker
 from guerdon.training.acting import PolicySpec, RolloutWorker, make_rollout_worker
-from guerdon.training.ahead import JudgeAhead
+from guerdon.training.ahead import StreamingScorer
 from guerdon.training.chunks import Stepped
 from guerdon.training.env_worker import EnvFacts, EnvWorker, Played
 from guerdon.training.feed import judged_row
@@ -135,11 +135,11 @@ class EnvGroup:
             )
         return self.group.submit(rank, "attach", self._policy)
 
-    def judge_ahead(self, worker: ImageRewardWorker) -> JudgeAhead:
+    def judge_ahead(self, worker: ImageRewardWorker) -> StreamingScorer:
         """Let a reward worker of this process judge frames while rollouts go on."""
         judged = self.local.judged
         assert judged is not None
-        judged.ahead = JudgeAhead(worker)
+        judged.ahead = StreamingScorer(worker)
         return judged.ahead
 
     def judge_at_the_end(self) -> None:

@@ -310,7 +310,7 @@ def _let_judge(env: Any, reward: RewardConfig) -> None:
     manager = RewardManager(reward)
 
     def judge(obs: Any) -> bool:
-        verdict = manager.judge(manager.images(obs))
+        verdict = manager.score(manager.images(obs))
         return bool(fires(verdict.prob_success, manager.threshold)[0])
 
     env.set_judge(judge)

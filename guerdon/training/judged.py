@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 from guerdon.config import RewardConfig
 from guerdon.core.types import BoolArray, IntArray, UInt8Array
 from guerdon.data.collect.observations import AT_REST_INFO, per_env
-from guerdon.training.ahead import JudgeAhead
+from guerdon.training.ahead import StreamingScorer
 from guerdon.training.feed import FrameFeed
 
 
@@ -38,7 +38,7 @@ class JudgedFrames:
         self._some: list[dict[str, UInt8Array]] = []
         self.starts_anew = True
         """Whether step 0 gets a verdict on every environment; otherwise the caller keeps earlier ones."""
-        self.ahead: JudgeAhead | None = None
+        self.ahead: StreamingScorer | None = None
         """Who is told of frames as soon as they are there, where every frame is judged."""
 
     @property

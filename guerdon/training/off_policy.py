@@ -186,7 +186,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         if self.rewards is None:
             return {}
         rows, frames, facts = step.rows, step.frames, self.rewards.facts
-        verdict = self.rewards.judge(frames)
+        verdict = self.rewards.score(frames)
         prob, spread = (np.full(len(done), np.nan, np.float32) for _ in range(2))
         prob[rows], spread[rows] = verdict.prob_success, verdict.disagreement
         resting, last = facts.contract.only_at_rest, self._last.get

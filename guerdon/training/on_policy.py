@@ -15,9 +15,9 @@ from guerdon.distributed.engine import Engine, Pending
 from guerdon.fit.refit import Judged
 from guerdon.monitoring.monitor import Watched
 from guerdon.monitoring.reward_path import check_reward_path
-from guerdon.rewards.image.scorer import Verdict
+from guerdon.rewards.image.scorer import Scores
 from guerdon.rewards.relabel import RewardScale, learned_rewards, training_rewards
-from guerdon.training.ahead import JudgeAhead
+from guerdon.training.ahead import StreamingScorer
 from guerdon.training.env_group import EnvGroup, Fragment
 from guerdon.training.env_worker import Actor
 from guerdon.training.feed import complete, looked_at
@@ -45,13 +45,13 @@ class OnPolicyLoop:
         self.path_checked = rewards is None
         self._engine = engine
         self._fragments: list[Fragment] = []
-        self._verdicts: list[Verdict] = []
-        self._ahead: JudgeAhead | None = None
+        self._verdicts: list[Scores] = []
+        self._ahead: StreamingScorer | None = None
         if engine.shares_memory and rewards is not None and cfg.reward_mode == "per_step":
             self._ahead = envs.judge_ahead(rewards.local)
 
     def judge_at_the_end(self) -> None:
-        """Judge no frame while a rollout goes on; the verdicts stay the same, see `JudgeAhead`."""
+        """Judge no frame while a rollout goes on; the verdicts stay the same, see `StreamingScorer`."""
         if self._ahead is not None:
             self.envs.judge_at_the_end()
         self._ahead = None
@@ -116,7 +116,7 @@ class OnPolicyLoop:
         while self.rewards is not None:
             counts = [len(item.played.rows) for item in self._fragments]
             try:
-                self._verdicts = self.rewards.judge_parts([item.frames for item in self._fragments], counts)
+                self._verdicts = self.rewards.score_parts([item.frames for item in self._fragments], counts)
                 return
             except FramesLostError as error:
                 lost = self._fragments[error.part]

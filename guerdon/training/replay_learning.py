@@ -186,7 +186,7 @@ class ReplayLearning(ABC, Generic[Replay]):
         judged = np.isfinite(stored)
         frames = {name: batch.extras[f"frames/{name}"].numpy()[judged] for name in self._cameras}
         fresh = stored.copy()
-        fresh[judged] = self.rewards.judge(frames).prob_success
+        fresh[judged] = self.rewards.score(frames).prob_success
         return fresh
 
     def _check_path(self, batch: ReplayBatch) -> None:

@@ -18,8 +18,8 @@ from guerdon.core.errors import WorkerLostError
 from guerdon.core.types import FloatArray, IntArray, UInt8Array
 from guerdon.distributed.engine import Engine, LocalGroup, Pending, RestartCounter, WorkerSpec
 from guerdon.rewards.image.manager import RewardFacts
-from guerdon.rewards.image.scorer import Verdict
-from guerdon.rewards.image.worker import REQUEST_FRAMES, ImageRewardWorker, join_verdicts, load_image_worker
+from guerdon.rewards.image.scorer import Scores
+from guerdon.rewards.image.worker import REQUEST_FRAMES, ImageRewardWorker, join_scores, load_image_worker
 
 log = logging.getLogger("guerdon")
 
@@ -63,9 +63,9 @@ class Judging:
         """Whether they are all there."""
         return all(job.done for job in self.jobs)
 
-    def result(self) -> Verdict:
+    def result(self) -> Scores:
         """Raises `FramesLostError` if the frames went with the machine that held them."""
-        return join_verdicts([_answer(job, 0) for job in self.jobs])
+        return join_scores([_answer(job, 0) for job in self.jobs])
 
 
 class RewardGroup:
@@ -104,18 +104,18 @@ class RewardGroup:
         """Frames of this process, for several requests."""
         return self._engine.put(frames)
 
-    def judge(self, frames: dict[str, UInt8Array]) -> Verdict:
+    def score(self, frames: dict[str, UInt8Array]) -> Scores:
         """Verdicts on frames of this process, camera -> uint8 [N, H, W, C], or nothing at all."""
         count = len(next(iter(frames.values()))) if frames else 0
         if not count:
-            return join_verdicts([])
-        return self.judge_parts([self.put(frames)], [count])[0]
+            return join_scores([])
+        return self.score_parts([self.put(frames)], [count])[0]
 
-    def judge_parts(self, parts: Sequence[Pending], counts: Sequence[int]) -> list[Verdict]:
+    def score_parts(self, parts: Sequence[Pending], counts: Sequence[int]) -> list[Scores]:
         """Verdicts on frames that are elsewhere; `counts` says how many there are in each part."""
-        judged = [self.judge_later(frames, count) for frames, count in zip(parts, counts, strict=True)]
+        judged = [self.score_later(frames, count) for frames, count in zip(parts, counts, strict=True)]
         self._finish([job for item in judged for job in item.jobs])
-        return [join_verdicts([_answer(job, part) for job in item.jobs]) for part, item in enumerate(judged)]
+        return [join_scores([_answer(job, part) for job in item.jobs]) for part, item in enumerate(judged)]
 
     def features(self, parts: Sequence[Pending], rows: Sequence[IntArray]) -> FloatArray:
         """Features of the frames `rows` of each part, float32 [K, F], one part after another."""
@@ -127,10 +127,10 @@ class RewardGroup:
 
     # Requests under way
 
-    def judge_later(self, frames: Pending, count: int) -> Judging:
+    def score_later(self, frames: Pending, count: int) -> Judging:
         """Ask for verdicts on frames that are there, but elsewhere; `pump` brings them."""
         jobs = [
-            Job("judge_some", (frames, start, min(start + REQUEST_FRAMES, count)))
+            Job("score_some", (frames, start, min(start + REQUEST_FRAMES, count)))
             for start in range(0, count, REQUEST_FRAMES)
         ]
         self._waiting.extend(jobs)

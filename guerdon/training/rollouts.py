@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from guerdon.core.errors import ConfigError
 from guerdon.data.collect.observations import with_final
 from guerdon.rewards.model import BaseRewardModel
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.drex import DREX
-from guerdon.rewards.zoo.transitions import Transitions
 from guerdon.training.chunks import random_actions
 
 MAX_STEPS = 100_000
@@ -23,7 +23,7 @@ MAX_STEPS = 100_000
 
 def play_episodes(
     env: Any, act: Callable[[Any], NDArray[Any]], episodes: int, *, seed: int | None = None
-) -> list[Transitions]:
+) -> list[StepBatch]:
     """So many whole episodes, [T] each.
 
     Which ones is settled beforehand (the first of each environment, then the second ...): those that end
@@ -42,7 +42,7 @@ def play_episodes(
     first = int(getattr(env.single_action_space, "start", 0))
     is_box = isinstance(env.single_action_space, Box)
     obs, _ = env.reset(seed=seed)
-    steps: list[Transitions] = []
+    steps: list[StepBatch] = []
     ended = np.zeros(env.num_envs, np.int64)
     since_end = 0
     while (ended < wanted).any():
@@ -53,7 +53,7 @@ def play_episodes(
         done = np.asarray(terminated) | np.asarray(truncated)
         reached = with_final(after, info.get("final_obs"), done) if done.any() else after
         steps.append(
-            Transitions(
+            StepBatch(
                 obs=torch.from_numpy(np.array(obs, np.float32)),
                 actions=torch.from_numpy(np.array(actions, np.float32) if is_box else actions - first),
                 next_obs=torch.from_numpy(np.array(reached, np.float32)),
@@ -68,8 +68,8 @@ def play_episodes(
         if since_end > MAX_STEPS:
             raise ConfigError(f"no episode ended in {MAX_STEPS} steps: the environment needs a time limit")
     names = steps[0].parts()
-    streams = Transitions(**{name: torch.stack([getattr(each, name) for each in steps]) for name in names})
-    found: list[Transitions] = []
+    streams = StepBatch(**{name: torch.stack([getattr(each, name) for each in steps]) for name in names})
+    found: list[StepBatch] = []
     for number in np.flatnonzero(wanted):
         mine = streams.map(lambda part, number=number: part[:, number])  # type: ignore[misc]
         found += mine.episodes()[: int(wanted[number])]
@@ -83,7 +83,7 @@ def noise_ranked(
     episodes: int,
     *,
     seed: int = 0,
-) -> dict[float, list[Transitions]]:
+) -> dict[float, list[StepBatch]]:
     """Episodes of a policy at each level of noise: that share of its actions is random.
 
     Args:
@@ -94,7 +94,7 @@ def noise_ranked(
         seed: of the environments and of the noise.
     """
     rng = np.random.default_rng(seed)
-    groups: dict[float, list[Transitions]] = {}
+    groups: dict[float, list[StepBatch]] = {}
     for number, level in enumerate(noise_levels):
 
         def act(obs: Any, level: float = level) -> NDArray[Any]:

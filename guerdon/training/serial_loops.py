@@ -28,8 +28,8 @@ from guerdon.envs.make import make_vector_env
 from guerdon.monitoring.reward_path import check_learned_rewards
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.rewards.relabel import RewardScale, combine
+from guerdon.rewards.steps import StepBatch, to_items
 from guerdon.rewards.zoo.base import Memory, ZooModel
-from guerdon.rewards.zoo.transitions import Transitions, to_items
 from guerdon.training.checkpoints import AnyLearner
 
 
@@ -78,11 +78,11 @@ class SerialLoop(ABC):
         self.path_checked = True
 
     @abstractmethod
-    def collect(self, progress: float) -> Transitions:
+    def collect(self, progress: float) -> StepBatch:
         """Experience of the policy, [T, N]."""
 
     @abstractmethod
-    def learn(self, experience: Transitions, progress: float) -> dict[str, float]:
+    def learn(self, experience: StepBatch, progress: float) -> dict[str, float]:
         """Update the policy on rewards of the model."""
 
     def advance(self, progress: float) -> dict[str, float]:
@@ -93,7 +93,7 @@ class SerialLoop(ABC):
             metrics |= self.teach(experience)
         return metrics | self.learn(experience, progress)
 
-    def teach(self, experience: Transitions) -> dict[str, float]:
+    def teach(self, experience: StepBatch) -> dict[str, float]:
         """`collect_data`, `train`, `clear_data`."""
         self._show(experience)
         told = self.model.train()
@@ -108,7 +108,7 @@ class SerialLoop(ABC):
         self.model.clear_data(self.train_iter)
         return _named("reward_model", told)
 
-    def _show(self, experience: Transitions) -> None:
+    def _show(self, experience: StepBatch) -> None:
         self.model.collect_data(experience if isinstance(self.model, ZooModel) else to_items(experience))
 
     def check_path(
@@ -124,7 +124,7 @@ class SerialLoop(ABC):
             check_learned_rewards(relabel, objective, shape, weight)
             self.path_checked = True
 
-    def learned_rewards(self, batch: Transitions) -> Tensor:
+    def learned_rewards(self, batch: StepBatch) -> Tensor:
         """The model's rewards of rows, float32 [*L]."""
         if isinstance(self.model, ZooModel):
             with torch.no_grad():
@@ -178,7 +178,7 @@ class OnPolicySerial(SerialLoop):
         self.collector.reset(seed)
         self._memory = self.model.begin(self.env.num_envs) if isinstance(self.model, ZooModel) else None
 
-    def collect(self, progress: float) -> Transitions:
+    def collect(self, progress: float) -> StepBatch:
         """A rollout."""
         reached: list[NDArray[Any]] = []
         shown: list[UInt8Array] = []
@@ -197,7 +197,7 @@ class OnPolicySerial(SerialLoop):
             actions = actions.clamp(
                 torch.from_numpy(low), torch.from_numpy(high)
             )  # as the environment saw them
-        return Transitions(
+        return StepBatch(
             obs=rollout.obs[STATE],
             actions=actions,
             next_obs=torch.from_numpy(np.stack(reached)),
@@ -208,7 +208,7 @@ class OnPolicySerial(SerialLoop):
             frames=torch.from_numpy(np.stack(shown)) if shown else None,
         )
 
-    def learn(self, experience: Transitions, progress: float) -> dict[str, float]:
+    def learn(self, experience: StepBatch, progress: float) -> dict[str, float]:
         """Score the rollout, put the rewards in place, then compute advantages and update."""
         assert self._rollout is not None
         if isinstance(self.model, ZooModel) and self.model.scores == "streams":
@@ -233,7 +233,7 @@ class OnPolicySerial(SerialLoop):
             **{f"train/{name}": value for name, value in losses.items()},
         }
 
-    def _relabel(self, experience: Transitions, learned: Tensor) -> Tensor:
+    def _relabel(self, experience: StepBatch, learned: Tensor) -> Tensor:
         """Put rewards into the rollout; returns those that it now holds, [T, N]."""
         assert self._rollout is not None
         self._rollout.update_rewards(self.training_rewards(experience.env_rewards, learned))

@@ -20,9 +20,9 @@ from guerdon.core.errors import ConfigError
 from guerdon.core.types import FloatArray
 from guerdon.data.collect.observations import with_final
 from guerdon.rewards.model import BaseRewardModel
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import Memory, ZooModel
 from guerdon.rewards.zoo.experience import Experience, RunningEpisodes
-from guerdon.rewards.zoo.transitions import Transitions
 from guerdon.training.checkpoints import AnyLearner
 from guerdon.training.chunks import random_actions
 from guerdon.training.serial_loops import SerialLoop
@@ -61,12 +61,12 @@ class OffPolicySerial(SerialLoop):
         self._running = RunningEpisodes(self.env.num_envs)
         self._memory = self.model.begin(self.env.num_envs) if isinstance(self.model, ZooModel) else None
 
-    def collect(self, progress: float) -> Transitions:
+    def collect(self, progress: float) -> StepBatch:
         """`steps_per_collect` steps."""
         steps = -(-self.cfg.steps_per_collect // self.env.num_envs)
         return _stacked([self._step(progress) for _ in range(steps)])
 
-    def _store(self, experience: Transitions) -> None:
+    def _store(self, experience: StepBatch) -> None:
         """Put steps into the replay buffer, with rewards that depend on the episode, and what is made of it.
 
         The reward model has been taught by them before: rewards that stay in the buffer need its statistics.
@@ -85,7 +85,7 @@ class OffPolicySerial(SerialLoop):
             if finished:
                 self.replay.add(self.model.augment(finished).to("cpu"))
 
-    def _step(self, progress: float) -> Transitions:
+    def _step(self, progress: float) -> StepBatch:
         obs = np.array(self._obs, np.float32)
         actions = self._actions(progress)
         self._obs, env_rewards, terminated, truncated, info = self.env.step(actions)
@@ -93,7 +93,7 @@ class OffPolicySerial(SerialLoop):
         reached = with_final(self._obs, info.get("final_obs"), done) if done.any() else self._obs
         self.env_steps += self.env.num_envs
         images = self.frames(reached, done)
-        return Transitions(
+        return StepBatch(
             obs=torch.from_numpy(obs),
             actions=torch.from_numpy(np.asarray(actions) - self._first_action),
             next_obs=torch.from_numpy(np.array(reached, np.float32)),
@@ -111,7 +111,7 @@ class OffPolicySerial(SerialLoop):
         actions: NDArray[Any] = self.learner.act(self._obs, deterministic=False)
         return actions
 
-    def learn(self, experience: Transitions, progress: float) -> dict[str, float]:
+    def learn(self, experience: StepBatch, progress: float) -> dict[str, float]:
         """Store the steps, and do the updates that they are worth: sample, score, update."""
         self._store(experience)
         if self.env_steps < self.section.learning_starts:
@@ -136,7 +136,7 @@ class OffPolicySerial(SerialLoop):
             **{f"train/{name}": value for name, value in losses.items()},
         }
 
-    def _check_on(self, batch: Transitions) -> None:
+    def _check_on(self, batch: StepBatch) -> None:
         """Drive a batch through relabelling twice; the learner is as before afterwards."""
         state = self.learner.state_dict()
         held: list[TrainBatch] = []
@@ -163,7 +163,7 @@ class OffPolicySerial(SerialLoop):
         self._owed = float(state["owed"])
         self.replay.load_state_dict(state["replay"])
 
-    def _train_batch(self, batch: Transitions, learned: Tensor) -> TrainBatch:
+    def _train_batch(self, batch: StepBatch, learned: Tensor) -> TrainBatch:
         return TrainBatch(
             obs={STATE: batch.obs},
             actions=batch.actions + self._first_action if self._first_action else batch.actions,
@@ -174,9 +174,9 @@ class OffPolicySerial(SerialLoop):
         )
 
 
-def _stacked(steps: list[Transitions]) -> Transitions:
+def _stacked(steps: list[StepBatch]) -> StepBatch:
     """Steps [N] as [T, N]."""
     parts: dict[str, Any] = {
         name: torch.stack([getattr(step, name) for step in steps]) for name in steps[0].parts()
     }
-    return Transitions(**parts)
+    return StepBatch(**parts)

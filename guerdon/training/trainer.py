@@ -449,7 +449,7 @@ class EmbodiedRunner:
         facts = self.rewards.facts
         count = facts.contract.num_frames
         stacks = {name: stack_episode(film.frames[name], count) for name in facts.image_keys}
-        verdict = self.rewards.judge(stacks)
+        verdict = self.rewards.score(stacks)
         make_directory(self.folder / "videos")
         write_video(
             self.folder / "videos" / f"eval_{number}.gif",

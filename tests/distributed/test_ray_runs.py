@@ -151,7 +151,7 @@ def test_a_killed_rollout_worker_is_replaced_and_so_are_lost_frames(settings, tm
         metrics = runner.loop.advance(0.0).metrics
         assert metrics["fault/rollout_restarts"] == 1.0 and np.isfinite(metrics["train/policy_loss"])
 
-        real, parts = runner.rewards.judge_parts, []
+        real, parts = runner.rewards.score_parts, []
 
         def lose_once(frames, counts):
             parts.append(frames)
@@ -159,7 +159,7 @@ def test_a_killed_rollout_worker_is_replaced_and_so_are_lost_frames(settings, tm
                 raise FramesLostError(1)
             return real(frames, counts)
 
-        monkeypatch.setattr(runner.rewards, "judge_parts", lose_once)
+        monkeypatch.setattr(runner.rewards, "score_parts", lose_once)
         metrics = runner.loop.advance(0.0).metrics
         assert metrics["fault/env_restarts"] == 1.0 and metrics["fault/restarts"] == 2.0
         assert parts[0][0] is parts[1][0] and parts[0][1] is not parts[1][1]  # only those were made again
@@ -226,8 +226,8 @@ def refuse_poison(rewards):
         (np.zeros((3, 5), np.uint8), r"shape \[3, 5\]"),
     ]:
         with pytest.raises(DataError, match=message):
-            rewards.judge({"base_camera": frames})
-        assert len(rewards.judge({"base_camera": views(5)}).prob_success) == 5
+            rewards.score({"base_camera": frames})
+        assert len(rewards.score({"base_camera": views(5)}).prob_success) == 5
     assert rewards.group.pids == before
 
 
@@ -235,20 +235,20 @@ def test_reward_workers_share_the_load_refuse_poison_and_survive(rewards, reward
     frames = {"base_camera": np.concatenate([views(100, seed) for seed in range(30)])}
     worker = ImageRewardWorker(reward_cfg, device="cpu")
     worker.init_worker()
-    expected = worker.judge(frames).prob_success
-    np.testing.assert_array_equal(rewards.judge(frames).prob_success, expected)
+    expected = worker.score(frames).prob_success
+    np.testing.assert_array_equal(rewards.score(frames).prob_success, expected)
     first = list(rewards.group.pids)
     assert len(set(first)) == 2
     refuse_poison(rewards)
 
     os.kill(first[0], signal.SIGKILL)
-    np.testing.assert_array_equal(rewards.judge(frames).prob_success, expected)
+    np.testing.assert_array_equal(rewards.score(frames).prob_success, expected)
     second = list(rewards.group.pids)
     assert second[0] != first[0] and second[1] == first[1]
 
     rewards._timeout = 5.0  # a worker that is merely slow is replaced then too, which does no harm here
     os.kill(second[1], signal.SIGSTOP)  # it stalls
-    np.testing.assert_array_equal(rewards.judge(frames).prob_success, expected)
+    np.testing.assert_array_equal(rewards.score(frames).prob_success, expected)
     assert rewards.group.pids[1] != second[1]
     until = time.monotonic() + 100
     with pytest.raises(ProcessLookupError):

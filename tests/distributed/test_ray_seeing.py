@@ -55,17 +55,17 @@ def test_a_reward_worker_that_is_replaced_judges_with_the_latest_model(checkpoin
     other = save_checkpoint(tmp_path / "other", model, replace(contract, threshold=0.123))
     cfg = RewardConfig(model=replace(RewardModelConfig(), checkpoint_path=str(checkpoint)))
     frames = {"base_camera": views(20)}
-    expected = RewardManager(replace(cfg, model=replace(cfg.model, checkpoint_path=str(other)))).judge(frames)
+    expected = RewardManager(replace(cfg, model=replace(cfg.model, checkpoint_path=str(other)))).score(frames)
     engine = make_engine("ray", ClusterConfig(component_placement={"reward": "1-2"}))
     try:
         rewards = RewardGroup(engine, cfg, "embodied")
-        assert not np.allclose(rewards.judge(frames).prob_success, expected.prob_success, atol=1e-3)
+        assert not np.allclose(rewards.score(frames).prob_success, expected.prob_success, atol=1e-3)
         rewards.load(other)
         assert rewards.facts.threshold == 0.123
         for pid in list(rewards.group.pids):
             os.kill(pid, signal.SIGKILL)
         for _ in range(4):
-            np.testing.assert_allclose(rewards.judge(frames).prob_success, expected.prob_success, atol=1e-6)
+            np.testing.assert_allclose(rewards.score(frames).prob_success, expected.prob_success, atol=1e-6)
         assert rewards.facts.threshold == 0.123
     finally:
         engine.close()

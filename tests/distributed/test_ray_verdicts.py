@@ -17,7 +17,7 @@ def test_ray_agrees_on_every_probability_and_decision(tmp_path, kind):
     engine = make_engine("ray", ClusterConfig(component_placement={"reward": "0-1"}))
     try:
         group = RewardGroup(engine, case.reward(), "embodied")
-        prob = group.judge({CAMERA: case.frames}).prob_success
+        prob = group.score({CAMERA: case.frames}).prob_success
         threshold = group.facts.threshold
     finally:
         engine.close()

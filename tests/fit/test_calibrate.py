@@ -9,7 +9,7 @@ import pytest
 
 from guerdon.core.errors import DataError
 from guerdon.fit.calibrate import calibrate
-from guerdon.fit.metrics import Scores, auc, ece, log_loss
+from guerdon.fit.metrics import LabelledScores, auc, ece, log_loss
 from guerdon.fit.threshold import Threshold, binomial_upper_bound, choose_threshold
 from guerdon.rewards.calibration import Calibration
 
@@ -34,14 +34,14 @@ def make_scores(rng, num_failures, num_successes, spread=1.0):
     logits, labels, episode, step = make_logits(rng, num_failures, num_successes, spread)
     success = np.arange(num_failures + num_successes) >= num_failures
     prob = sigmoid(logits).astype(np.float32)
-    return Scores(prob_success=prob, labels=labels, episode=episode, step=step, success=success)
+    return LabelledScores(prob_success=prob, labels=labels, episode=episode, step=step, success=success)
 
 
 def flat_scores(prob, labels, per_episode=10):
-    """Scores from given frames, cut into episodes of equal length."""
+    """LabelledScores from given frames, cut into episodes of equal length."""
     episode = np.arange(len(prob)) // per_episode
     labels = np.asarray(labels, np.float32)
-    return Scores(
+    return LabelledScores(
         prob_success=np.asarray(prob, np.float32),
         labels=labels,
         episode=episode,

@@ -7,11 +7,11 @@ import pytest
 
 from guerdon.core.errors import DataError
 from guerdon.fit import metrics
-from guerdon.fit.metrics import Scores
+from guerdon.fit.metrics import LabelledScores
 
 
 def scores_of(episodes, success=None, shuffle=None):
-    """Scores from a list of (probabilities, labels) per episode."""
+    """LabelledScores from a list of (probabilities, labels) per episode."""
     prob = np.concatenate([np.asarray(p, np.float32) for p, _ in episodes])
     labels = np.concatenate([np.asarray(y, np.float32) for _, y in episodes])
     lengths = [len(p) for p, _ in episodes]
@@ -20,7 +20,7 @@ def scores_of(episodes, success=None, shuffle=None):
     if success is None:
         success = [max(y) >= 0.5 for _, y in episodes]
     rows = np.arange(len(prob)) if shuffle is None else np.random.default_rng(shuffle).permutation(len(prob))
-    return Scores(
+    return LabelledScores(
         prob_success=prob[rows],
         labels=labels[rows],
         episode=episode[rows].astype(np.int64),
@@ -194,13 +194,15 @@ def test_wrong_scores_are_refused(change, complaint):
         "step": np.array([0, 0]),
         "success": np.array([False, True]),
     }
-    Scores(**good)
+    LabelledScores(**good)
     with pytest.raises(DataError, match=complaint):
-        Scores(**{**good, **change})
+        LabelledScores(**{**good, **change})
 
 
 def test_no_frame_is_refused():
     none = np.zeros(0, np.float32)
     numbers = np.zeros(0, np.int64)
     with pytest.raises(DataError, match="no frame"):
-        Scores(prob_success=none, labels=none, episode=numbers, step=numbers, success=np.zeros(0, np.bool_))
+        LabelledScores(
+            prob_success=none, labels=none, episode=numbers, step=numbers, success=np.zeros(0, np.bool_)
+        )

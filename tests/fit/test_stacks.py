@@ -135,11 +135,11 @@ def test_the_checkpoint_says_how_many_frames_it_needs(two_frames):
     worker = ImageRewardWorker(manager.cfg)
     worker.init_worker()
     with pytest.raises(DataError, match=r"expected stacks of 2 frames \[N, 2, H, W, C\]"):
-        worker.judge_some({"base_camera": single}, 0, 5)
+        worker.score_some({"base_camera": single}, 0, 5)
     stacks = np.stack([single, single], 1)
     np.testing.assert_array_equal(
         worker.compute_rewards({"main_images": stacks}),
-        [worker.judge({"base_camera": stacks}).prob_success[0] > manager.threshold] * 5,
+        [worker.score({"base_camera": stacks}).prob_success[0] > manager.threshold] * 5,
     )
 
 
@@ -166,7 +166,7 @@ def test_scores_card_and_int8_of_stacks(moving, two_frames, tmp_path):
     episode = stack_episode(store.read_episode(3).frames["base_camera"], 2)
     np.testing.assert_allclose(
         [row["prob_success"] for row in rows if row["episode"] == 3],
-        manager.judge({"base_camera": episode}).prob_success,
+        manager.score({"base_camera": episode}).prob_success,
         atol=1e-5,
     )
     shown = card(data, checkpoint, tmp_path / "card.html", precision="fp32")["metrics"]

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from guerdon.config import RewardConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.envs import TabletopEnv, TabletopVectorEnv
-from guerdon.serve import ImageRewardWorker, Verdict
+from guerdon.serve import ImageRewardWorker, Scores
 from guerdon.wrappers import LearnedRewardVectorWrapper, LearnedRewardWrapper
 
 LENGTH = 3
@@ -76,11 +76,11 @@ class Reader:
     def images(self, observations):
         return {"base_camera": observations["base_camera"]}
 
-    def judge(self, frames):
+    def score(self, frames):
         numbers = frames["base_camera"][:, 0, 0, 0]
         self.calls.append(numbers.tolist())
         prob = (numbers / 255).astype(np.float32)
-        return Verdict(prob_success=prob, disagreement=np.zeros_like(prob))
+        return Scores(prob_success=prob, disagreement=np.zeros_like(prob))
 
 
 def counting(count=2, mode=AutoresetMode.SAME_STEP, **settings):
@@ -155,9 +155,9 @@ def test_standalone_in_terminal_mode_rewards_the_frame_that_ended_the_episode():
 
 def test_a_tabletop_environment_is_rendered_on_demand():
     class Mean(Reader):
-        def judge(self, frames):
+        def score(self, frames):
             self.calls.append(frames["base_camera"].copy())
-            return Verdict(prob_success=np.full(1, 0.25, np.float32), disagreement=np.zeros(1, np.float32))
+            return Scores(prob_success=np.full(1, 0.25, np.float32), disagreement=np.zeros(1, np.float32))
 
     inner, reader = TabletopEnv(image_size=(32, 32)), Mean()
     env = LearnedRewardWrapper(inner, reader)
@@ -246,10 +246,10 @@ def test_standalone_begins_again_in_the_same_step():
 class Recorder(Reader):
     """Keeps all frames that it is shown."""
 
-    def judge(self, frames):
+    def score(self, frames):
         self.calls.append(frames["base_camera"].copy())
         prob = np.linspace(0, 1, len(self.calls[-1]), dtype=np.float32)
-        return Verdict(prob_success=prob, disagreement=np.zeros_like(prob))
+        return Scores(prob_success=prob, disagreement=np.zeros_like(prob))
 
 
 def final_frames(seed, steps, moves):

@@ -11,7 +11,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from guerdon.config import RewardConfig
 from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.rewards import Transitions, ZooModel, create_reward_model
+from guerdon.rewards import StepBatch, ZooModel, create_reward_model
 from guerdon.wrappers import (
     GymVectorToSB3,
     LearnedRewardVecEnv,
@@ -45,7 +45,7 @@ class Clock(gym.Env):
 class Digits(ZooModel):
     """The reward spells the transition: obs, action, next_obs, ended by itself, cut off."""
 
-    def score(self, batch: Transitions) -> torch.Tensor:
+    def score(self, batch: StepBatch) -> torch.Tensor:
         ends = batch.terminated.float() * 0.5 + batch.truncated.float() * 0.25
         return 100.0 * batch.obs[..., 0] + 10.0 * batch.actions + batch.next_obs[..., 0] + ends
 
@@ -260,7 +260,7 @@ def gail():
 def test_a_learner_of_stable_baselines_teaches_the_model():
     model = gail()
     obs = torch.from_numpy(task(FIXED_CARTPOLE, 4).reset(seed=0)[0])
-    rows = Transitions(
+    rows = StepBatch(
         obs=obs,
         actions=torch.zeros(4, dtype=torch.int64),
         next_obs=obs,

@@ -12,7 +12,7 @@ from PIL import Image
 
 from guerdon.data.datasets.audit import AuditReport, Finding
 from guerdon.fit.calibrate import calibrate
-from guerdon.fit.metrics import Scores, summarize
+from guerdon.fit.metrics import LabelledScores, summarize
 from guerdon.fit.threshold import choose_threshold
 from guerdon.monitoring.card import sample_episodes, write_card
 from guerdon.monitoring.verdict import CardInputs, judge
@@ -60,7 +60,7 @@ def make_inputs(num_failures=60, num_successes=60, gap=7.5, noise=1.0, seed=0, *
     logits = -6 + gap * labels + noise * (rng.normal(size=len(lengths))[episode] + rng.normal(size=len(step)))
     logits += 2.5 * (step == onset[episode] - 1)
     calibration = calibrate(logits, labels, episode, seed=0)
-    scores = Scores(
+    scores = LabelledScores(
         prob_success=calibration.apply(logits), labels=labels, episode=episode, step=step, success=success
     )
     threshold = choose_threshold(scores, seed=0)

@@ -319,7 +319,7 @@ def play(manager, seed, *, cheat, num_batches=4, num_envs=20):
                 expert.reset(over)
         seen = np.stack(frames)
         judged = seen.reshape(-1, *seen.shape[2:])
-        prob = manager.judge({"base_camera": judged}).prob_success.reshape(50, num_envs)
+        prob = manager.score({"base_camera": judged}).prob_success.reshape(50, num_envs)
         sample = {"base_camera": torch.from_numpy(judged[rng.permutation(len(judged))[:64]])}
         with torch.no_grad():
             features = manager.model.encode(manager.model.preprocess(sample))

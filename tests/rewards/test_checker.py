@@ -13,7 +13,7 @@ from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
 from guerdon.rewards import (
     REWARD_MODELS,
     RewardModelError,
-    Transitions,
+    StepBatch,
     ZooModel,
     check_reward_model,
     create_reward_model,
@@ -44,7 +44,7 @@ def of_images(folder, discrete):
     return {
         **shapes,
         "settings": {"checkpoint_path": str(folder / "fitted")},
-        "experience": Transitions(**{**rows.parts(), **images}),
+        "experience": StepBatch(**{**rows.parts(), **images}),
     }
 
 
@@ -214,12 +214,12 @@ def test_faults_of_plugins(cls, complaint):
 
 
 class WrongShape(GAIL):
-    def score(self, batch: Transitions) -> torch.Tensor:
+    def score(self, batch: StepBatch) -> torch.Tensor:
         return super().score(batch).flatten()
 
 
 class LearnsWhileScoring(GAIL):
-    def score(self, batch: Transitions) -> torch.Tensor:
+    def score(self, batch: StepBatch) -> torch.Tensor:
         self.obs_statistics.update(batch.obs.flatten(0, -2))
         return super().score(batch)
 
@@ -241,7 +241,7 @@ class ForgetsOwnStatistics(GAIL):
         super().collect_data(data)
         self.reward_statistics.update(data.next_obs)
 
-    def score(self, batch: Transitions) -> torch.Tensor:
+    def score(self, batch: StepBatch) -> torch.Tensor:
         return super().score(batch) / self.reward_statistics.deviation * 2.0
 
     def to_device(self, device) -> None:
@@ -276,11 +276,11 @@ class Streams(ZooModel):
     def begin(self, num_streams: int) -> Seen:
         return Seen(torch.zeros(num_streams))
 
-    def score(self, batch: Transitions) -> torch.Tensor:
+    def score(self, batch: StepBatch) -> torch.Tensor:
         streams = batch.streams()
         return self.score_stream(streams, self.begin(streams.shape[1]))[0].view(batch.shape)
 
-    def score_stream(self, batch: Transitions, memory: Seen) -> tuple[torch.Tensor, Seen]:
+    def score_stream(self, batch: StepBatch, memory: Seen) -> tuple[torch.Tensor, Seen]:
         count = torch.zeros(batch.shape[1]) if self.resets_memory else memory.count
         rewards = []
         for done in batch.done:

@@ -137,7 +137,7 @@ def rows(buffer):
 def until_success(reward, episode):
     """Steps of a demonstration up to the first that the model calls a success, and whether there is one."""
     manager = RewardManager(reward)
-    fires = manager.judge({name: episode.frames[name] for name in manager.image_keys}).prob_success
+    fires = manager.score({name: episode.frames[name] for name in manager.image_keys}).prob_success
     fires = fires[1:] > manager.threshold  # the first picture is where the first step begins
     return (int(np.argmax(fires)) + 1, True) if fires.any() else (len(fires), False)
 
@@ -291,7 +291,7 @@ def test_the_page_shows_the_verdict_and_saves_wrong_calls_for_the_next_fit(
     assert len(late["curve"]) == 20
     manager = RewardManager(model)
     for state, front in ((early, views[0]), (late, views[1])):
-        prob = float(manager.judge({"front_camera": front[None]}).prob_success[0])
+        prob = float(manager.score({"front_camera": front[None]}).prob_success[0])
         assert state["curve"][-1] == pytest.approx(prob, abs=1e-3)  # of what is shown
         assert state["threshold"] == manager.threshold
     assert late["curve"][-1] > early["curve"][-1]  # in the hole, and on its way

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from guerdon.core.errors import DataError
-from guerdon.rewards.image.scorer import Verdict
+from guerdon.rewards.image.scorer import Scores
 from guerdon.rewards.image.worker import MINI_BATCH
-from guerdon.training.ahead import AHEAD_FRAMES, JudgeAhead
+from guerdon.training.ahead import AHEAD_FRAMES, StreamingScorer
 
 
 class Judge:
@@ -19,13 +19,13 @@ class Judge:
         self.may_go = threading.Event()
         self.may_go.set()
 
-    def judge_some(self, frames, start, stop):
+    def score_some(self, frames, start, stop):
         assert self.may_go.wait(30)
         self.asked.append((start, stop))
         prob = frames["camera"][start:stop, 0, 0, 0].astype(np.float32)
         if (prob == 255).any():
             raise DataError("a white frame")
-        return Verdict(prob_success=prob, disagreement=-prob)
+        return Scores(prob_success=prob, disagreement=-prob)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def judge():
 
 @pytest.fixture
 def ahead(judge):
-    ahead = JudgeAhead(judge)
+    ahead = StreamingScorer(judge)
     yield ahead
     ahead.close()
 

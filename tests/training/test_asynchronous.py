@@ -397,7 +397,7 @@ def test_verdicts_belong_to_the_frames_of_their_steps(settings, tmp_path, mode, 
     judged = np.isfinite(prob)
     done = held["terminated"] | held["truncated"]
     np.testing.assert_array_equal(judged, np.ones_like(done) if mode == "per_step" else done)
-    fresh = runner.rewards.judge({"base_camera": held["frames/base_camera"][judged]})
+    fresh = runner.rewards.score({"base_camera": held["frames/base_camera"][judged]})
     np.testing.assert_allclose(fresh.prob_success, prob[judged], atol=1e-5)
     assert prob[judged].std() > 0
     watched = iteration.watched
@@ -410,15 +410,15 @@ def test_verdicts_belong_to_the_frames_of_their_steps(settings, tmp_path, mode, 
 
 
 def test_a_verdict_that_takes_too_long_is_waited_for(settings, tmp_path, make, monkeypatch, caplog):
-    real, slow = ImageRewardWorker.judge_some, []
+    real, slow = ImageRewardWorker.score_some, []
 
-    def judge_some(self, frames, start, stop):
+    def score_some(self, frames, start, stop):
         if not slow:
             slow.append(stop - start)
             time.sleep(1.0)
         return real(self, frames, start, stop)
 
-    monkeypatch.setattr(ImageRewardWorker, "judge_some", judge_some)
+    monkeypatch.setattr(ImageRewardWorker, "score_some", score_some)
     runner = make([*settings, *LEARNED, ASYNC, "reward.timeout_seconds=0.3"], tmp_path / "run")
     runner.loop.reset(0)
     runner.loop.advance(0.0)

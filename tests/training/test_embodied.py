@@ -110,7 +110,7 @@ def test_env_rewards_stay_beside_the_training_rewards(settings, tmp_path):
     assert env_rewards.any() and 0 < fired.mean() < 1
     np.testing.assert_allclose(rollout.training_rewards.numpy(), 0.5 * env_rewards + 10 * fired, rtol=1e-5)
     rows, frames = runner.env_worker.judged.gathered()
-    judged = manager.judge({name: images[:5] for name, images in frames.items()}).prob_success
+    judged = manager.score({name: images[:5] for name, images in frames.items()}).prob_success
     np.testing.assert_allclose(judged, watched.prob_success.reshape(-1)[rows[:5]], atol=1e-5)
     runner.env_worker.close()
 

@@ -157,7 +157,7 @@ def false_fire_rate(checkpoint, frames, success, count):
     manager = manager_of(checkpoint)
     prob = np.stack(
         [
-            manager.judge({"base_camera": stack_episode(frames[:, number], count)}).prob_success
+            manager.score({"base_camera": stack_episode(frames[:, number], count)}).prob_success
             for number in range(frames.shape[1])
         ],
         axis=1,

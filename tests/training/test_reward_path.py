@@ -61,13 +61,13 @@ def test_ppo_with_rollouts_in_which_no_episode_ends(settings, tmp_path):
 def judged_run(runner, monkeypatch):
     """Three iterations: prob_success [3, T, N], the policy in the end, and by whom frames were judged."""
     worker, calls = runner.reward_worker, []
-    real = worker.judge_some
+    real = worker.score_some
 
-    def judge_some(frames, start, stop):
+    def score_some(frames, start, stop):
         calls.append((threading.current_thread() is threading.main_thread(), stop - start))
         return real(frames, start, stop)
 
-    monkeypatch.setattr(worker, "judge_some", judge_some)
+    monkeypatch.setattr(worker, "score_some", score_some)
     runner.loop.reset(0)
     prob = [runner.loop.advance(0.0).watched.prob_success for _ in range(3)]
     weights = runner.learner.policy_state()["actor"]
@@ -132,7 +132,7 @@ def test_the_frames_that_an_alarm_would_show_are_those_that_were_judged(settings
     chosen = np.random.default_rng(0).permutation(len(steps))[:40]
     assert len(set(steps[chosen])) > 2 or (algorithm, mode) == ("ppo", "terminal")  # one end in a rollout
     frames = np.stack([watched.frame(int(steps[i]), int(envs[i])) for i in chosen])
-    again = runner.reward_worker.judge({"base_camera": frames}).prob_success
+    again = runner.reward_worker.score({"base_camera": frames}).prob_success
     np.testing.assert_allclose(again, watched.prob_success[steps[chosen], envs[chosen]], atol=1e-5)
     assert len(np.unique(again.round(5))) > 3
     runner.env_worker.close()
@@ -200,7 +200,7 @@ def test_prior_data_of_any_format_give_the_same_transitions(settings, tmp_path, 
     assert set(rows[batch.truncated.numpy()]) == {len(prior) // 3 * number - 1 for number in (1, 2, 3)}
     prob = batch.extras["prob_success"].numpy()[:, 0]
     if images:  # what was judged is what was reached
-        again = runner.reward_worker.judge({"base_camera": batch.next_obs[name].numpy()[:64]}).prob_success
+        again = runner.reward_worker.score({"base_camera": batch.next_obs[name].numpy()[:64]}).prob_success
         np.testing.assert_allclose(prob[:64], again, atol=1e-5)
     assert np.isfinite(prob).all() and 0 < (prob > runner.reward_worker.manager.threshold).mean() < 1
     runner.env_worker.close()

@@ -71,7 +71,7 @@ def test_the_verdicts_of_a_rollout_are_on_the_stacks_of_its_episodes(settings, t
         starts = np.append(0, ends + 1)
         expected = np.concatenate(
             [
-                manager.judge({"base_camera": stack_episode(frames[low:high, number], 2)}).prob_success
+                manager.score({"base_camera": stack_episode(frames[low:high, number], 2)}).prob_success
                 for low, high in zip(starts, [*(ends + 1), 50], strict=True)
                 if high > low
             ]
@@ -151,7 +151,7 @@ def test_wrappers_judge_the_stacks_of_each_episode(two_frames, autoreset, mode):
             assert np.isfinite(info["prob_success"][number]) == judged
             if judged:
                 stack = stack_episode(np.stack(histories[number]), 2)[-1:]
-                expected = manager.judge({"base_camera": stack}).prob_success[0]
+                expected = manager.score({"base_camera": stack}).prob_success[0]
                 assert info["prob_success"][number] == pytest.approx(expected, abs=1e-5)
                 seen += 1
             if truncated[number]:

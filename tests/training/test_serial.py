@@ -14,7 +14,7 @@ import yaml
 from guerdon.agents.ppo import PPO
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.monitoring.reward_path import RewardPathError
-from guerdon.rewards import REWARD_MODELS, Transitions, ZooModel, create_reward_model, write_demonstrations
+from guerdon.rewards import REWARD_MODELS, StepBatch, ZooModel, create_reward_model, write_demonstrations
 from guerdon.run import serial_pipeline_reward_model, serial_pipeline_reward_model_onpolicy
 from guerdon.run import serial_pipeline_reward_model_offpolicy as offpolicy
 from guerdon.training.checkpoints import load_policy
@@ -193,7 +193,7 @@ def test_pretraining_teaches_before_the_first_update(demos, monkeypatch):
 
 
 class Constant(ZooModel):
-    def score(self, batch: Transitions) -> torch.Tensor:
+    def score(self, batch: StepBatch) -> torch.Tensor:
         return torch.full(batch.shape, 3.0)
 
 
@@ -265,7 +265,7 @@ def test_a_model_without_demonstrations_says_so():
 
 
 class Broken(Constant):
-    def score(self, batch: Transitions) -> torch.Tensor:
+    def score(self, batch: StepBatch) -> torch.Tensor:
         return torch.full(batch.shape, float("nan"))
 
 

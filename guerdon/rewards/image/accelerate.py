@@ -70,14 +70,14 @@ class ModelScorer:
 
     def __call__(self, frames: Frames) -> Judgement:
         """See `Scorer`."""
-        return self.judge(self.images(frames))
+        return self.score(self.images(frames))
 
     def images(self, frames: Frames) -> Tensor:
         """uint8 [N, K, H, W, c]: the frames as the model wants them."""
         return self._model.images(frames)
 
     @torch.no_grad()
-    def judge(self, images: Tensor) -> Judgement:
+    def score(self, images: Tensor) -> Judgement:
         """uint8 [N, K, H, W, c] of the model's size -> logits and disagreement."""
         features = self._model.encode(images.to(self._device).permute(0, 1, 4, 2, 3))
         logits = self._model.head(features).double()

@@ -77,7 +77,7 @@ def make_int8(
     ranges = quantize.activation_ranges(model.resnet, images.flatten(0, 1), *model.scale_shift())
     coarse, fine = coarse_scorer(model, ranges), make_scorer(model)
     nearest, exact = _nearest(fine, images, threshold_logit)
-    rough = coarse.judge(nearest)[0]
+    rough = coarse.score(nearest)[0]
     margin = _margin(exact, rough)
     scorer = TwoStepScorer(coarse, fine, threshold_logit=threshold_logit, margin=margin)
     agreement = verify_agreement(fine, scorer, check_frames, threshold_logit)
@@ -112,7 +112,7 @@ def make_int8(
 def int8_scorer(model: RewardModel, int8: Int8Model) -> TwoStepScorer:
     """The scorer of an accepted int8 model; refused if it does not compute here what was verified."""
     coarse, fine = coarse_scorer(model, int8.ranges), make_scorer(model)
-    change = coarse.judge(torch.from_numpy(int8.probes))[0] - int8.probe_logits
+    change = coarse.score(torch.from_numpy(int8.probes))[0] - int8.probe_logits
     drift = float(np.sqrt(np.mean(change**2)))
     if not drift <= _MAX_DRIFT * int8.margin + 1e-3:
         raise DataError(
@@ -155,10 +155,10 @@ class TwoStepScorer:
     def __call__(self, frames: Frames) -> Judgement:
         """See `Scorer`."""
         images = self.coarse.images(frames)
-        logits, spread = self.coarse.judge(images)
+        logits, spread = self.coarse.score(images)
         near = np.flatnonzero(self.near(logits))
         if len(near):
-            logits[near], spread[near] = self.fine.judge(images[torch.from_numpy(near)])
+            logits[near], spread[near] = self.fine.score(images[torch.from_numpy(near)])
         return logits, spread
 
     def near(self, logits: NDArray[np.float64]) -> BoolArray:
@@ -191,7 +191,7 @@ def _nearest(fine: ModelScorer, images: Tensor, threshold_logit: float) -> tuple
     """
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     images = torch.cat([images, images // 2 + images[order] // 2])
-    logits = np.concatenate([fine.judge(batch)[0] for batch in torch.split(images, _BATCH)])
+    logits = np.concatenate([fine.score(batch)[0] for batch in torch.split(images, _BATCH)])
     nearest = np.argsort(np.abs(logits - threshold_logit))[:_NEAREST]
     return images[torch.from_numpy(nearest)], logits[nearest]
 

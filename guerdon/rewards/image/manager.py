@@ -19,7 +19,7 @@ from guerdon.data.collect.observations import images_from
 from guerdon.data.datasets.pictures import save_picture
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.contract import Contract
-from guerdon.rewards.image.scorer import CheckpointJudge, Verdict
+from guerdon.rewards.image.scorer import ImageScorer, Scores
 from guerdon.rewards.relabel import map_rewards
 
 DEBUG_VARIABLE = "DEBUG_IMAGE_SAVE_DIR"
@@ -71,7 +71,7 @@ class RewardManager:
             raise ConfigError("reward.model.checkpoint_path is not set: which reward model should be used?")
         self.cfg = cfg
         given = None if cfg.reward_threshold == "calibrated" else float(cfg.reward_threshold)
-        self._judge = CheckpointJudge.load(
+        self._judge = ImageScorer.load(
             cfg.model.checkpoint_path,
             cfg.model,
             threshold=given,
@@ -110,9 +110,9 @@ class RewardManager:
         self._judge.check(found)
         return found
 
-    def judge(self, frames: Mapping[str, UInt8Array]) -> Verdict:
+    def score(self, frames: Mapping[str, UInt8Array]) -> Scores:
         """Calibrated probabilities of frames, camera -> uint8 [N, H, W, C], or of stacks [N, k, H, W, C]."""
-        verdict = self._judge.judge(frames)
+        verdict = self._judge.score(frames)
         if self._debug is not None:
             shown = latest_frames(frames[self.image_keys[0]])
             self._debug.save(shown, verdict.prob_success, self.threshold)
@@ -124,7 +124,7 @@ class RewardManager:
 
     def compute_rewards(self, observations: Any) -> FloatArray:
         """Learned rewards of a batched observation -> float32 [N]."""
-        return map_rewards(self.judge(self.images(observations)).prob_success, self.cfg, self.threshold)
+        return map_rewards(self.score(self.images(observations)).prob_success, self.cfg, self.threshold)
 
 
 class DebugPictures:

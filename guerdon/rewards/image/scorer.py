@@ -35,7 +35,7 @@ first batch is."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Scores:
     """What the model says of N frames."""
 
     prob_success: FloatArray
@@ -44,7 +44,7 @@ class Verdict:
     """float32 [N]; deviation between ensemble members, 0 for a single one."""
 
 
-class CheckpointJudge:
+class ImageScorer:
     """Judges frames as a fitted model, its calibration and its threshold say, and changes nothing by it.
 
     Args:
@@ -136,7 +136,7 @@ class CheckpointJudge:
         self.contract.check_frames(frames, colours=not self._begun or count >= COLOUR_FRAMES)
         self._begun = True
 
-    def judge(self, frames: Mapping[str, UInt8Array]) -> Verdict:
+    def score(self, frames: Mapping[str, UInt8Array]) -> Scores:
         """Calibrated probabilities of frames, camera -> uint8 [N, H, W, C], or of stacks [N, k, H, W, C]."""
         self.check(frames)
         if self._scorer is None:
@@ -146,7 +146,7 @@ class CheckpointJudge:
             bad = int(np.flatnonzero(~np.isfinite(logits))[0])
             raise DataError(f"the reward model's verdict on frame {bad} of {len(logits)} is not finite")
         prob = self.calibration.apply(logits)
-        return Verdict(prob_success=prob, disagreement=disagreement.astype(np.float32))
+        return Scores(prob_success=prob, disagreement=disagreement.astype(np.float32))
 
     def fires(self, prob_success: FloatArray) -> BoolArray:
         """Which of these probabilities count as success."""

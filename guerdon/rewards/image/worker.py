@@ -21,17 +21,17 @@ from guerdon.rewards.image.manager import (
     available_device,
     reward_section,
 )
-from guerdon.rewards.image.scorer import MINI_BATCH, Verdict
+from guerdon.rewards.image.scorer import MINI_BATCH, Scores
 from guerdon.rewards.relabel import map_rewards
 
 REQUEST_FRAMES = 4 * MINI_BATCH
 """Frames in a request to a reward worker; whole mini-batches, so that sharing changes no verdict."""
 
 
-def join_verdicts(parts: Sequence[Verdict]) -> Verdict:
+def join_scores(parts: Sequence[Scores]) -> Scores:
     """One verdict on the frames of all parts, in their order; parts may be missing altogether."""
     none = [np.zeros(0, np.float32)]
-    return Verdict(
+    return Scores(
         prob_success=np.concatenate([part.prob_success for part in parts] or none),
         disagreement=np.concatenate([part.disagreement for part in parts] or none),
     )
@@ -68,12 +68,12 @@ class ImageRewardWorker:
             raise ConfigError("the reward worker has no model yet: call init_worker() first")
         return self._manager
 
-    def judge(self, frames: Mapping[str, UInt8Array]) -> Verdict:
+    def score(self, frames: Mapping[str, UInt8Array]) -> Scores:
         """Verdicts on frames (camera -> uint8 [N, H, W, C], or nothing at all) in mini-batches of 256."""
         count = len(next(iter(frames.values()))) if frames else 0
-        return join_verdicts(
+        return join_scores(
             [
-                self.manager.judge({name: each[start : start + MINI_BATCH] for name, each in frames.items()})
+                self.manager.score({name: each[start : start + MINI_BATCH] for name, each in frames.items()})
                 for start in range(0, count, MINI_BATCH)
             ]
         )
@@ -82,10 +82,10 @@ class ImageRewardWorker:
         """What others need to know of the model."""
         return self.manager.facts
 
-    def judge_some(self, frames: Mapping[str, UInt8Array], start: int, stop: int) -> Verdict:
+    def score_some(self, frames: Mapping[str, UInt8Array], start: int, stop: int) -> Scores:
         """Verdicts on the frames from `start` to `stop`; frames that do not fit fail the request alone."""
         some = {name: images[start:stop] for name, images in frames.items()}
-        return self.judge(some)
+        return self.score(some)
 
     def features_of(self, frames: Mapping[str, UInt8Array], rows: IntArray) -> FloatArray:
         """Pooled encoder features of the frames `rows`, float32 [K, F]."""
@@ -94,7 +94,7 @@ class ImageRewardWorker:
     def compute_batch_rewards(self, observations: Any) -> FloatArray:
         """Learned rewards of a batched observation, however large -> float32 [N]."""
         frames = self.manager.images(observations)
-        return map_rewards(self.judge(frames).prob_success, self.cfg, self.manager.threshold)
+        return map_rewards(self.score(frames).prob_success, self.cfg, self.manager.threshold)
 
     def compute_rewards(self, observations: Any) -> FloatArray:
         """The same under the name of the second document."""

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from guerdon.config.limits import Fraction
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import ZooModel, ZooSettings
 from guerdon.rewards.zoo.gail import accuracy, cross_entropy, reward_of
 from guerdon.rewards.zoo.networks import RewardNetwork, perceptron
-from guerdon.rewards.zoo.transitions import Transitions
 
 Seen: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 """What g takes [N, F], observations [N, S], next ones [N, S], and 1 where the episode goes on [N]."""
@@ -111,7 +111,7 @@ class AIRL(ZooModel):
         sides = [zip(torch.split(left, size), torch.split(right, size), strict=True) for left, right in pairs]
         return (tuple(torch.cat(both) for both in step) for step in zip(*sides, strict=True))
 
-    def score(self, batch: Transitions) -> Tensor:
+    def score(self, batch: StepBatch) -> Tensor:
         """The reward in the chosen form, [*L]."""
         flat = batch.flat()
         seen = self.seen(flat)
@@ -128,7 +128,7 @@ class AIRL(ZooModel):
         """How often the discriminator is right; 0.5 where it cannot tell them apart."""
         return {"accuracy": accuracy(self.network.logits_expert_is_high(*drawn))}
 
-    def seen(self, flat: Transitions) -> Seen:
+    def seen(self, flat: StepBatch) -> Seen:
         """What the network takes of flat transitions."""
         return (
             self.features(flat, PARTS[self.cfg.inputs]),
@@ -138,7 +138,7 @@ class AIRL(ZooModel):
         )
 
 
-def chosen_log_probs(model: ZooModel, flat: Transitions) -> Tensor:
+def chosen_log_probs(model: ZooModel, flat: StepBatch) -> Tensor:
     """Get log pi(a | s) of the policy's own transitions, as it was when it chose, float32 [N]."""
     if flat.log_probs is None:
         raise DataError(
@@ -148,7 +148,7 @@ def chosen_log_probs(model: ZooModel, flat: Transitions) -> Tensor:
     return flat.log_probs.float()
 
 
-def demonstrated_log_probs(model: ZooModel, flat: Transitions) -> Tensor:
+def demonstrated_log_probs(model: ZooModel, flat: StepBatch) -> Tensor:
     """Get log pi(a | s) of demonstrated transitions under the policy in training, float32 [N]."""
     if model.policy_log_probs is None:
         raise ConfigError(

@@ -20,9 +20,9 @@ from guerdon.config.limits import NonNegativeInt, PositiveFloat, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.running_stats import Statistics
 from guerdon.rewards.model import BaseRewardModel
+from guerdon.rewards.steps import StepBatch, from_items, replaced_rewards, with_rewards
 from guerdon.rewards.zoo.experience import Experience
 from guerdon.rewards.zoo.networks import Adam, RewardNetwork, action_features, check_actions
-from guerdon.rewards.zoo.transitions import Transitions, from_items, replaced_rewards, with_rewards
 
 Memory: TypeAlias = Any
 """What a model that scores streams has to remember of running episodes; only the model looks into it."""
@@ -49,7 +49,7 @@ class ZooSettings(Checked):
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam."""
     batch_size: PositiveInt = 128
-    """Transitions in a gradient step, of each kind."""
+    """StepBatch in a gradient step, of each kind."""
     update_per_collect: PositiveInt = 10
     """Gradient steps after each collection."""
     pretrain_updates: PositiveInt = 500
@@ -59,7 +59,7 @@ class ZooSettings(Checked):
     target_new_data_count: NonNegativeInt = 0
     """Wait for so many new transitions before learning again."""
     buffer_size: PositiveInt = 100_000
-    """Transitions that are kept, the latest ones."""
+    """StepBatch that are kept, the latest ones."""
     normalize_obs: bool = True
     """Scale observations by their running statistics."""
     data_path: str | None = None
@@ -81,7 +81,7 @@ class ZooModel(BaseRewardModel):
         cfg: the settings.
         network: what is learned.
         experience: transitions of the policy.
-        experts: demonstrations, one `Transitions` [T] each.
+        experts: demonstrations, one `StepBatch` [T] each.
         train_iter: gradient steps so far.
     """
 
@@ -124,7 +124,7 @@ class ZooModel(BaseRewardModel):
         weights = [item for item in self.network.parameters() if item.requires_grad]
         self.optimizer = Adam(weights, config.lr) if weights else None
         self.experience = Experience(config.buffer_size)
-        self.experts: list[Transitions] = []
+        self.experts: list[StepBatch] = []
         self.train_iter, self.new_data_count = 0, 0
         if config.data_path is not None and self.needs_experts:
             self.load_expert_data(config.data_path)
@@ -143,7 +143,7 @@ class ZooModel(BaseRewardModel):
         """What a round of gradient steps takes; for models that draw for all of them at once."""
         return (self.draw() for _ in range(num_updates))
 
-    def score(self, batch: Transitions) -> Tensor:
+    def score(self, batch: StepBatch) -> Tensor:
         """Rewards of transitions, float32 [*L], or of streams that begin here; changes nothing."""
         if self.scores == "rows":
             raise NotImplementedError(f"{type(self).__name__} has no method `score`")
@@ -154,25 +154,25 @@ class ZooModel(BaseRewardModel):
         """What to remember where N episodes begin; of models that score streams."""
         return None
 
-    def score_stream(self, batch: Transitions, memory: Memory) -> tuple[Tensor, Memory]:
+    def score_stream(self, batch: StepBatch, memory: Memory) -> tuple[Tensor, Memory]:
         """Rewards [T, N] of N streams that go on from `memory`, and the memory after; changes nothing."""
         return self.score(batch), memory
 
     def meet(self, env: Any) -> None:
         """See the vector environments before the first step, and take from them what the model needs."""
 
-    def augment(self, episodes: Sequence[Transitions]) -> Transitions:
+    def augment(self, episodes: Sequence[StepBatch]) -> StepBatch:
         """Further transitions [N] made of finished episodes, [T] each; of models that augment."""
         raise NotImplementedError(f"{type(self).__name__} augments, and has no method `augment`")
 
-    def notice(self, batch: Transitions) -> None:
+    def notice(self, batch: StepBatch) -> None:
         """Bring further statistics up to date with what was collected, [*L]."""
 
     def measure(self, *drawn: Any) -> dict[str, float]:
         """Further scalars to log, of the last gradient step's data."""
         return {}
 
-    def check_experts(self, episodes: Sequence[Transitions]) -> None:
+    def check_experts(self, episodes: Sequence[StepBatch]) -> None:
         """Raise if the demonstrations are not what the model needs."""
 
     # The interface
@@ -185,7 +185,7 @@ class ZooModel(BaseRewardModel):
         if not bool(torch.isfinite(rewards).all()):
             raise DataError(f"{type(self).__name__} gave rewards that are not finite numbers")
         return (
-            replaced_rewards(batch, rewards) if isinstance(data, Transitions) else with_rewards(data, rewards)
+            replaced_rewards(batch, rewards) if isinstance(data, StepBatch) else with_rewards(data, rewards)
         )
 
     def collect_data(self, data: Any) -> None:
@@ -206,14 +206,14 @@ class ZooModel(BaseRewardModel):
             self.experience.clear()
 
     def load_expert_data(self, data: Any) -> None:
-        """Take demonstrations: a path, a list of dicts, `Transitions`, or a list of those, one an episode."""
+        """Take demonstrations: a path, a list of dicts, `StepBatch`, or a list of those, one an episode."""
         if not self.needs_experts:
             super().load_expert_data(data)
         from guerdon.rewards.zoo.demonstrations import read_demonstrations
 
         episodes = [self.checked(each) for each in read_demonstrations(data)]
         self.check_experts(episodes)
-        self.experts, self._expert_rows = episodes, Transitions.cat(episodes)
+        self.experts, self._expert_rows = episodes, StepBatch.cat(episodes)
         if self.cfg.normalize_obs and (self.scales_by == "experts" or not self.needs_experience):
             self.obs_statistics.count.zero_()  # other demonstrations take the place of earlier ones
             self.obs_statistics.update(self.expert_rows.next_obs.to(self.device).flatten(1))
@@ -256,13 +256,13 @@ class ZooModel(BaseRewardModel):
     # For the models
 
     @property
-    def expert_rows(self) -> Transitions:
+    def expert_rows(self) -> StepBatch:
         """All demonstrated transitions, [N]."""
         if not self.experts:
             raise ConfigError(f"{type(self).__name__} has no demonstrations: set reward_model.data_path")
         return self._expert_rows
 
-    def checked(self, batch: Transitions) -> Transitions:
+    def checked(self, batch: StepBatch) -> StepBatch:
         """The batch on the model's device, if its shapes and numbers are right."""
         size = int(torch.Size(batch.obs.shape[len(batch.shape) :]).numel())
         if size != self.cfg.obs_size:
@@ -282,7 +282,7 @@ class ZooModel(BaseRewardModel):
         """Actions as vectors, float32 [N, action_size]."""
         return action_features(actions, self.cfg.action_size, self.cfg.discrete_actions)
 
-    def features(self, batch: Transitions, parts: Sequence[str]) -> Tensor:
+    def features(self, batch: StepBatch, parts: Sequence[str]) -> Tensor:
         """What networks take of flat transitions: `obs`, `action` and `next_obs` side by side, [N, F]."""
         made = {
             "obs": lambda: self.obs_features(batch.obs),
@@ -295,7 +295,7 @@ class ZooModel(BaseRewardModel):
         """F."""
         return sum(self.cfg.action_size if part == "action" else self.cfg.obs_size for part in parts)
 
-    def drawn_experts(self, count: int) -> Transitions:
+    def drawn_experts(self, count: int) -> StepBatch:
         """`count` demonstrated transitions, drawn with replacement."""
         rows = self.expert_rows
         return rows[torch.randint(len(rows), (count,), generator=self.generator).to(self.device)]

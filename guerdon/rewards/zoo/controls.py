@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import Memory, ZooModel
-from guerdon.rewards.zoo.transitions import Transitions
 
 
 class ZeroReward(ZooModel):
@@ -18,7 +18,7 @@ class ZeroReward(ZooModel):
 
     needs_experience = False
 
-    def score(self, batch: Transitions) -> Tensor:
+    def score(self, batch: StepBatch) -> Tensor:
         """Zeros, [*L]."""
         return torch.zeros(batch.shape, device=batch.obs.device)
 
@@ -37,7 +37,7 @@ class NoiseReward(ZooModel):
         """Steps so far, int64 [N]."""
         return torch.zeros(num_streams, dtype=torch.int64, device=self.device)
 
-    def score_stream(self, batch: Transitions, memory: Memory) -> tuple[Tensor, Memory]:
+    def score_stream(self, batch: StepBatch, memory: Memory) -> tuple[Tensor, Memory]:
         """A rapid wave over steps and observations, within -1 and 1, [T, N]."""
         flat, count = batch.flat(), batch.shape[0]
         steps = memory + torch.arange(count, device=self.device)[:, None]

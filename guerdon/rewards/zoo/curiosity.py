@@ -18,8 +18,8 @@ from torch import Tensor
 
 from guerdon.config.limits import Fraction, PositiveFloat, PositiveInt
 from guerdon.core.running_stats import Statistics
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import ZooModel, ZooSettings
-from guerdon.rewards.zoo.transitions import Transitions
 
 BLOCK = 128
 """Steps whose discounted sums are one matrix product."""
@@ -55,7 +55,7 @@ class CuriosityModel(ZooModel):
         self.running_returns = torch.zeros(0, device=self.device)
 
     @abstractmethod
-    def novelty(self, batch: Transitions) -> Tensor:
+    def novelty(self, batch: StepBatch) -> Tensor:
         """How new each transition is, float32 [*L], before any scaling; changes nothing."""
 
     def draws(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
@@ -71,7 +71,7 @@ class CuriosityModel(ZooModel):
         obs, actions, next_obs = self.experience.draw(count, self.generator, "obs", "actions", "next_obs")
         return self.obs_features(obs), self.action_features(actions), self.obs_features(next_obs)
 
-    def score(self, batch: Transitions) -> Tensor:
+    def score(self, batch: StepBatch) -> Tensor:
         """Novelty over its running deviation, [*L]."""
         return self.scaled(self.novelty(batch))
 
@@ -79,7 +79,7 @@ class CuriosityModel(ZooModel):
         """Novelty in units of its deviation so far."""
         return novelty if self.cfg.scale_by == "nothing" else novelty / self.reward_statistics.deviation
 
-    def notice(self, batch: Transitions) -> None:
+    def notice(self, batch: StepBatch) -> None:
         """Bring the deviation up to date."""
         if self.cfg.scale_by == "nothing" or not len(batch):
             return
@@ -114,7 +114,7 @@ class CuriosityModel(ZooModel):
         self.running_returns = self.running_returns.to(self.device)
 
 
-def followed(batch: Transitions) -> Transitions:
+def followed(batch: StepBatch) -> StepBatch:
     """The first streams of it, [T, N]."""
     return batch.streams().map(lambda part: part[:, :FOLLOWED])
 

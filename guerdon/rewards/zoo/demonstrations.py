@@ -1,6 +1,6 @@
 """Demonstrations of states and actions: reading them in several forms, and writing them in one.
 
-The form of ours is one safetensors file with the parts of `Transitions`, all episodes in a row. Others are
+The form of ours is one safetensors file with the parts of `StepBatch`, all episodes in a row. Others are
 told apart by what is there; see `read_demonstrations`. No code in a file is run.
 """
 
@@ -26,8 +26,8 @@ from guerdon.data.files import safe_pickle
 from guerdon.data.files.bounds import Allowance, as_array
 from guerdon.data.files.rebuild import check_sizes, one_line
 from guerdon.envs.classic.goals import GOAL_KEYS
+from guerdon.rewards.steps import ITEM_KEYS, StepBatch, as_actions, from_items
 from guerdon.rewards.zoo.imitation_files import Row, arrow_rows, npz_rows
-from guerdon.rewards.zoo.transitions import ITEM_KEYS, Transitions, as_actions, from_items
 
 SUFFIX = ".safetensors"
 DI_ENGINE_FILE = "expert_data.pkl"
@@ -35,14 +35,14 @@ DI_ENGINE_FILE = "expert_data.pkl"
 _MAX_EPISODES = 100_000  # of one file; each is an object with parts
 
 
-def write_demonstrations(path: Path | str, episodes: Sequence[Transitions]) -> None:
+def write_demonstrations(path: Path | str, episodes: Sequence[StepBatch]) -> None:
     """Write whole episodes, [T] each, to one file, at once or not at all."""
     path = Path(path)
     if path.suffix != SUFFIX:
         raise DataError(
             f"demonstrations are written to a file that ends in {SUFFIX}, not {display_path(path)}"
         )
-    rows = Transitions.cat(episodes)
+    rows = StepBatch.cat(episodes)
     if not all(bool(each.done[-1]) for each in episodes) or int(rows.done.sum()) != len(episodes):
         raise DataError("demonstrations must be whole episodes: the last step, and no other, ends one")
     content = save({name: part.contiguous() for name, part in rows.parts().items()})
@@ -50,8 +50,8 @@ def write_demonstrations(path: Path | str, episodes: Sequence[Transitions]) -> N
     write_atomic(path, lambda file: file.write(content))
 
 
-def read_demonstrations(source: Any) -> list[Transitions]:
-    """Episodes, [T] each, from a path, a list of dicts, `Transitions`, or a list of episodes in these forms.
+def read_demonstrations(source: Any) -> list[StepBatch]:
+    """Episodes, [T] each, from a path, a list of dicts, `StepBatch`, or a list of episodes in these forms.
 
     A path leads to a file of ours (`.safetensors`), to DI-engine's `expert_data.pkl` or a folder with one, to
     imitation's trajectories (a folder of Arrow files, or the older `.npz`), or to a data set of episodes with
@@ -64,15 +64,15 @@ def read_demonstrations(source: Any) -> list[Transitions]:
     return _from_items(source)
 
 
-def _from_items(source: Any) -> list[Transitions]:
-    if isinstance(source, Transitions):
+def _from_items(source: Any) -> list[StepBatch]:
+    if isinstance(source, StepBatch):
         return _whole_episodes(source)
     if isinstance(source, Sequence) and source and not isinstance(source[0], Mapping):
         return [episode for each in source for episode in _whole_episodes(from_items(each))]
     return _whole_episodes(_cut_at_jumps(from_items(source)))
 
 
-def _from_path(path: Path) -> list[Transitions]:
+def _from_path(path: Path) -> list[StepBatch]:
     shown = display_path(path)
     if not path.exists():
         raise DataError(f"there are no demonstrations at {shown}")
@@ -86,7 +86,7 @@ def _from_path(path: Path) -> list[Transitions]:
     return [episode for file in arrow for episode in _from_file(file)]
 
 
-def _from_file(path: Path) -> list[Transitions]:
+def _from_file(path: Path) -> list[StepBatch]:
     with safe_pickle.named(path):
         if path.suffix == SUFFIX:
             return _from_safetensors(path)
@@ -102,12 +102,12 @@ def _from_file(path: Path) -> list[Transitions]:
         )
 
 
-def _from_safetensors(path: Path) -> list[Transitions]:
+def _from_safetensors(path: Path) -> list[StepBatch]:
     try:
         parts = load_file(path)
         for name, part in parts.items():
             check_sizes(f"the shape of `{one_line(name)}`", list(part.shape))
-        rows = Transitions(**parts)
+        rows = StepBatch(**parts)
     except (SafetensorError, TypeError) as error:
         raise DataError(f"holds no demonstrations: {one_line(error)}") from error
     _check_number(int(rows.done.sum()) + math.prod(rows.shape[1:]))
@@ -154,7 +154,7 @@ def _checked_items(content: Any, room: Allowance) -> Any:
     return [items(part) for part in content]
 
 
-def _cut_at_jumps(rows: Transitions) -> Transitions:
+def _cut_at_jumps(rows: StepBatch) -> StepBatch:
     """Collectors put pieces of several environments in a row: where a step begins elsewhere, one ends."""
     if len(rows.shape) != 1 or len(rows) < 2:
         return rows
@@ -163,9 +163,9 @@ def _cut_at_jumps(rows: Transitions) -> Transitions:
     return replace(rows, truncated=rows.truncated | (jump & ~rows.done))
 
 
-def _from_imitation(rows: Iterable[Row]) -> list[Transitions]:
+def _from_imitation(rows: Iterable[Row]) -> list[StepBatch]:
     """Episodes of imitation's trajectories."""
-    episodes: list[Transitions] = []
+    episodes: list[StepBatch] = []
     for number, row in enumerate(rows):
         _check_number(number)
         if row.get("obs") is None or row.get("acts") is None:
@@ -178,7 +178,7 @@ def _from_imitation(rows: Iterable[Row]) -> list[Transitions]:
         ends = torch.arange(count) == count - 1
         terminal = torch.tensor(bool(row.get("terminal", True)))
         episodes.append(
-            Transitions(
+            StepBatch(
                 obs=torch.from_numpy(obs[:-1].copy()),
                 actions=as_actions(torch.from_numpy(actions.copy()), count),
                 next_obs=torch.from_numpy(obs[1:].copy()),
@@ -194,7 +194,7 @@ def _from_imitation(rows: Iterable[Row]) -> list[Transitions]:
     return episodes
 
 
-def _from_store(path: Path) -> list[Transitions]:
+def _from_store(path: Path) -> list[StepBatch]:
     """The successful, complete episodes of a data set with states and actions.
 
     Step t led to state t: action t was chosen in the state before, action 0 in the initial one; where that
@@ -209,7 +209,7 @@ def _from_store(path: Path) -> list[Transitions]:
         return [_from_episode(store.read_episode(number), shown) for number in numbers]
 
 
-def _from_episode(episode: Episode, shown: str) -> Transitions:
+def _from_episode(episode: Episode, shown: str) -> StepBatch:
     if episode.actions is None or episode.states is None:
         lack = "actions" if episode.actions is None else "states"
         raise DataError(f"{shown} has no {lack} to learn from; collect with collect.keep_states=true")
@@ -219,7 +219,7 @@ def _from_episode(episode: Episode, shown: str) -> Transitions:
     ends = torch.arange(count) == count - 1
     over = episode.terminated is not None and bool(episode.terminated[-1])
     rewards = episode.env_rewards
-    return Transitions(
+    return StepBatch(
         obs=torch.from_numpy(states[:-1].copy()),
         actions=torch.from_numpy(episode.actions[first:].copy()),
         next_obs=torch.from_numpy(states[1:].copy()),
@@ -231,7 +231,7 @@ def _from_episode(episode: Episode, shown: str) -> Transitions:
     )
 
 
-def _whole_episodes(rows: Transitions) -> list[Transitions]:
+def _whole_episodes(rows: StepBatch) -> list[StepBatch]:
     if len(rows.shape) == 1 and len(rows) and not bool(rows.done[-1]):
         truncated = rows.truncated.clone()
         truncated[-1] = True
@@ -242,6 +242,6 @@ def _whole_episodes(rows: Transitions) -> list[Transitions]:
     return episodes
 
 
-def returns_of(episodes: Sequence[Transitions]) -> torch.Tensor:
+def returns_of(episodes: Sequence[StepBatch]) -> torch.Tensor:
     """Sums of the env rewards, float32 [number of episodes]."""
     return torch.stack([each.env_rewards.sum() for each in episodes])

@@ -22,9 +22,9 @@ from torch.nn import functional
 
 from guerdon.config.limits import Fraction, PositiveFloat, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.demonstrations import read_demonstrations
 from guerdon.rewards.zoo.networks import perceptron
-from guerdon.rewards.zoo.transitions import Transitions
 from guerdon.rewards.zoo.trex import TREX, TREXSettings
 
 
@@ -52,7 +52,7 @@ class DREX(TREX):
         """Take demonstrations to clone; their rewards are not looked at."""
         super(TREX, self).load_expert_data(data)
 
-    def load_ranked_data(self, groups: Mapping[float, Sequence[Transitions]]) -> None:
+    def load_ranked_data(self, groups: Mapping[float, Sequence[StepBatch]]) -> None:
         """Take trajectories, [T] each, by the noise with which they were played."""
         if len(groups) < 2:
             raise DataError(f"D-REX ranks by noise: it needs two levels of it at least, not {sorted(groups)}")

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from guerdon.config.limits import NonNegativeFloat, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import LogProbs, ZooModel, ZooSettings
-from guerdon.rewards.zoo.transitions import Transitions
 
 NUM_MEASURED = 256
-"""Transitions on which the disagreement is measured."""
+"""StepBatch on which the disagreement is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +90,16 @@ class Ensemble(ZooModel):
         for each in self.members:
             each.policy_log_probs = ask
 
-    def verdicts(self, batch: Transitions) -> Tensor:
+    def verdicts(self, batch: StepBatch) -> Tensor:
         """Rewards of each member, float32 [size, *L]."""
         return torch.stack([each.score(batch) for each in self.members])
 
-    def score(self, batch: Transitions) -> Tensor:
+    def score(self, batch: StepBatch) -> Tensor:
         """Mean less weighted deviation, [*L]."""
         deviation, mean = torch.std_mean(self.verdicts(batch), dim=0, correction=0)
         return mean - self.cfg.disagreement_weight * deviation
 
-    def disagreement(self, batch: Transitions) -> Tensor:
+    def disagreement(self, batch: StepBatch) -> Tensor:
         """Deviation of the members, float32 [*L]."""
         return self.verdicts(batch).std(dim=0, correction=0)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from guerdon.core.errors import DataError
-from guerdon.rewards.zoo.transitions import Transitions
+from guerdon.rewards.steps import StepBatch
 
 
 class Experience:
@@ -23,7 +23,7 @@ class Experience:
     def __len__(self) -> int:
         return self._size
 
-    def add(self, batch: Transitions) -> None:
+    def add(self, batch: StepBatch) -> None:
         """Take a copy of a flat batch; the oldest rows make room."""
         count = min(len(batch), self.capacity)
         if not count:
@@ -45,17 +45,17 @@ class Experience:
         self._size = min(self._size + count, self.capacity)
 
     @property
-    def rows(self) -> Transitions:
+    def rows(self) -> StepBatch:
         """All of it, [N], in no particular order; a view that later additions change."""
         if not self._size:
             raise DataError("there is no experience yet")
         parts: dict[str, Any] = {name: part[: self._size] for name, part in self._ring.items()}
-        return Transitions(**parts)
+        return StepBatch(**parts)
 
-    def sample(self, count: int, generator: torch.Generator) -> Transitions:
+    def sample(self, count: int, generator: torch.Generator) -> StepBatch:
         """`count` rows, drawn with replacement; copies."""
         parts: Any = dict(zip(self._ring, self.draw(count, generator, *self._ring), strict=True))
-        return Transitions(**parts)
+        return StepBatch(**parts)
 
     def draw(self, count: int, generator: torch.Generator, *names: str) -> list[Tensor]:
         """These parts of `count` rows, drawn with replacement; copies."""
@@ -81,7 +81,7 @@ class Experience:
         """Go on from `state_dict`."""
         self.clear()
         if state["parts"]:
-            self.add(Transitions(**state["parts"]))
+            self.add(StepBatch(**state["parts"]))
         self._next = int(state["next"])
 
 
@@ -89,16 +89,16 @@ class RunningEpisodes:
     """Puts the episodes of N streams together again that come in pieces."""
 
     def __init__(self, num_streams: int) -> None:
-        self._begun: list[list[Transitions]] = [[] for _ in range(num_streams)]
+        self._begun: list[list[StepBatch]] = [[] for _ in range(num_streams)]
 
-    def add(self, streams: Transitions) -> list[Transitions]:
+    def add(self, streams: StepBatch) -> list[StepBatch]:
         """Take the next steps, [T, N]; returns the episodes that are finished by them, [T] each."""
-        finished: list[Transitions] = []
+        finished: list[StepBatch] = []
         for env, begun in enumerate(self._begun):
             mine = streams.map(lambda part, env=env: part[:, env])  # type: ignore[misc]
             first = 0
             for last in torch.nonzero(mine.done).flatten().tolist():
-                finished.append(Transitions.cat([*begun, mine[first : last + 1]]))
+                finished.append(StepBatch.cat([*begun, mine[first : last + 1]]))
                 begun.clear()
                 first = last + 1
             if first < len(mine):

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from guerdon.config.limits import NonNegativeFloat
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import INPUTS, ZooModel, ZooSettings
 from guerdon.rewards.zoo.networks import RewardNetwork, perceptron
-from guerdon.rewards.zoo.transitions import Transitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class GAIL(ZooModel):
             *(torch.split(part, self.cfg.batch_size) for part in (expert, policy, between)), strict=True
         )
 
-    def score(self, batch: Transitions) -> Tensor:
+    def score(self, batch: StepBatch) -> Tensor:
         """The discriminator's verdict in the chosen form, [*L]."""
         flat = batch.flat()
         logits_expert_is_high = self.network(self.features(flat, INPUTS[self.cfg.inputs]))

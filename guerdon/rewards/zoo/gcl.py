@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from guerdon.config.limits import NonNegativeFloat
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.airl import chosen_log_probs, demonstrated_log_probs
 from guerdon.rewards.zoo.base import INPUTS, ZooModel, ZooSettings
 from guerdon.rewards.zoo.networks import RewardNetwork, perceptron
-from guerdon.rewards.zoo.transitions import Transitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class GCL(ZooModel):
         ):
             yield of_expert, of_policy, torch.cat(log_probs)
 
-    def score(self, batch: Transitions) -> Tensor:
+    def score(self, batch: StepBatch) -> Tensor:
         """The negative cost, [*L]."""
         costs_expert_is_low: Tensor = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         return -costs_expert_is_low.view(batch.shape)

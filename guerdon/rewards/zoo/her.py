@@ -27,8 +27,8 @@ from torch import Tensor
 from guerdon.config.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.envs.classic.goals import goal_rules
+from guerdon.rewards.steps import StepBatch, from_items
 from guerdon.rewards.zoo.base import ZooModel, ZooSettings
-from guerdon.rewards.zoo.transitions import Transitions, from_items
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +94,12 @@ class HER(ZooModel):
 
     # Rewards and goals
 
-    def score(self, batch: Transitions) -> Tensor:
+    def score(self, batch: StepBatch) -> Tensor:
         """What the environment gives for reaching `next_obs` with the goal that is wanted, [*L]."""
         rewards = self._asked("compute_reward", batch.flat())
         return torch.from_numpy(np.array(rewards, np.float32)).view(batch.shape).to(batch.obs.device)
 
-    def _asked(self, what: str, flat: Transitions) -> Any:
+    def _asked(self, what: str, flat: StepBatch) -> Any:
         """The rules' answer about rows, [R]."""
         if self.rules is None or not self.goal_size:
             raise ConfigError(
@@ -112,16 +112,14 @@ class HER(ZooModel):
             raise DataError(f"{what} gave the shape {list(np.shape(answer))} for {len(flat)} goals")
         return answer
 
-    def augment(self, episodes: Sequence[Transitions]) -> Transitions:
+    def augment(self, episodes: Sequence[StepBatch]) -> StepBatch:
         """Copies of finished episodes, [T] each, with goals in hindsight and their rewards: [k * rows]."""
-        rows = self.checked(Transitions.cat(episodes))
+        rows = self.checked(StepBatch.cat(episodes))
         lengths = [len(each) for each in episodes]
         copies = 1 if self.cfg.strategy == "final" else self.cfg.k
-        return Transitions.cat([self._relabelled(rows, lengths, self.generator) for _ in range(copies)])
+        return StepBatch.cat([self._relabelled(rows, lengths, self.generator) for _ in range(copies)])
 
-    def _relabelled(
-        self, rows: Transitions, lengths: Sequence[int], generator: torch.Generator
-    ) -> Transitions:
+    def _relabelled(self, rows: StepBatch, lengths: Sequence[int], generator: torch.Generator) -> StepBatch:
         size = self.goal_size
         chosen = steps_in_hindsight(lengths, self.cfg.strategy, generator).to(rows.obs.device)
         goals = rows.next_obs[chosen, -2 * size : -size]
@@ -138,7 +136,7 @@ class HER(ZooModel):
 
         Dict observations come back as dicts. The same data gives the same goals.
         """
-        if not isinstance(data, Transitions) and not self.goal_size:
+        if not isinstance(data, StepBatch) and not self.goal_size:
             self._take_goal_size(_goal_size_of(data))
         batch = self.checked(from_items(data))
         if not len(batch):
@@ -153,7 +151,7 @@ class HER(ZooModel):
         new = new if len(batch.shape) == 2 else new.map(lambda part: part[:, 0])
         return (
             new
-            if isinstance(data, Transitions)
+            if isinstance(data, StepBatch)
             else [_with_goal(item, new[row], self.goal_size) for row, item in enumerate(data)]
         )
 
@@ -186,7 +184,7 @@ def _goal_size_of(items: Any) -> int:
     return int(np.size(obs["desired_goal"]))
 
 
-def _with_goal(item: Mapping[str, Any], new: Transitions, goal_size: int) -> dict[str, Any]:
+def _with_goal(item: Mapping[str, Any], new: StepBatch, goal_size: int) -> dict[str, Any]:
     """A new item with the goal and reward of `new`, in the types that the item had."""
     changed = dict(item)
     for key, flat in (("obs", new.obs), ("next_obs", new.next_obs)):

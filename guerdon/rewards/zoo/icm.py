@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from guerdon.config.limits import Fraction
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.by_hand import Arrays, Pass, squares
 from guerdon.rewards.zoo.curiosity import CuriosityModel, CuriositySettings
 from guerdon.rewards.zoo.networks import RewardNetwork, in_blocks, perceptron, relu
-from guerdon.rewards.zoo.transitions import Transitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,11 +154,11 @@ class ICM(CuriosityModel):
             cfg.forward_share,
         )
 
-    def _parts(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
+    def _parts(self, batch: StepBatch) -> tuple[Tensor, Tensor, Tensor]:
         actions = self.action_features(batch.actions)
         return self.obs_features(batch.obs), actions, self.obs_features(batch.next_obs)
 
-    def novelty(self, batch: Transitions) -> Tensor:
+    def novelty(self, batch: StepBatch) -> Tensor:
         """Half the squared error of the forward model, [*L]."""
         obs, actions, next_obs = self._parts(batch.flat())
         phi = in_blocks(self.network, obs)

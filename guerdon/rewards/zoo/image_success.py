@@ -20,10 +20,10 @@ from torch import Tensor
 from guerdon.config.limits import Fraction
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards.image.contract import Contract
-from guerdon.rewards.image.scorer import MINI_BATCH, CheckpointJudge
+from guerdon.rewards.image.scorer import MINI_BATCH, ImageScorer
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import ZooModel, ZooSettings
 from guerdon.rewards.zoo.networks import RewardNetwork
-from guerdon.rewards.zoo.transitions import Transitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class ImageSuccessSettings(ZooSettings):
 class SuccessClassifier(RewardNetwork):
     """A fitted classifier of one camera's frames; its verdicts are those of a `RewardManager`."""
 
-    def __init__(self, judge: CheckpointJudge) -> None:
+    def __init__(self, judge: ImageScorer) -> None:
         super().__init__()
         self.judge = judge
         self.camera = judge.model.config.image_keys[0]
@@ -54,7 +54,7 @@ class SuccessClassifier(RewardNetwork):
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [N, H, W, C] -> calibrated prob_success, float32 [N]."""
         parts = [
-            self.judge.judge({self.camera: part.cpu().numpy()}).prob_success
+            self.judge.score({self.camera: part.cpu().numpy()}).prob_success
             for part in torch.split(images, MINI_BATCH)
             if len(part)
         ]
@@ -73,7 +73,7 @@ class ImageSuccess(ZooModel):
         """The classifier from its checkpoint."""
         if self.cfg.checkpoint_path is None:
             raise ConfigError("reward_model.checkpoint_path is missing: it names the fitted classifier")
-        judge = CheckpointJudge.load(
+        judge = ImageScorer.load(
             self.cfg.checkpoint_path, threshold=self.cfg.reward_threshold, device=str(self.device)
         )
         contract, cameras = judge.contract, judge.model.config.image_keys
@@ -98,7 +98,7 @@ class ImageSuccess(ZooModel):
         """Above which a probability counts as success."""
         return self.network.judge.threshold
 
-    def score(self, batch: Transitions) -> Tensor:
+    def score(self, batch: StepBatch) -> Tensor:
         """What the reached frames are worth, [*L]."""
         flat = batch.flat()
         images = flat.next_obs.round().to(torch.uint8) if flat.frames is None else flat.frames
@@ -108,7 +108,7 @@ class ImageSuccess(ZooModel):
         fired = torch.from_numpy(self.network.judge.fires(prob_success.numpy()))
         return torch.where(fired, self.cfg.success_reward, self.cfg.fail_reward).float()
 
-    def checked(self, batch: Transitions) -> Transitions:
+    def checked(self, batch: StepBatch) -> StepBatch:
         """The batch, if it has frames, or observations that are images with values of 0 to 255."""
         images = batch.next_obs if batch.frames is None else batch.frames
         shape = list(images.shape[len(batch.shape) :])
@@ -132,7 +132,7 @@ class ImageSuccess(ZooModel):
         judge = self.network.judge
         kept = state.get("contract")  # older runs have none: the checkpoint's holds
         contract = judge.contract if kept is None else Contract.from_dict(json.loads(kept), "the saved run")
-        self.network.judge = CheckpointJudge(
+        self.network.judge = ImageScorer(
             self.network.classifier.eval(),
             contract,
             source=judge.source,

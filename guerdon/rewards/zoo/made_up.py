@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon.rewards.zoo.transitions import Transitions
+from guerdon.rewards.steps import StepBatch
 
 
-def made_up(shapes: Mapping[str, Any], num_steps: int, num_streams: int, seed: int) -> Transitions:
+def made_up(shapes: Mapping[str, Any], num_steps: int, num_streams: int, seed: int) -> StepBatch:
     """Streams [T, N] of random numbers in the given shapes; episodes end after ten steps and at the end.
 
     With a single stream it is one episode, [T].
@@ -31,7 +31,7 @@ def made_up(shapes: Mapping[str, Any], num_steps: int, num_streams: int, seed: i
     ends[9 :: 10 if num_streams > 1 else num_steps] = num_streams > 1
     ends[-1] = True
     truncated = ends & (torch.arange(num_streams) % 2 == 0)
-    made = Transitions(
+    made = StepBatch(
         obs=states[:-1],
         actions=actions,
         next_obs=states[1:],

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from guerdon.config.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from guerdon.core.running_stats import Statistics
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.curiosity import CuriosityModel, CuriositySettings, followed
 from guerdon.rewards.zoo.icm import InverseFeatures
 from guerdon.rewards.zoo.networks import Distillation, in_blocks, relu
-from guerdon.rewards.zoo.transitions import Transitions
 
 BLOCK = 64
 """Steps that are compared with their past at once."""
@@ -110,20 +110,20 @@ class NGU(CuriosityModel):
             keys=keys, valid=torch.zeros(num_streams, 0, dtype=torch.bool, device=self.device)
         )
 
-    def score_stream(self, batch: Transitions, memory: EpisodicMemory) -> tuple[Tensor, EpisodicMemory]:
+    def score_stream(self, batch: StepBatch, memory: EpisodicMemory) -> tuple[Tensor, EpisodicMemory]:
         """Rewards [T, N] of streams that go on from `memory`, and the memory after them."""
         features = self.obs_features(batch.flat().next_obs)
         nearest, memory = self._neighbours(features, batch, memory)
         return self.scaled(self._novelty(features, nearest).view(batch.shape)), memory
 
-    def novelty(self, batch: Transitions) -> Tensor:
+    def novelty(self, batch: StepBatch) -> Tensor:
         """Of streams that begin here, before scaling, [*L]."""
         features = self.obs_features(batch.flat().next_obs)
         nearest, _ = self._neighbours(features, batch.streams(), self.begin(batch.streams().shape[1]))
         return self._novelty(features, nearest).view(batch.shape)
 
     def _neighbours(
-        self, features: Tensor, streams: Transitions, memory: EpisodicMemory
+        self, features: Tensor, streams: StepBatch, memory: EpisodicMemory
     ) -> tuple[Tensor, EpisodicMemory]:
         """Squared distances of scaled observations [T * N, S] to their neighbours in the episode."""
         phi = in_blocks(self.network, features).view(*streams.shape, -1)
@@ -147,7 +147,7 @@ class NGU(CuriosityModel):
         return torch.where(similarity > cfg.max_similarity, 0.0, 1.0 / similarity)
 
     @torch.no_grad()
-    def notice(self, batch: Transitions) -> None:
+    def notice(self, batch: StepBatch) -> None:
         """Bring the mean distance, the statistics of the errors and the deviation up to date."""
         if not len(batch):
             return

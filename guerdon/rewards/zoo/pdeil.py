@@ -25,8 +25,8 @@ from torch import Tensor
 
 from guerdon.config.limits import Fraction, PositiveFloat, PositiveInt
 from guerdon.core.running_stats import Statistics
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import ZooModel, ZooSettings
-from guerdon.rewards.zoo.transitions import Transitions
 
 CHUNK = 4_000_000
 """Kernel values that are computed at once."""
@@ -88,7 +88,7 @@ class PDEIL(ZooModel):
         self.log(scalars)
         return scalars
 
-    def score(self, batch: Transitions) -> Tensor:
+    def score(self, batch: StepBatch) -> Tensor:
         """The ratio of densities, [*L]."""
         flat, rewards = batch.flat(), list[Tensor]()
         size = max(1, CHUNK // len(self._expert()["obs"]))
@@ -131,18 +131,18 @@ class PDEIL(ZooModel):
         size = self.cfg.obs_size + (0 if self.cfg.discrete_actions else self.cfg.action_size)
         return math.pow(len(self._expert()["obs"]), -1.0 / (size + 4))
 
-    def _picked(self, rows: Transitions) -> Transitions:
+    def _picked(self, rows: StepBatch) -> StepBatch:
         if len(rows) <= self.cfg.num_kernels:
             return rows
         return rows[
             torch.randperm(len(rows), generator=self.generator)[: self.cfg.num_kernels].to(self.device)
         ]
 
-    def _obs(self, rows: Transitions) -> Tensor:
+    def _obs(self, rows: StepBatch) -> Tensor:
         """float64 [N, S], scaled."""
         return (rows.obs.flatten(1).double() - self._scale.mean) / self._scale.deviation.double()
 
-    def _actions(self, rows: Transitions) -> Tensor:
+    def _actions(self, rows: StepBatch) -> Tensor:
         """int64 [N], or float64 [N, A], scaled."""
         if self.cfg.discrete_actions:
             return rows.actions

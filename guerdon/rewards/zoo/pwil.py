@@ -27,8 +27,8 @@ from torch import Tensor
 
 from guerdon.config.limits import PositiveFloat, PositiveInt
 from guerdon.core.running_stats import Statistics
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import ZooModel, ZooSettings
-from guerdon.rewards.zoo.transitions import Transitions
 
 PARTS = ("obs", "action")
 SPARE = 8
@@ -78,7 +78,7 @@ class PWIL(ZooModel):
         atoms = self._demonstrated()
         return torch.full((num_streams, len(atoms)), self._steps, device=self.device)
 
-    def score_stream(self, batch: Transitions, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def score_stream(self, batch: StepBatch, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Rewards [T, N] of streams that go on with the masses of `memory`, and the masses left after."""
         atoms, left = self._demonstrated(), memory.clone()
         points = self._scaled(batch.flat()).view(*batch.shape, -1)
@@ -111,7 +111,7 @@ class PWIL(ZooModel):
         costs = costs.masked_fill(available[:, 0] == 0, math.inf)
         return costs, left.scatter_add(1, rows, -taken)
 
-    def _scaled(self, rows: Transitions) -> Tensor:
+    def _scaled(self, rows: StepBatch) -> Tensor:
         return (self.features(rows, PARTS) - self._scale.mean.float()) / self._scale.deviation
 
     def _demonstrated(self) -> Tensor:

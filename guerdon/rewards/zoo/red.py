@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from guerdon.config.limits import Fraction, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import INPUTS, ZooModel, ZooSettings
 from guerdon.rewards.zoo.networks import Distillation
-from guerdon.rewards.zoo.transitions import Transitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class RED(ZooModel):
         self.log(found)
         return scalars | found
 
-    def score(self, batch: Transitions) -> Tensor:
+    def score(self, batch: StepBatch) -> Tensor:
         """exp(-sigma * error), [*L]."""
         errors_expert_is_low = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         return torch.exp(-self.network.sigma * errors_expert_is_low).view(batch.shape)

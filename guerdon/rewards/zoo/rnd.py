@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.by_hand import Arrays, Pass, squares
 from guerdon.rewards.zoo.curiosity import CuriosityModel, CuriositySettings
 from guerdon.rewards.zoo.networks import Distillation, in_blocks, relu
-from guerdon.rewards.zoo.transitions import Transitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class RND(CuriosityModel):
         (next_obs,) = self.experience.draw(count, self.generator, "next_obs")
         return (self.obs_features(next_obs),)
 
-    def novelty(self, batch: Transitions) -> Tensor:
+    def novelty(self, batch: StepBatch) -> Tensor:
         """The predictor's squared error, [*L]."""
         next_obs = batch.next_obs.flatten(0, len(batch.shape) - 1)
         return in_blocks(self.network, self.obs_features(next_obs)).view(batch.shape)

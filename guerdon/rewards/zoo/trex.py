@@ -34,10 +34,10 @@ from torch.nn import functional
 
 from guerdon.config.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import INPUTS, ZooModel, ZooSettings
 from guerdon.rewards.zoo.demonstrations import returns_of
 from guerdon.rewards.zoo.networks import RewardNetwork, perceptron
-from guerdon.rewards.zoo.transitions import Transitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class TREX(ZooModel):
         super().load_expert_data(data)
         self.rank(self.experts, returns_of(self.experts))
 
-    def rank(self, trajectories: Sequence[Transitions], ranks: Tensor) -> None:
+    def rank(self, trajectories: Sequence[StepBatch], ranks: Tensor) -> None:
         """Learn from these trajectories, [T] each; a higher rank [E] is better."""
         if not bool(torch.isfinite(ranks).all()):
             raise DataError(
@@ -199,7 +199,7 @@ class TREX(ZooModel):
         found = margins(self.network.rewards_of(features, lengths), lengths, ranks, equal)
         return {"accuracy": float((found > 0.0).float().mean()) if found.numel() else 0.5}
 
-    def score(self, batch: Transitions) -> Tensor:
+    def score(self, batch: StepBatch) -> Tensor:
         """The members' mean, each scaled, less what they disagree by, [*L]."""
         rewards = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         rewards = (rewards - self.network.offset) / self.network.scale

@@ -112,9 +112,9 @@ def test_mini_batches_have_256_images(checkpoint, frames, monkeypatch):
     worker = EmbodiedRewardWorker(reward(checkpoint))
     worker.init_worker()
     sizes = []
-    original = RewardManager.judge
+    original = RewardManager.score
     monkeypatch.setattr(
-        RewardManager, "judge", lambda self, f: sizes.append(len(f["base_camera"])) or original(self, f)
+        RewardManager, "score", lambda self, f: sizes.append(len(f["base_camera"])) or original(self, f)
     )
     worker.compute_batch_rewards({"main_images": images})
     assert sizes == [256, len(images) - 256]
@@ -180,13 +180,13 @@ def test_debug_pictures_have_the_documents_names(checkpoint, frames, tmp_path, m
     images, labels = frames
     manager = RewardManager(cfg)
     chosen = np.concatenate([images[labels > 0.5][:5], images[labels < 0.5][:5]])
-    verdict = manager.judge({"base_camera": chosen})
+    verdict = manager.score({"base_camera": chosen})
     names = [
         f"resnet_{'success' if prob > manager.threshold else 'fail'}/{number:06d}_prob{prob:.4f}.png"
         for number, prob in enumerate(verdict.prob_success.tolist())
     ]
     assert sorted(str(item.relative_to(tmp_path)) for item in tmp_path.rglob("*.png")) == sorted(names)
-    manager.judge({"base_camera": chosen[:1]})
+    manager.score({"base_camera": chosen[:1]})
     assert len(list(tmp_path.rglob("000010_*.png"))) == 1  # numbers go on
 
 
@@ -283,10 +283,10 @@ def test_every_batch_is_checked_whoever_asks(checkpoint, frames):
     worker = ImageRewardWorker(reward(checkpoint))
     worker.init_worker()
     for ask in (
-        lambda shown: manager.judge({"base_camera": shown}),
+        lambda shown: manager.score({"base_camera": shown}),
         manager.compute_rewards,
-        lambda shown: worker.judge({"base_camera": shown}),
-        lambda shown: worker.judge_some({"base_camera": shown}, 0, len(shown)),
+        lambda shown: worker.score({"base_camera": shown}),
+        lambda shown: worker.score_some({"base_camera": shown}, 0, len(shown)),
         worker.compute_batch_rewards,
     ):
         ask(images[:4])  # the first batch is right
@@ -295,13 +295,13 @@ def test_every_batch_is_checked_whoever_asks(checkpoint, frames):
         with pytest.raises(DataError, match="stacks of 2, the checkpoint judges 1"):
             ask(stacked)
     with pytest.raises(DataError, match=r"float32 from 0\..*trained on uint8"):
-        manager.judge({"base_camera": images[:4].astype(np.float32) / 255})
+        manager.score({"base_camera": images[:4].astype(np.float32) / 255})
     with pytest.raises(DataError, match="values from 0 to 1"):
-        manager.judge({"base_camera": images[:4] // 150})
+        manager.score({"base_camera": images[:4] // 150})
     with pytest.raises(DataError, match="red and blue are swapped"):
-        manager.judge({"base_camera": images[:128, ..., ::-1]})
+        manager.score({"base_camera": images[:128, ..., ::-1]})
     with pytest.raises(DataError, match=r"cameras \['wrist'\], the checkpoint was trained on"):
-        manager.judge({"wrist": images[:4]})
+        manager.score({"wrist": images[:4]})
 
 
 def test_checking_costs_nothing_beside_judging(checkpoint, frames):
@@ -315,7 +315,7 @@ def test_checking_costs_nothing_beside_judging(checkpoint, frames):
             function(batch)
         return (time.thread_time() - began) / times
 
-    check, judge = cpu_seconds(manager._judge.check, 20), cpu_seconds(manager.judge, 3)
+    check, judge = cpu_seconds(manager._judge.check, 20), cpu_seconds(manager.score, 3)
     assert check < 0.1 * judge  # of the smallest network: of ResNet10 at 64x64 it is 0.3%
 
 
@@ -352,7 +352,7 @@ def test_wrappers_take_a_path_or_refuse_by_name(checkpoint, frames):
     env = LearnedRewardWrapper(Shows(), str(checkpoint), RewardConfig(reward_type="continuous"))
     env.reset()
     said = env.step(np.zeros(1))[1]
-    assert said == RewardManager(checkpoint).judge({"base_camera": frames[0][1:2]}).prob_success[0]
+    assert said == RewardManager(checkpoint).score({"base_camera": frames[0][1:2]}).prob_success[0]
     with pytest.raises(ConfigError, match=r"the reward comes from a RewardManager, .* not from RewardConfig"):
         LearnedRewardWrapper(Shows(), RewardConfig())
     with pytest.raises(ConfigError, match="cfg must be a RewardConfig, not str"):

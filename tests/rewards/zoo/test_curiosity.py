@@ -7,7 +7,7 @@ import torch
 from zoo_tasks import run, zoo_config
 
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.rewards import Transitions, create_reward_model
+from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.zoo.curiosity import discounted_sums
 from guerdon.rewards.zoo.networks import Adam, RewardNetwork, perceptron
 
@@ -15,10 +15,10 @@ MODELS = ("rnd", "icm", "ngu")
 SHAPE = {"obs_shape": 3, "action_size": 2}
 
 
-def steps(*lead: int, seed: int = 0, discrete: bool = True, size: int = 3) -> Transitions:
+def steps(*lead: int, seed: int = 0, discrete: bool = True, size: int = 3) -> StepBatch:
     generator = torch.Generator().manual_seed(seed)
     actions = torch.randint(2, lead, generator=generator)
-    return Transitions(
+    return StepBatch(
         obs=torch.randn(*lead, size, generator=generator),
         actions=actions if discrete else torch.randn(*lead, 2, generator=generator),
         next_obs=torch.randn(*lead, size, generator=generator),

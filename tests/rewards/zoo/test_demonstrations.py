@@ -14,10 +14,10 @@ from guerdon.cli.zoo import collect_demos
 from guerdon.core.errors import ConfigError, DataError, UnsafeDataError
 from guerdon.core.types import Episode
 from guerdon.data.store import StoreWriter
-from guerdon.rewards import Transitions, create_reward_model, read_demonstrations, write_demonstrations
+from guerdon.rewards import StepBatch, create_reward_model, read_demonstrations, write_demonstrations
+from guerdon.rewards.steps import to_items
 from guerdon.rewards.zoo.demonstrations import returns_of
 from guerdon.rewards.zoo.made_up import made_up, same
-from guerdon.rewards.zoo.transitions import to_items
 from tests.rewards.zoo.zoo_tasks import FIXED_CARTPOLE, POINT_REACH
 from tests.training.serial_tools import small
 
@@ -29,12 +29,12 @@ def episodes(shapes=DISCRETE):
     """Three whole ones, of unequal length; the second ends by itself."""
     made = [made_up(shapes, length, 1, seed) for seed, length in enumerate((5, 8, 3))]
     flip = {"terminated": made[1].truncated, "truncated": made[1].terminated}
-    made[1] = Transitions(**{**made[1].parts(), **flip})
+    made[1] = StepBatch(**{**made[1].parts(), **flip})
     return made
 
 
 def without_log_probs(rows):
-    return [Transitions(**{k: v for k, v in each.parts().items() if k != "log_probs"}) for each in rows]
+    return [StepBatch(**{k: v for k, v in each.parts().items() if k != "log_probs"}) for each in rows]
 
 
 def alike(read, wanted):

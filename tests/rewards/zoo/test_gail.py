@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.rewards import Transitions, create_reward_model
+from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.zoo.base import INPUTS
 from guerdon.rewards.zoo.gail import Discriminator, accuracy, cross_entropy, reward_of
 from tests.rewards.zoo import zoo_tasks
@@ -19,7 +19,7 @@ SHAPES = {"obs_shape": 2, "action_size": 2, "discrete_actions": True}
 
 def rows(count=4, seed=0):
     draw = torch.Generator().manual_seed(seed)
-    return Transitions(
+    return StepBatch(
         obs=torch.randn(count, 2, generator=draw),
         actions=torch.randint(2, (count,), generator=draw),
         next_obs=torch.randn(count, 2, generator=draw),

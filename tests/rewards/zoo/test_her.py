@@ -8,7 +8,7 @@ import torch
 from zoo_tasks import run, task, zoo_config
 
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.rewards import Transitions, create_reward_model
+from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.zoo.experience import RunningEpisodes
 from guerdon.rewards.zoo.her import steps_in_hindsight
 from guerdon.training.serial import serial_pipeline_reward_model_onpolicy
@@ -20,12 +20,12 @@ def made(**settings):
     return create_reward_model({**WALK, "goal_size": 1, **settings})
 
 
-def walk(length: int, start: float = 0.0) -> Transitions:
+def walk(length: int, start: float = 0.0) -> StepBatch:
     """One step to the right at a time, with a goal that is never reached; flat [place, achieved, wanted]."""
     place = start + torch.arange(length + 1.0)
     seen = torch.stack([place, place, torch.full_like(place, -9.0)], 1)
     last = torch.arange(length) == length - 1
-    return Transitions(
+    return StepBatch(
         obs=seen[:-1],
         actions=torch.ones(length, dtype=torch.int64),
         next_obs=seen[1:],
@@ -35,7 +35,7 @@ def walk(length: int, start: float = 0.0) -> Transitions:
     )
 
 
-def items_of(episode: Transitions) -> list[dict]:
+def items_of(episode: StepBatch) -> list[dict]:
     def as_dict(obs):
         place, achieved, wanted = (np.array([float(each)], np.float32) for each in obs)
         return {"observation": place, "achieved_goal": achieved, "desired_goal": wanted}
@@ -76,7 +76,7 @@ def test_copies_want_what_was_achieved_and_are_paid_for_it():
     assert (wanted >= reached).all()  # `future`: later, and so further to the right
     assert torch.equal(new.env_rewards, torch.where(wanted == reached, 0.0, -1.0))
     assert 0.0 < (new.env_rewards == 0.0).float().mean() < 1.0
-    rows = Transitions.cat(before)
+    rows = StepBatch.cat(before)
     for part in ("obs", "next_obs"):
         assert torch.equal(getattr(new, part)[:, :2], getattr(rows, part)[:, :2].repeat(3, 1))
     for old, kept in zip(before, episodes, strict=True):
@@ -106,14 +106,14 @@ def test_a_list_of_dicts_comes_back_as_new_dicts_with_the_goals_of_its_own_end()
 def test_streams_side_by_side_keep_to_their_own_episodes():
     streams = [walk(4), walk(4, start=10.0)]
     parts = {name: torch.stack([getattr(each, name) for each in streams], 1) for name in streams[0].parts()}
-    new = made(strategy="final").estimate(Transitions(**parts))
+    new = made(strategy="final").estimate(StepBatch(**parts))
     assert new.next_obs[:, :, 2].tolist() == [[4.0, 14.0]] * 4
     assert new.env_rewards.tolist() == [[-1.0, -1.0]] * 3 + [[0.0, 0.0]]
 
 
 def test_episodes_that_come_in_pieces_are_put_together():
     whole = [walk(7), walk(2, start=50.0), walk(5)]
-    stream = Transitions.cat(whole).streams()
+    stream = StepBatch.cat(whole).streams()
     running, found = RunningEpisodes(1), []
     for rows in (slice(0, 3), slice(3, 8), slice(8, 14)):
         found += running.add(stream[rows])

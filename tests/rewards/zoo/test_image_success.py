@@ -9,7 +9,7 @@ from benchmarks import zoo_images
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.envs.classic.tasks import from_above
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
-from guerdon.rewards import Transitions, create_reward_model
+from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.training.checkpoints import make_learner
 from guerdon.training.serial import resolved, serial_pipeline_reward_model, shapes_of
 from guerdon.training.serial_loops import OnPolicySerial, make_env
@@ -36,7 +36,7 @@ def images(count=12):
 
 def rows(frames):
     count = len(frames)
-    return Transitions(
+    return StepBatch(
         obs=torch.zeros(count, *SHAPE),
         actions=torch.zeros(count, 2),
         next_obs=torch.from_numpy(frames.astype(np.float32)),
@@ -105,7 +105,7 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"0 to 255, these have 0 to 1"):
         made(path).estimate(rows(images() // 200))
     flat = rows(images())
-    flat = Transitions(**{**flat.parts(), "obs": torch.zeros(12, 4), "next_obs": torch.zeros(12, 4)})
+    flat = StepBatch(**{**flat.parts(), "obs": torch.zeros(12, 4), "next_obs": torch.zeros(12, 4)})
     with pytest.raises(DataError, match=r"takes images \[H, W, C\], not observations of shape \[4\]"):
         made(path).estimate(flat)
     _, stacked = fitted(tmp_path / "stacked", num_frames=2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from guerdon.core.errors import ConfigError
-from guerdon.rewards import Transitions, create_reward_model
+from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.zoo.pdeil import PDEIL
 from tests.rewards.zoo.zoo_tasks import steps
 
@@ -83,7 +83,7 @@ def test_leaving_the_demonstrations_costs_before_and_after_the_policy_was_seen()
     near, far = (steps(50, obs=torch.randn(51, 1) * 0.3 + at) for at in (0.0, 4.0))
     for _ in range(2):
         assert float(model.score(near).mean()) > 5.0 * float(model.score(far).mean())
-        model.collect_data(Transitions.cat([near, far]))
+        model.collect_data(StepBatch.cat([near, far]))
         model.train()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from guerdon.core.errors import ConfigError
-from guerdon.rewards import Transitions, create_reward_model
+from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.zoo.pwil import PWIL
 from tests.rewards.zoo.zoo_tasks import steps
 
@@ -73,7 +73,7 @@ def test_the_demonstration_itself_gets_the_highest_reward_once():
     episode = steps(9, seed=4)
     model = made([episode])
     torch.testing.assert_close(model.score(episode), torch.full((9,), 5.0))
-    again = Transitions.cat([episode[:1]] * 3)
+    again = StepBatch.cat([episode[:1]] * 3)
     rewards = model.score(again.map(lambda part: part.clone()))
     assert rewards[0] == pytest.approx(5.0) and rewards[1] < 4.9  # the nearest is used up
 
@@ -81,9 +81,9 @@ def test_the_demonstration_itself_gets_the_highest_reward_once():
 def test_streams_are_scored_in_pieces_side_by_side_and_begin_afresh_after_an_end():
     model = made([steps(8, seed=1), steps(8, seed=2)])
     first, second = [steps(5, seed=5), steps(3, seed=6)], [steps(8, seed=7)]
-    streams = Transitions(
+    streams = StepBatch(
         **{
-            name: torch.stack([getattr(Transitions.cat(each), name) for each in (first, second)], dim=1)
+            name: torch.stack([getattr(StepBatch.cat(each), name) for each in (first, second)], dim=1)
             for name in first[0].parts()
         }
     )

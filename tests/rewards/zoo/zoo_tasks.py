@@ -16,7 +16,7 @@ import guerdon.envs  # registers the tasks
 from guerdon.envs.classic.experts import scripted_policy
 from guerdon.envs.classic.goals import FlatGoals, has_goals
 from guerdon.envs.hidden import HiddenReward
-from guerdon.rewards import BaseRewardModel, Transitions, create_reward_model
+from guerdon.rewards import BaseRewardModel, StepBatch, create_reward_model
 from guerdon.rewards.zoo.controls import CONTROLS
 from guerdon.training.rollouts import play_episodes
 from guerdon.training.serial import (
@@ -47,16 +47,16 @@ def task(env_id: str, num_envs: int = 1, **kwargs: Any) -> Any:
     return FlatGoals(env) if has_goals(env.single_observation_space) else env
 
 
-def play(env_id: str, act: Any, episodes: int, seed: int = 123) -> list[Transitions]:
+def play(env_id: str, act: Any, episodes: int, seed: int = 123) -> list[StepBatch]:
     """Whole episodes of a policy, as many as asked for."""
     return play_episodes(task(env_id, episodes), act, episodes, seed=seed)
 
 
-def experts(env_id: str, episodes: int = 10) -> list[Transitions]:
+def experts(env_id: str, episodes: int = 10) -> list[StepBatch]:
     return play(env_id, scripted_policy(env_id), episodes)
 
 
-def mean_return(episodes: list[Transitions]) -> float:
+def mean_return(episodes: list[StepBatch]) -> float:
     return float(torch.stack([each.env_rewards.sum() for each in episodes]).mean())
 
 
@@ -68,12 +68,12 @@ def steps(
     seed: int = 0,
     reward: float = 0.0,
     obs: Tensor | None = None,
-) -> Transitions:
+) -> StepBatch:
     """A made-up episode [T]: `size` numbers in an observation, discrete actions unless given."""
     generator = torch.Generator().manual_seed(seed)
     last = torch.arange(count) == count - 1
     seen = torch.randn(count + 1, size, generator=generator) if obs is None else obs
-    return Transitions(
+    return StepBatch(
         obs=seen[:count],
         actions=torch.randint(2, (count,), generator=generator) if actions is None else actions,
         next_obs=seen[1 : count + 1],
@@ -87,7 +87,7 @@ def run(
     settings: Mapping[str, Any],
     *,
     seed: int = 0,
-    demonstrations: list[Transitions] | None = None,
+    demonstrations: list[StepBatch] | None = None,
     control: str | None = None,
     hidden: bool = True,
     **arguments: Any,

@@ -15,13 +15,13 @@ from guerdon.core.images import to_numpy
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.manager import RewardManager
-from guerdon.rewards.image.scorer import Verdict
+from guerdon.rewards.image.scorer import Scores
 from guerdon.rewards.image.worker import ImageRewardWorker
 from guerdon.rewards.relabel import RewardScale, judged_frames, learned_rewards, training_rewards
 from guerdon.training.feed import EpisodeStacks
 
 
-class FrameJudge(Protocol):
+class FrameScorer(Protocol):
     """What the wrappers need of a `RewardManager`."""
 
     cfg: RewardConfig
@@ -31,7 +31,7 @@ class FrameJudge(Protocol):
     def images(self, observations: Any) -> dict[str, UInt8Array]:
         """The model's cameras -> uint8 [N, H, W, C] each, checked."""
 
-    def judge(self, frames: Mapping[str, UInt8Array]) -> Verdict:
+    def score(self, frames: Mapping[str, UInt8Array]) -> Scores:
         """Verdicts on N frames."""
 
 
@@ -54,7 +54,7 @@ class RewardStep:
         return known if self.prob_success is None else {**known, "prob_success": self.prob_success}
 
 
-class StepJudge:
+class StepScorer:
     """Judges the frames of a step, all environments in one call, and computes its rewards.
 
     Args:
@@ -64,10 +64,10 @@ class StepJudge:
     """
 
     def __init__(
-        self, manager: FrameJudge | ImageRewardWorker, cfg: RewardConfig | None, num_envs: int
+        self, manager: FrameScorer | ImageRewardWorker, cfg: RewardConfig | None, num_envs: int
     ) -> None:
-        self._judge = manager.judge
-        self._model: FrameJudge = manager.manager if isinstance(manager, ImageRewardWorker) else manager
+        self._judge = manager.score
+        self._model: FrameScorer = manager.manager if isinstance(manager, ImageRewardWorker) else manager
         self.cfg = self._model.cfg if cfg is None else cfg
         if self.cfg.reward_threshold != self._model.cfg.reward_threshold:
             raise ConfigError(

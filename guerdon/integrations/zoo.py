@@ -17,10 +17,10 @@ from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
 from guerdon.core.types import BoolArray, FloatArray
 from guerdon.envs.classic.goals import GOAL_KEYS, flat_batch
-from guerdon.integrations.judging import RewardStep, rows_from
-from guerdon.rewards import BaseRewardModel, Transitions, ZooModel
+from guerdon.integrations.scoring import RewardStep, rows_from
+from guerdon.rewards import BaseRewardModel, StepBatch, ZooModel
 from guerdon.rewards.relabel import RewardScale, combine
-from guerdon.rewards.zoo.transitions import to_items
+from guerdon.rewards.steps import to_items
 
 
 class TransitionJudge:
@@ -55,7 +55,7 @@ class TransitionJudge:
         self._obs: Any = None
         self._running: BoolArray = np.zeros(num_envs, np.bool_)
         self._memory = model.begin(num_envs) if isinstance(model, ZooModel) else None
-        self._recent: list[Transitions] = []
+        self._recent: list[StepBatch] = []
 
     def begin(self, obs: Any, mask: BoolArray | None = None) -> None:
         """New episodes begin in the environments of `mask` (bool [N]), or in all, with `obs` [N, ...]."""
@@ -94,7 +94,7 @@ class TransitionJudge:
         if self._obs is None:
             raise DataError("the environments have not been reset yet")
         env = to_numpy(env_rewards).astype(np.float32)
-        batch = Transitions(
+        batch = StepBatch(
             obs=torch.from_numpy(self._obs),
             actions=torch.from_numpy(self._actions(actions)),
             next_obs=torch.from_numpy(self._vectors(reached).copy()),
@@ -114,7 +114,7 @@ class TransitionJudge:
         self._teach(batch, stepped)
         return RewardStep(env_reward=env, learned_reward=learned, training_reward=training)
 
-    def _learned(self, batch: Transitions, stepped: BoolArray) -> FloatArray:
+    def _learned(self, batch: StepBatch, stepped: BoolArray) -> FloatArray:
         rows = torch.from_numpy(stepped)
         if isinstance(self.model, ZooModel):
             with torch.no_grad():
@@ -145,7 +145,7 @@ class TransitionJudge:
             learned = self._scale.apply(learned)
         return combine(env, learned, replace(self.mix, reward_weight=self.mix.weight_at(self.env_steps)))
 
-    def _teach(self, batch: Transitions, stepped: BoolArray) -> None:
+    def _teach(self, batch: StepBatch, stepped: BoolArray) -> None:
         """Keep the step; when it is time, teach the model by all that was kept."""
         if not self._teach_every:
             return
@@ -157,7 +157,7 @@ class TransitionJudge:
         streams: dict[str, Any] = {
             name: torch.stack([getattr(each, name) for each in self._recent]) for name in batch.parts()
         }
-        experience = Transitions(**streams)
+        experience = StepBatch(**streams)
         self._recent = []
         self.rounds += 1
         self.model.collect_data(experience if isinstance(self.model, ZooModel) else to_items(experience))

@@ -1,6 +1,6 @@
 """What reward models look at: batches of transitions as tensors, and the list of dicts at the edge.
 
-Between stages there are `Transitions` alone. `from_items` and `to_items` translate the list-of-dicts form
+Between stages there are `StepBatch` alone. `from_items` and `to_items` translate the list-of-dicts form
 (obs, action, reward, next_obs, done) that collectors and plugins of other libraries speak.
 """
 
@@ -23,7 +23,7 @@ ITEM_KEYS = ("obs", "action", "reward", "next_obs", "done")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transitions:
+class StepBatch:
     """Steps in any leading shape L: [N] in any order, [T] of one stream, [T, N] of N streams side by side.
 
     Streams are in order: an episode goes on until a step that is terminated or truncated, and the next row
@@ -55,12 +55,12 @@ class Transitions:
             part = getattr(self, item.name)
             if part is not None and tuple(part.shape[: len(lead)]) != lead:
                 raise DataError(
-                    f"Transitions.{item.name} has shape {list(part.shape)}, not [{_dims(lead)}, ...]"
+                    f"StepBatch.{item.name} has shape {list(part.shape)}, not [{_dims(lead)}, ...]"
                 )
         for name in ("terminated", "truncated"):
             part = getattr(self, name)
             if part.dtype != torch.bool or tuple(part.shape) != lead:
-                raise DataError(f"Transitions.{name} must be bool [{_dims(lead)}]")
+                raise DataError(f"StepBatch.{name} must be bool [{_dims(lead)}]")
         if self.obs.shape != self.next_obs.shape:
             raise DataError(f"obs has shape {list(self.obs.shape)}, next_obs {list(self.next_obs.shape)}")
 
@@ -78,46 +78,46 @@ class Transitions:
         """Steps, in all streams together."""
         return self.env_rewards.numel()
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Transitions:
+    def map(self, change: Callable[[Tensor], Tensor]) -> StepBatch:
         """The same change made to all parts."""
         named: dict[str, Any] = {name: change(part) for name, part in self.parts().items()}
-        return Transitions(**named)
+        return StepBatch(**named)
 
     def parts(self) -> dict[str, Tensor]:
         """Name -> tensor, of all parts that are there."""
         named = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: part for name, part in named.items() if part is not None}
 
-    def flat(self) -> Transitions:
+    def flat(self) -> StepBatch:
         """[T, N] -> [T * N]; others as they are."""
         if len(self.shape) <= 1:
             return self
         return self.map(lambda part: part.flatten(0, len(self.shape) - 1))
 
-    def streams(self) -> Transitions:
+    def streams(self) -> StepBatch:
         """[T] -> [T, 1]; [T, N] as it is."""
         return self if len(self.shape) == 2 else self.map(lambda part: part.unsqueeze(1))
 
-    def stream(self, number: int) -> Transitions:
+    def stream(self, number: int) -> StepBatch:
         """One of the streams of [T, N], [T]."""
         return self.map(lambda part: part[:, number])
 
-    def __getitem__(self, rows: Tensor | slice | int) -> Transitions:
+    def __getitem__(self, rows: Tensor | slice | int) -> StepBatch:
         """Rows of the first axis."""
         return self.map(lambda part: part[rows])
 
-    def to(self, device: torch.device | str) -> Transitions:
+    def to(self, device: torch.device | str) -> StepBatch:
         """On another device; itself if it is there."""
         if all(part.device == torch.device(device) for part in self.parts().values()):
             return self
         return self.map(lambda part: part.to(device))
 
-    def episodes(self) -> list[Transitions]:
+    def episodes(self) -> list[StepBatch]:
         """The finished episodes of all streams, [T] each, in the order in which they ended within a stream.
 
         What runs on at the end of a stream is left out.
         """
-        streams, found = self.streams(), list[Transitions]()
+        streams, found = self.streams(), list[StepBatch]()
         for env in range(streams.shape[1]):
             mine = streams.stream(env)
             first = 0
@@ -127,7 +127,7 @@ class Transitions:
         return found
 
     @classmethod
-    def cat(cls, parts: Sequence[Transitions]) -> Transitions:
+    def cat(cls, parts: Sequence[StepBatch]) -> StepBatch:
         """One after the other along the first axis."""
         if not parts:
             raise DataError("there are no transitions to put together")
@@ -156,12 +156,12 @@ def _dims(lead: Sequence[int]) -> str:
 # The list of dicts
 
 
-def from_items(items: Any) -> Transitions:
+def from_items(items: Any) -> StepBatch:
     """A list of dicts with `ITEM_KEYS` (arrays, tensors or numbers) as one stream, [T]; copies.
 
     `done` without `truncated` counts as terminated. Goal-conditioned observations are made flat.
     """
-    if isinstance(items, Transitions):
+    if isinstance(items, StepBatch):
         return items
     if isinstance(items, Mapping) or not isinstance(items, Sequence) or not items:
         raise DataError(f"a list of transitions is needed, not {type(items).__name__} {one_line(items, 40)}")
@@ -174,7 +174,7 @@ def from_items(items: Any) -> Transitions:
     if all("truncated" in item for item in items):
         truncated = _column(items, "truncated").bool().reshape(len(items))
     obs, next_obs = ([flat_goals(item[key]) for item in items] for key in ("obs", "next_obs"))
-    return Transitions(
+    return StepBatch(
         obs=_stacked(obs, "obs").float(),
         actions=as_actions(_column(items, "action"), len(items)),
         next_obs=_stacked(next_obs, "next_obs").float(),
@@ -207,7 +207,7 @@ def with_rewards(items: Sequence[Mapping[str, Any]], learned_rewards: Tensor) ->
     return changed
 
 
-def to_items(batch: Transitions) -> list[dict[str, Any]]:
+def to_items(batch: StepBatch) -> list[dict[str, Any]]:
     """A flat batch as a list of dicts of tensors; `reward` is the env's."""
     flat = batch.flat()
     items: list[dict[str, Any]] = []
@@ -226,7 +226,7 @@ def to_items(batch: Transitions) -> list[dict[str, Any]]:
     return items
 
 
-def replaced_rewards(batch: Transitions, rewards: Tensor) -> Transitions:
+def replaced_rewards(batch: StepBatch, rewards: Tensor) -> StepBatch:
     """A copy of the batch whose rewards are others, [*L]."""
     if tuple(rewards.shape) != batch.shape:
         raise DataError(f"rewards of shape {list(rewards.shape)} for transitions of {list(batch.shape)}")
