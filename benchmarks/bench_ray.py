@@ -21,7 +21,7 @@ from guerdon.config import ClusterConfig, RewardConfig, RewardModelConfig, load_
 from guerdon.distributed import make_engine
 from guerdon.envs import TabletopVectorEnv
 from guerdon.serve import ImageRewardWorker
-from guerdon.training.reward_group import RewardGroup
+from guerdon.training.reward_workers import RewardWorkers
 from guerdon.training.trainer import EmbodiedRunner
 
 STEP_SECONDS = 0.003
@@ -126,7 +126,7 @@ def scoring(checkpoint: Path) -> list[Result]:
         worker.init_worker()
         engine = make_engine("ray", ClusterConfig())
         try:
-            rewards = RewardGroup(engine, cfg, "embodied")
+            rewards = RewardWorkers(engine, cfg, "embodied")
             times: dict[str, list[float]] = {"local": [], "ray": []}
             for _ in range(BATCHES):
                 for name, judge in (("local", worker.score), ("ray", rewards.score)):

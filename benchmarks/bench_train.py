@@ -67,7 +67,7 @@ def iteration(folder: Path, checkpoint: Path, name: str, config_path: str | None
         runner = EmbodiedRunner(load_config(name, ["env=tabletop", *overrides], config_path), folder)
         if kind == AT_THE_END:
             assert isinstance(runner.loop, OnPolicyLoop)
-            runner.loop.judge_at_the_end()
+            runner.loop.score_after_rollout()
         runner.loop.reset(0)
         runner.loop.advance(0.0)  # warm-up
         runners[kind] = runner
@@ -93,7 +93,7 @@ def iteration(folder: Path, checkpoint: Path, name: str, config_path: str | None
 
 
 def one_step(checkpoint: Path) -> list[Result]:
-    """Judging one step of 128 environments."""
+    """PendingScores one step of 128 environments."""
     model = RewardModelConfig(checkpoint_path=str(checkpoint), precision="int8")
     worker = ImageRewardWorker(RewardConfig(model=model), device="cpu")
     worker.init_worker()

@@ -34,8 +34,8 @@ from guerdon.distributed import WorkerSpec, make_engine
 from guerdon.distributed.ray_actors import Answer
 from guerdon.envs import TabletopVectorEnv
 from guerdon.serve import ImageRewardWorker
-from guerdon.training.chunks import Chunk, ChunkPlayer, Stepped
-from guerdon.training.outposts import Outpost
+from guerdon.training.acting import EnvStep, PolicyRunner, StepChunk
+from guerdon.training.requests import WorkerState
 
 ENVS, STEPS = 32, 10
 FRAMES, CALLS = 512, 300
@@ -48,7 +48,7 @@ class Costs:
     step: float
     """One step of one environment, with its action and its frame, on one core."""
     judge: float
-    """Judging one frame on one core."""
+    """PendingScores one frame on one core."""
     update: float
     """Learning from one transition of a rollout (PPO), or one update with its sample (SAC)."""
     insert: float
@@ -85,7 +85,7 @@ def median_seconds(function: Callable[[], object], count: int = 5) -> float:
 
 
 def verdict_seconds() -> float:
-    """Judging one frame of 64x64 by a ResNet10 in int8, as a reward worker does it."""
+    """PendingScores one frame of 64x64 by a ResNet10 in int8, as a reward worker does it."""
     folder = Path(tempfile.mkdtemp())
     try:
         model = RewardModelConfig(checkpoint_path=str(make_checkpoint(folder)), precision="int8")
@@ -137,17 +137,17 @@ def ppo_costs(shared: dict[str, Any]) -> Costs:
 
 
 class _Steps:
-    """Environments as `ChunkPlayer` steps them, with a frame of each for the reward worker."""
+    """Environments as `PolicyRunner` steps them, with a frame of each for the reward worker."""
 
     def __init__(self) -> None:
         self.env = TabletopVectorEnv(ENVS, autoreset_mode="SameStep")
 
-    def take_step(self, t: int, actions: Any) -> Stepped:
+    def step_once(self, t: int, actions: Any) -> EnvStep:
         """Step and look; episodes are longer than what is measured, so that none ends."""
         obs, env_rewards, terminated, truncated, _ = self.env.step(actions)
-        return Stepped(
+        return EnvStep(
             obs=obs,
-            reached=obs,
+            next_obs=obs,
             env_rewards=np.asarray(env_rewards, np.float32),
             terminated=terminated,
             truncated=truncated,
@@ -163,22 +163,22 @@ def sac_costs(shared: dict[str, Any]) -> Costs:
     spec = ObsSpec.of(worker.env.single_observation_space)
     space: Any = worker.env.single_action_space
     sac = SAC(spec, space, cfg, LearnerConfig().network, seed=0)
-    player = ChunkPlayer(sac, space, 0)
+    player = PolicyRunner(sac, space, 0)
     player.sync(0, sac.policy_state())
 
-    def play() -> Chunk:
+    def play() -> StepChunk:
         obs, _ = worker.env.reset(seed=0)
-        player.begin(obs, 0)
+        player.reset(obs, 0)
         return player.play(worker, STEPS, 0, 0.0, lambda _: (np.zeros(0, np.int64), {}))[0]
 
     step, chunk = median_seconds(play), play()
     count = STEPS * ENVS
     kept = {"prob_success": ((), np.float32)}
     replay = ReplayBuffer(spec, (4,), np.float32, ENVS, 100 * count, kept, seed=0)
-    outpost = Outpost(0, 0, ENVS, replay, EpisodeTracker(ENVS))
+    state = WorkerState(0, 0, ENVS, replay, EpisodeTracker(ENVS))
     done = chunk.terminated | chunk.truncated
     extras = {"prob_success": np.zeros(done.shape, np.float32)}
-    insert = median_seconds(lambda: outpost.store(chunk, done, extras), 50)
+    insert = median_seconds(lambda: state.store(chunk, done, extras), 50)
 
     def update() -> None:
         batch = replay.sample(cfg.batch_size, gamma=cfg.gamma)

@@ -22,7 +22,7 @@ from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.int8 import MIN_AGREEMENT
 from guerdon.serve import ImageRewardWorker, RewardManager, RewardWorker
-from guerdon.training.reward_group import RewardGroup
+from guerdon.training.reward_workers import RewardWorkers
 from guerdon.wrappers import LearnedRewardVecEnv, LearnedRewardVectorWrapper, LearnedRewardWrapper
 from tests.verdicts import CAMERA, SIZE, make_case, makers, read_rows, vector
 
@@ -60,7 +60,7 @@ def by_reward_worker(case, tmp_path):
 def by_local_group(case, tmp_path):
     engine = make_engine("local", ClusterConfig())
     try:
-        group = RewardGroup(engine, case.reward(), "embodied")
+        group = RewardWorkers(engine, case.reward(), "embodied")
         prob = group.score({CAMERA: case.frames}).prob_success
         return prob, fires(prob, group.facts.threshold)
     finally:
@@ -141,7 +141,7 @@ WAYS = {
     "RewardManager": by_manager,
     "ImageRewardWorker": by_worker,
     "RewardWorker": by_reward_worker,
-    "RewardGroup": by_local_group,
+    "RewardWorkers": by_local_group,
     "image_success": by_image_success,
     "LearnedRewardWrapper": by_wrapper,
     "LearnedRewardVectorWrapper": by_vector_wrapper,

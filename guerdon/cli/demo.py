@@ -22,7 +22,7 @@ from guerdon.data.datasets.preview import write_preview
 from guerdon.data.summary import inspect
 from guerdon.fit import FitResult, fit_reward_model
 from guerdon.rewards.image.int8_file import int8_path
-from guerdon.training.attempts import collect_clone
+from guerdon.training.collect_policy import collect_clone
 from guerdon.training.folders import held, new_run_folder
 from guerdon.training.trainer import EmbodiedRunner
 

@@ -185,7 +185,9 @@ def _collect(arguments: argparse.Namespace) -> int:
         )
     policy = None
     if section.policy == "checkpoint":
-        from guerdon.training.attempts import saved_policy  # and with it torch, which the others do without
+        from guerdon.training.collect_policy import (
+            saved_policy,  # and with it torch, which the others do without
+        )
 
         policy = saved_policy(section, config.env.train, config.seed)
     result = collect(config.env.train, section, seed=config.seed, archive=archive, policy=policy)

@@ -18,7 +18,7 @@ from guerdon.rewards.image.manager import RewardManager
 from guerdon.rewards.image.scorer import Scores
 from guerdon.rewards.image.worker import ImageRewardWorker
 from guerdon.rewards.relabel import RewardScale, judged_frames, learned_rewards, training_rewards
-from guerdon.training.feed import EpisodeStacks
+from guerdon.training.frames import EpisodeStacks
 
 
 class FrameScorer(Protocol):

@@ -1,4 +1,4 @@
-"""SAC and DQN with acting, judging and learning side by side, each at its own pace.
+"""SAC and DQN with acting, scores and learning side by side, each at its own pace.
 
 A *request* asks an env worker for some steps with weights of a certain version. Its answer, a chunk, stays
 under way until a reward worker has judged the frames and the learner has stored the steps. There are no
@@ -24,15 +24,12 @@ from guerdon.core.errors import GuerdonError, WorkerError, WorkerLostError
 from guerdon.core.types import BoolArray
 from guerdon.distributed.engine import Engine, Pending
 from guerdon.rewards.relabel import learned_rewards
-from guerdon.training.acting import PolicySpec
-from guerdon.training.chunks import Chunk
-from guerdon.training.feed import complete
+from guerdon.training.acting import PolicySpec, StepChunk
 from guerdon.training.interventions import store_interventions
-from guerdon.training.loop import Iteration, Stopwatch, episode_metrics, frame_metrics
-from guerdon.training.outposts import Outpost, Request
+from guerdon.training.loop import Iteration, Stopwatch, episode_metrics, fill_scores, frame_metrics
 from guerdon.training.replay_learning import ITERATION_STEPS, LearningParts, ReplayLearning
-from guerdon.training.reward_group import FramesLostError
-from guerdon.training.stored import Stored, watch
+from guerdon.training.requests import Request, StoredChunk, WorkerState, watch
+from guerdon.training.reward_workers import FramesLostError
 
 log = logging.getLogger("guerdon")
 
@@ -44,36 +41,36 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         super().__init__(parts)
         self._engine, self._learner_cfg, self.pace = engine, parts.learner_cfg, pace
         envs, seed = self.envs, parts.seed
-        self.outposts: list[Outpost] = []
+        self.workers: list[WorkerState] = []
         for rank, (start, stop) in enumerate(envs.parts):
             count = stop - start
             room = self.section.buffer_size * count // envs.num_envs
             replay, episodes = self._make_replay(count, room, seed + rank), EpisodeTracker(count)
-            self.outposts.append(Outpost(rank, start, count, replay, episodes))
-        self.replay = ReplayParts([outpost.replay for outpost in self.outposts], seed=seed)
+            self.workers.append(WorkerState(rank, start, count, replay, episodes))
+        self.replay = ReplayParts([worker.replay for worker in self.workers], seed=seed)
         self.steps_per_request = steps_per_request(pace, envs.num_envs, self.section.updates_per_step)
         round_updates = self.steps_per_request * envs.num_envs * self.section.updates_per_step
-        self.max_owed = max(round_updates, 1.0)
+        self.max_pending_updates = max(round_updates, 1.0)
         """No request is handed out while the learner owes more updates than this."""
         if engine.num_workers("rollout"):
             log.warning("cluster.component_placement.rollout is not used: env workers choose their actions")
         envs.attach_copies(PolicySpec(cfg=parts.learner_cfg, spaces=parts.spaces))
         self._weights: tuple[int, Pending] | None = None
-        self._stored: list[Stored] = []
+        self._stored: list[StoredChunk] = []
         self._lag_waits = 0
 
     def reset(self, seed: int) -> None:
         """Begin new episodes; those that ran are cut off, and what is under way counts for nothing."""
-        if self.outposts[0].obs is not None:
-            self.cut_off()
-        for outpost, obs in zip(self.outposts, self.envs.begin_acting(seed, self.env_steps), strict=True):
-            outpost.begin(obs)
+        if self.workers[0].obs is not None:
+            self.truncate_running_episodes()
+        for worker, obs in zip(self.workers, self.envs.reset_acting(seed, self.env_steps), strict=True):
+            worker.reset(obs)
 
-    def cut_off(self) -> None:
+    def truncate_running_episodes(self) -> None:
         """The running episodes will not go on, from the latest stored step of each."""
-        for outpost in self.outposts:
-            outpost.requests.clear()
-            outpost.replay.cut(outpost.obs)
+        for worker in self.workers:
+            worker.requests.clear()
+            worker.replay.cut(worker.obs)
 
     # An iteration
 
@@ -84,20 +81,22 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         goal = (begin // length + 1) * length
         limit = goal if self._must_settle(begin, goal) else None
         self._stored, self._lag_waits = [], 0
-        while self.env_steps < goal or (limit is not None and (self._in_flight() or self._owed >= 1.0)):
+        while self.env_steps < goal or (
+            limit is not None and (self._in_flight() or self._pending_updates >= 1.0)
+        ):
             self._hand_out(limit)
             if self._may_update():
                 train |= self._update()
-                self._owed -= 1.0
+                self._pending_updates -= 1.0
                 clock.lap("update")
             else:
-                self._lag_waits += self._owed >= 1.0
+                self._lag_waits += self._pending_updates >= 1.0
                 self._wait()
                 clock.lap("wait")
             self._take_answers()
             clock.lap("store")
         metrics = {f"train/{name}": value for name, value in train.items()}
-        metrics |= episode_metrics([record for outpost in self.outposts for record in outpost.records()])
+        metrics |= episode_metrics([record for worker in self.workers for record in worker.records()])
         metrics |= clock.metrics(self.env_steps - begin) | self.envs.fault_metrics() | self._pace_metrics()
         metrics |= self._intervention_metrics()
         joined = {name: _flat(self._stored, name) for name in ("env_rewards", "done", "success")}
@@ -125,7 +124,7 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
             "async/policy_lag_max": float(np.max(lags)),
             "async/queue_seconds": float(np.mean([item.queue_seconds for item in self._stored])),
             "async/act_seconds": float(np.mean([item.chunk.seconds for item in self._stored])),
-            "async/updates_owed": self._owed,
+            "async/updates_owed": self._pending_updates,
             "async/lag_waits": float(self._lag_waits),
         }
 
@@ -143,38 +142,38 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
     # Requests
 
     def _in_flight(self) -> int:
-        return sum(len(outpost.requests) for outpost in self.outposts)
+        return sum(len(worker.requests) for worker in self.workers)
 
     def _steps_asked(self) -> int:
         """Environment steps that are stored or under way."""
         under_way = sum(
-            request.num_steps * outpost.num_envs for outpost in self.outposts for request in outpost.requests
+            request.num_steps * worker.num_envs for worker in self.workers for request in worker.requests
         )
         return self.env_steps + under_way
 
     def _hand_out(self, limit: int | None) -> None:
         """Ask for steps, those with the fewest requests first, as far as the learner keeps up."""
-        if self._owed > self.max_owed:
+        if self._pending_updates > self.max_pending_updates:
             return
         for depth in range(self.pace.max_in_flight):
-            for outpost in self.outposts:
-                if len(outpost.requests) == depth:
-                    self._ask(outpost, limit)
+            for worker in self.workers:
+                if len(worker.requests) == depth:
+                    self._ask(worker, limit)
 
-    def _ask(self, outpost: Outpost, limit: int | None) -> None:
+    def _ask(self, worker: WorkerState, limit: int | None) -> None:
         asked, num_steps = self._steps_asked(), self.steps_per_request
         if limit is not None:
-            num_steps = min(num_steps, -(-(limit - asked) // outpost.num_envs))
+            num_steps = min(num_steps, -(-(limit - asked) // worker.num_envs))
         if num_steps < 1:
             return
         version, random_steps = self.learner.num_updates, 0
         if self.prior is None:
-            random_steps = max(-(-(self.section.learning_starts - asked) // outpost.num_envs), 0)
-        weights = None if outpost.version == version else self._current_weights()
+            random_steps = max(-(-(self.section.learning_starts - asked) // worker.num_envs), 0)
+        weights = None if worker.version == version else self._current_weights()
         progress = min(asked / self._learner_cfg.total_steps, 1.0)
-        pair = self.envs.act(outpost.rank, num_steps, version, weights, random_steps, progress)
-        outpost.version = version
-        outpost.requests.append(Request(num_steps, version, *pair))
+        pair = self.envs.act(worker.rank, num_steps, version, weights, random_steps, progress)
+        worker.version = version
+        worker.requests.append(Request(num_steps, version, *pair))
 
     def _current_weights(self) -> Pending:
         """The policy as it is now, made once for all workers."""
@@ -184,19 +183,19 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
 
     def _may_update(self) -> bool:
         """Whether an update is due and leaves all requests within the bound on the policy's lag."""
-        if self._owed < 1.0:
+        if self._pending_updates < 1.0:
             return False
-        acting = [outpost.requests[0].version for outpost in self.outposts if outpost.requests]
+        acting = [worker.requests[0].version for worker in self.workers if worker.requests]
         return not acting or self.learner.num_updates - min(acting) < self.pace.max_policy_lag
 
     # Answers
 
-    def _expected(self) -> list[tuple[Outpost, Request]]:
+    def _expected(self) -> list[tuple[WorkerState, Request]]:
         """The next answer of each env worker."""
         return [
-            (outpost, request)
-            for outpost in self.outposts
-            for request in [item for item in outpost.requests if item.chunk is None][:1]
+            (worker, request)
+            for worker in self.workers
+            for request in [item for item in worker.requests if item.chunk is None][:1]
         ]
 
     def _wait(self) -> None:
@@ -219,78 +218,78 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
             self._receive(*expected[first])
         if self.rewards is not None:
             self.rewards.pump(wait=False)
-        for outpost in self.outposts:
-            while outpost.requests and outpost.requests[0].is_whole:
+        for worker in self.workers:
+            while worker.requests and worker.requests[0].is_whole:
                 try:
-                    self._store(outpost, outpost.requests[0])
+                    self._store(worker, worker.requests[0])
                 except FramesLostError:
                     reason = "its machine has gone with the frames it made"
-                    self._replace(outpost, WorkerLostError("env", outpost.rank, reason))
+                    self._replace(worker, WorkerLostError("env", worker.rank, reason))
 
-    def _receive(self, outpost: Outpost, request: Request) -> None:
+    def _receive(self, worker: WorkerState, request: Request) -> None:
         """An answer is there; its frames go on to be judged."""
         try:
             request.chunk = request.answer.result()
         except WorkerLostError as error:
-            self._store_delivered(outpost)
-            self._replace(outpost, WorkerLostError("env", outpost.rank, error.reason))
+            self._store_delivered(worker)
+            self._replace(worker, WorkerLostError("env", worker.rank, error.reason))
             return
         except GuerdonError:
-            for each in self.outposts:  # the state that is saved has all that came before
+            for each in self.workers:  # the state that is saved has all that came before
                 self._store_delivered(each)
             raise
         assert request.chunk is not None
-        self.envs.delivered(outpost.rank)
+        self.envs.delivered(worker.rank)
         if self.rewards is not None:
-            request.judging = self.rewards.score_later(request.frames, len(request.chunk.rows))
+            request.scores = self.rewards.score_later(request.frames, len(request.chunk.rows))
 
-    def _store_delivered(self, outpost: Outpost) -> None:
+    def _store_delivered(self, worker: WorkerState) -> None:
         """Wait for the verdicts on chunks that are here and store them, unless their frames are lost."""
-        while outpost.requests and outpost.requests[0].chunk is not None:
-            while not outpost.requests[0].is_whole:
+        while worker.requests and worker.requests[0].chunk is not None:
+            while not worker.requests[0].is_whole:
                 assert self.rewards is not None
                 self.rewards.pump(wait=True)
             try:
-                self._store(outpost, outpost.requests[0])
+                self._store(worker, worker.requests[0])
             except FramesLostError:
-                log.warning("steps of env worker %d are lost with the frames they led to", outpost.rank)
+                log.warning("steps of env worker %d are lost with the frames they led to", worker.rank)
                 return
 
-    def _replace(self, outpost: Outpost, error: WorkerLostError) -> None:
+    def _replace(self, worker: WorkerState, error: WorkerLostError) -> None:
         """A worker is lost: what was stored stays, what was under way counts for nothing."""
-        outpost.replay.cut(outpost.obs)
-        begun = self.envs.replace_acting(outpost.rank, error, self.env_steps, len(outpost.requests))
-        outpost.begin(begun)
+        worker.replay.cut(worker.obs)
+        begun = self.envs.restart_acting(worker.rank, error, self.env_steps, len(worker.requests))
+        worker.reset(begun)
 
-    def _store(self, outpost: Outpost, request: Request) -> None:
+    def _store(self, worker: WorkerState, request: Request) -> None:
         """Put a judged chunk into the replay buffer and note it; raises if its frames were lost."""
         chunk = request.chunk
         assert chunk is not None
-        if chunk.first_step != outpost.stored_steps or chunk.policy_version != request.version:
+        if chunk.first_step != worker.stored_steps or chunk.policy_version != request.version:
             raise WorkerError(
-                f"env worker {outpost.rank} sent steps from {chunk.first_step} on with version "
-                f"{chunk.policy_version}; expected are {outpost.stored_steps} and {request.version}"
+                f"env worker {worker.rank} sent steps from {chunk.first_step} on with version "
+                f"{chunk.policy_version}; expected are {worker.stored_steps} and {request.version}"
             )
         prob, spread = (np.full(chunk.env_rewards.shape, np.nan, np.float32) for _ in range(2))
-        if request.judging is not None:
-            verdict = request.judging.result()
+        if request.scores is not None:
+            verdict = request.scores.result()
             prob.reshape(-1)[chunk.rows] = verdict.prob_success
             spread.reshape(-1)[chunk.rows] = verdict.disagreement
-        outpost.requests.popleft()
+        worker.requests.popleft()
         done = chunk.terminated | chunk.truncated
         if self.rewards is not None:
             resting = self.rewards.facts.contract.only_at_rest
-            prob = complete(prob, done, self.cfg, only_at_rest=resting)
-            spread = complete(spread, done, self.cfg)
+            prob = fill_scores(prob, done, self.cfg, only_at_rest=resting)
+            spread = fill_scores(spread, done, self.cfg)
         if self.scale is not None and self.rewards is not None:
             self.scale.update(learned_rewards(prob, done, self.cfg, self.rewards.facts.threshold))
         extras = self._extras(request, chunk, prob)
-        elapsed = outpost.store(chunk, done, extras)
+        elapsed = worker.store(chunk, done, extras)
         self._store_interventions(chunk, done, extras)
-        self._count(len(chunk), outpost.num_envs)
+        self._count(len(chunk), worker.num_envs)
         self._stored.append(
-            Stored(
-                rank=outpost.rank,
+            StoredChunk(
+                rank=worker.rank,
                 chunk=chunk,
                 frames=request.frames,
                 done=done,
@@ -303,7 +302,9 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
             )
         )
 
-    def _store_interventions(self, chunk: Chunk, done: BoolArray, extras: dict[str, NDArray[Any]]) -> None:
+    def _store_interventions(
+        self, chunk: StepChunk, done: BoolArray, extras: dict[str, NDArray[Any]]
+    ) -> None:
         """What a person did in a chunk goes to the demonstrations as well."""
         if chunk.intervened is None or not isinstance(self.section, SACConfig):
             return
@@ -316,9 +317,11 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         late = num_steps - min(max(before, 0), num_steps)
         self.env_steps += num_steps * num_envs
         if late:
-            self._owe(late * num_envs)
+            self._add_pending_updates(late * num_envs)
 
-    def _extras(self, request: Request, chunk: Chunk, prob: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    def _extras(
+        self, request: Request, chunk: StepChunk, prob: NDArray[np.float32]
+    ) -> dict[str, NDArray[Any]]:
         """What the replay buffer keeps beside the steps, [K, n, ...] each."""
         if self.rewards is None:
             return {}
@@ -345,7 +348,9 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         if "parts_rng" in state:
             self.replay.rng.bit_generator.state = state["parts_rng"]
         elif len(self.replay.parts) > 1:
-            log.warning("the checkpoint is of an older version: batches are shared out among workers anew")
+            log.warning(
+                "the checkpoint is of an older version: batches are drawn from the workers' buffers afresh"
+            )
 
 
 def steps_per_request(pace: AsynchronousConfig, num_envs: int, updates_per_step: float) -> int:
@@ -358,6 +363,6 @@ def steps_per_request(pace: AsynchronousConfig, num_envs: int, updates_per_step:
     return max(min(pace.steps_per_request, int(pace.max_policy_lag / round_updates)), 1)
 
 
-def _flat(stored: list[Stored], name: str) -> NDArray[Any]:
+def _flat(stored: list[StoredChunk], name: str) -> NDArray[Any]:
     """One value of all steps, in a row."""
     return np.concatenate([item.value(name).reshape(-1) for item in stored])

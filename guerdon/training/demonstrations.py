@@ -19,7 +19,7 @@ from guerdon.core.types import BoolArray, Episode
 from guerdon.data.datasets.frames import check_motion_is_seen
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.relabel import judged_frames
-from guerdon.training.reward_group import RewardGroup
+from guerdon.training.reward_workers import RewardWorkers
 
 log = logging.getLogger("guerdon")
 
@@ -27,7 +27,7 @@ log = logging.getLogger("guerdon")
 def fill_with_demonstrations(
     path: Path,
     spec: ObsSpec,
-    rewards: RewardGroup | None,
+    rewards: RewardWorkers | None,
     cfg: RewardConfig,
     make_replay: Callable[[int, int, int], ReplayBuffer],
     seed: int,
@@ -57,7 +57,7 @@ def _at_rest(episode: Episode) -> BoolArray:
     if episode.at_rest is None:
         raise DataError(
             f"a demonstration ({episode.source or 'of unknown source'}) does not tell where the robot stands "
-            "still, which the reward model asks for: collect demonstrations anew"
+            "still, which the reward model asks for: collect demonstrations again"
         )
     return episode.at_rest
 
@@ -76,7 +76,9 @@ def _until_success(fires: BoolArray) -> tuple[int, BoolArray]:
     return first + 1, np.arange(len(fires)) == first
 
 
-def _add(replay: ReplayBuffer, shown: Demonstration, rewards: RewardGroup | None, cfg: RewardConfig) -> None:
+def _add(
+    replay: ReplayBuffer, shown: Demonstration, rewards: RewardWorkers | None, cfg: RewardConfig
+) -> None:
     """Add one episode, which ends with its last step."""
     count, episode, kept = len(shown), shown.episode, slice(shown.first, None)
     done = np.arange(count) == count - 1

@@ -26,14 +26,22 @@ from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array, cont
 from guerdon.data.collect import RewardDataCollector
 from guerdon.data.collect.observations import FrameSource, per_env, with_final
 from guerdon.data.collect.wrapper import VectorDataCollectorWrapper
-from guerdon.distributed.engine import Handle
+from guerdon.distributed.engine import Handle, Pending
 from guerdon.envs.make import make_vector_env
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.manager import RewardManager
-from guerdon.training.acting import DistantPolicy, PolicySpec, RolloutPolicyWorker, RolloutWorker
-from guerdon.training.chunks import Chunk, ChunkPlayer, Stepped
+from guerdon.training.acting import (
+    DistantPolicy,
+    EnvStep,
+    PolicyRunner,
+    PolicySpec,
+    RolloutPolicyWorker,
+    RolloutWorker,
+    StepChunk,
+)
+from guerdon.training.frames import RewardFrames
 from guerdon.training.interventions import taken_actions
-from guerdon.training.judged import JudgedFrames
+from guerdon.training.loop import frame_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +59,16 @@ class EnvFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
-    """A rollout of one worker's environments as it travels."""
+class WorkerRollout:
+    """A rollout of one worker's environments; its frames stay where they are until somebody needs them."""
 
+    start: int
+    """The first of its environments, counted over all workers ..."""
+    stop: int
+    """... and the one after the last."""
     arrays: RolloutArrays
     rows: IntArray
-    """Which steps have a frame to be judged, as places in a flat [T * n], ascending."""
+    """Which steps have a frame to be scored, as places in a flat [T * n], ascending."""
     episodes: list[EpisodeRecord]
     """Those that ended in it; environments are numbered through over all workers."""
     policy_version: int
@@ -64,6 +76,20 @@ class Played:
     """Where the policy's random numbers are afterwards; None if the policy is the learner itself."""
     num_rendered: int = 0
     """Frames that were asked of the environments for it."""
+    frames: Pending | None = None
+    """Camera -> uint8 [len(rows), H, W, C] or stacks, wherever they are; given by `EnvWorkers`."""
+
+    def frames_of(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:
+        """What was scored of some steps, int [M] each, camera -> [M, ...]; `env` counts over all workers."""
+        assert self.frames is not None
+        count = self.stop - self.start
+        rows = [frame_row(self.rows, place, count) for place in (t * count + env - self.start).tolist()]
+        return {name: np.asarray(images[rows]) for name, images in self.frames.result().items()}
+
+    def places(self, num_envs: int) -> IntArray:
+        """Where the scored steps lie in the flat [T * N] of all workers."""
+        steps, envs = np.divmod(self.rows, self.stop - self.start)
+        return steps * num_envs + self.start + envs
 
 
 class EnvWorker:
@@ -98,10 +124,10 @@ class EnvWorker:
         total = cfg.num_envs if total_envs is None else total_envs
         self.first_env, self.share = first_env, (first_env, first_env + cfg.num_envs, total)
         self._policy: RolloutPolicyWorker | None = None
-        self._player: ChunkPlayer | None = None
+        self._player: PolicyRunner | None = None
         self.env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
         if reward.standalone:
-            _let_judge(self.env.unwrapped, reward)
+            _end_on_success(self.env.unwrapped, reward)
         self.knows_success, self.first_frames = _probe(self.env, cameras)
         if (collect.enabled or reward.collect_data) and not self.knows_success:
             raise ConfigError(f"{cfg.id} does not tell success in its info: its frames cannot be labelled")
@@ -128,9 +154,9 @@ class EnvWorker:
                 max_positive_trajectories=section.max_positive_trajectories,
                 max_negative_trajectories=section.max_negative_trajectories,
             )
-        self.judged: JudgedFrames | None = None
+        self.reward_frames: RewardFrames | None = None
         if cameras:
-            self.judged = JudgedFrames(self.env, cameras, num_steps, reward, num_frames, only_at_rest)
+            self.reward_frames = RewardFrames(self.env, cameras, num_steps, reward, num_frames, only_at_rest)
         self.rollouts = RolloutCollector(self.env, num_steps)
 
     @property
@@ -158,7 +184,7 @@ class EnvWorker:
             if isinstance(learner, PPO):
                 self._policy = RolloutWorker(learner, self.share)
             else:
-                self._player = ChunkPlayer(learner, self.env.single_action_space, self.first_env)
+                self._player = PolicyRunner(learner, self.env.single_action_space, self.first_env)
         elif isinstance(policy, Handle):
             self._policy = DistantPolicy(policy, self.share)
         else:
@@ -169,24 +195,28 @@ class EnvWorker:
         self._cut()
         self.rollouts.reset(seed + self.first_env)
 
-    def first_obs(self, seed: int) -> Any:
+    def reset_obs(self, seed: int) -> Any:
         """Begin new episodes in the same way; returns the observations, for stepping by hand."""
         self._cut()
         return self.env.reset(seed=seed + self.first_env)[0]
 
     def rollout(
         self, version: int, weights: dict[str, Any] | None = None
-    ) -> tuple[Played, dict[str, UInt8Array]]:
+    ) -> tuple[WorkerRollout, dict[str, UInt8Array]]:
         """Play one rollout with the given weights; also the frames to be judged, camera -> [K, H, W, C]."""
         assert self._policy is not None  # `attach` comes first
         self._policy.sync(version, weights)
         before = self._num_rendered()
         arrays = self.interact(self._policy).arrays()
-        rows, frames = (np.zeros(0, np.int64), {}) if self.judged is None else self.judged.gathered()
+        rows, frames = (
+            (np.zeros(0, np.int64), {}) if self.reward_frames is None else self.reward_frames.gathered()
+        )
         episodes = [
             replace(record, env=record.env + self.first_env) for record in self.rollouts.pop_episodes()
         ]
-        played = Played(
+        played = WorkerRollout(
+            start=self.share[0],
+            stop=self.share[1],
             arrays=arrays,
             rows=rows,
             episodes=episodes,
@@ -196,27 +226,27 @@ class EnvWorker:
         )
         return played, frames
 
-    def step(self, actions: NDArray[Any]) -> Stepped:
+    def step(self, actions: NDArray[Any]) -> EnvStep:
         """One step of all environments by hand, with the frames to be judged."""
-        if self.judged is None:
-            return self.take_step(0, actions)
-        self.judged.starts_anew = False
-        before = self.judged.num_rendered
-        step = self.take_step(0, actions)
-        rows, frames = self.judged.gathered()
-        return replace(step, rows=rows, frames=frames, num_rendered=self.judged.num_rendered - before)
+        if self.reward_frames is None:
+            return self.step_once(0, actions)
+        self.reward_frames.scores_all_first = False
+        before = self.reward_frames.num_rendered
+        step = self.step_once(0, actions)
+        rows, frames = self.reward_frames.gathered()
+        return replace(step, rows=rows, frames=frames, num_rendered=self.reward_frames.num_rendered - before)
 
-    def take_step(self, t: int, actions: NDArray[Any]) -> Stepped:
-        """One step of all environments; its frames are kept in `judged` as those of step `t`."""
+    def step_once(self, t: int, actions: NDArray[Any]) -> EnvStep:
+        """One step of all environments; its frames are kept in `reward_frames` as those of step `t`."""
         obs, env_rewards, terminated, truncated, info = self.env.step(actions)
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         done = terminated | truncated
-        reached = with_final(obs, info.get("final_obs"), done)
+        next_obs = with_final(obs, info.get("final_obs"), done)
         told = per_env(info, "success", len(done), done)
-        self.on_step(t, self.env, reached, done, info)
-        return Stepped(
+        self.on_step(t, self.env, next_obs, done, info)
+        return EnvStep(
             obs=obs,
-            reached=reached,
+            next_obs=next_obs,
             env_rewards=np.asarray(env_rewards, np.float32),
             terminated=terminated,
             truncated=truncated,
@@ -226,11 +256,11 @@ class EnvWorker:
             **taken_actions(info, actions, done),
         )
 
-    def begin_acting(self, seed: int) -> Any:
+    def reset_acting(self, seed: int) -> Any:
         """Begin new episodes for `act`; returns the observations."""
         assert self._player is not None  # `attach` comes first
-        obs = self.first_obs(seed)
-        self._player.begin(obs, seed)
+        obs = self.reset_obs(seed)
+        self._player.reset(obs, seed)
         return obs
 
     def act(
@@ -240,51 +270,54 @@ class EnvWorker:
         weights: dict[str, Any] | None,
         random_steps: int = 0,
         progress: float = 0.0,
-    ) -> tuple[Chunk, dict[str, UInt8Array]]:
-        """Take some steps alone with weights of `version`, None: those given last; see `ChunkPlayer`."""
+    ) -> tuple[StepChunk, dict[str, UInt8Array]]:
+        """Take some steps alone with weights of `version`, None: those given last; see `PolicyRunner`."""
         assert self._player is not None
         self._player.sync(version, weights)
         before = self._num_rendered()
-        chunk, frames = self._player.play(self, num_steps, random_steps, progress, self._handed_over)
+        chunk, frames = self._player.play(self, num_steps, random_steps, progress, self._take_frames)
         return replace(chunk, num_rendered=self._num_rendered() - before), frames
 
     def _num_rendered(self) -> int:
-        return 0 if self.judged is None else self.judged.num_rendered
+        return 0 if self.reward_frames is None else self.reward_frames.num_rendered
 
-    def _handed_over(self, num_steps: int) -> tuple[IntArray, dict[str, UInt8Array]]:
-        return (np.zeros(0, np.int64), {}) if self.judged is None else self.judged.handed_over()
+    def _gathered(self) -> tuple[IntArray, dict[str, UInt8Array]]:
+        return (np.zeros(0, np.int64), {}) if self.reward_frames is None else self.reward_frames.gathered()
+
+    def _take_frames(self, num_steps: int) -> tuple[IntArray, dict[str, UInt8Array]]:
+        return (np.zeros(0, np.int64), {}) if self.reward_frames is None else self.reward_frames.take()
 
     def _cut(self) -> None:
-        if self.judged is not None:
-            self.judged.begin()
+        if self.reward_frames is not None:
+            self.reward_frames.reset()
         if self._collector is not None:
             self._collector.cut()
 
     def interact(self, policy: RolloutPolicy) -> Rollout:
-        """One rollout; the frames to be judged are in `judged` afterwards."""
+        """One rollout; the frames to be judged are in `reward_frames` afterwards."""
         return self.rollouts.collect(policy, self.on_step)
 
     def on_step(
         self,
         t: int,
         env: VectorEnv[Any, Any, Any],
-        reached_obs: Any,
+        next_obs: Any,
         done: BoolArray,
         info: Mapping[str, Any],
     ) -> None:
         """What happens after every step of the environments."""
-        if self.judged is not None:
-            self.judged.add(t, reached_obs, done, info)
+        if self.reward_frames is not None:
+            self.reward_frames.add(t, next_obs, done, info)
         if self._collector is not None:
-            frames = self._collected.frames(reached_obs, done, np.arange(len(done)))
+            frames = self._collected.frames(next_obs, done, np.arange(len(done)))
             success = per_env(info, "success", len(done), done)
             env_info = {} if success is None else {"success": success}
             self._collector.add_env_output({"obs": frames, "dones": done}, env_info)
 
     def close(self) -> None:
         """Finish writing and close the environments."""
-        if self.judged is not None and self.judged.ahead is not None:
-            self.judged.ahead.close()
+        if self.reward_frames is not None and self.reward_frames.streaming is not None:
+            self.reward_frames.streaming.close()
         try:
             if self._collector is not None:
                 self._collector.close()
@@ -298,12 +331,12 @@ def _probe(env: VectorEnv[Any, Any, Any], cameras: Sequence[str]) -> tuple[bool,
     action = getattr(env.unwrapped, "resting_action", env.action_space.sample)()  # a robot is not to jerk
     obs, _, terminated, truncated, info = env.step(action)
     done = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
-    reached = with_final(obs, info.get("final_obs"), done)
-    frames = FrameSource(env, cameras).frames(reached, done, np.arange(len(done))) if cameras else {}
+    next_obs = with_final(obs, info.get("final_obs"), done)
+    frames = FrameSource(env, cameras).frames(next_obs, done, np.arange(len(done))) if cameras else {}
     return per_env(info, "success", len(done), done) is not None, frames
 
 
-def _let_judge(env: Any, reward: RewardConfig) -> None:
+def _end_on_success(env: Any, reward: RewardConfig) -> None:
     """Have the reward model end the episodes of a robot; its verdict is the one that is learned from."""
     if not hasattr(env, "set_judge"):
         raise ConfigError("reward.standalone ends episodes on a robot; use the wrappers for it elsewhere")

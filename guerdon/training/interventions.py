@@ -12,14 +12,14 @@ from guerdon.agents.replay import ReplayBuffer
 from guerdon.core.images import to_numpy
 from guerdon.core.types import BoolArray
 from guerdon.data.collect.observations import per_env
-from guerdon.training.chunks import Chunk
+from guerdon.training.acting import StepChunk
 
 INTERVENED_INFO, ACTION_INFO = "intervened", "action_taken"
 """The infos that tell whether a person chose the action, and which one it was."""
 
 
 def taken_actions(info: Mapping[str, Any], chosen: NDArray[Any], done: BoolArray) -> dict[str, Any]:
-    """What `Stepped` says of interventions: the actions [n, ...] that were taken, and where by a person.
+    """What `EnvStep` says of interventions: the actions [n, ...] that were taken, and where by a person.
 
     An action of the policy that the robot's safety cut short stays the policy's own: that it is cut short is
     how the world answers to it, and a critic has to learn that.
@@ -42,7 +42,7 @@ def taken_actions(info: Mapping[str, Any], chosen: NDArray[Any], done: BoolArray
 
 
 def store_interventions(
-    shown: ReplayBuffer, chunk: Chunk, done: BoolArray, extras: Mapping[str, NDArray[Any]]
+    shown: ReplayBuffer, chunk: StepChunk, done: BoolArray, extras: Mapping[str, NDArray[Any]]
 ) -> None:
     """Add the steps of a chunk in which a person acted to a buffer of demonstrations.
 
@@ -63,7 +63,7 @@ def store_interventions(
             chunk.actions[t],
             chunk.env_rewards[t],
             chunk.terminated[t],
-            [chunk.reached[t] if ended else chunk.obs_after(t) for ended in over.tolist()],
+            [chunk.final_obs[t] if ended else chunk.obs_after(t) for ended in over.tolist()],
             {name: values[t] for name, values in extras.items()},
         )
 

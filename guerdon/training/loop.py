@@ -11,10 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from guerdon.config import RewardConfig
 from guerdon.core.types import BoolArray, FloatArray, IntArray
 from guerdon.fit.refit import Judged
 from guerdon.monitoring.monitor import Watched
 from guerdon.rewards.calibration import fires
+from guerdon.rewards.relabel import judged_frames
 
 FEATURE_FRAMES = 64
 """Judged frames whose features are compared with those of the training frames."""
@@ -120,3 +122,59 @@ def frame_metrics(num_rendered: int, num_judged: int) -> dict[str, float]:
 def feature_rows(count: int, seed: int) -> IntArray:
     """Which of `count` judged frames are compared with the training frames, ascending."""
     return np.sort(np.random.default_rng(seed).permutation(count)[:FEATURE_FRAMES])
+
+
+def fill_scores(
+    values: FloatArray,
+    done: BoolArray,
+    cfg: RewardConfig,
+    *,
+    only_at_rest: bool = False,
+    last: FloatArray | None = None,
+) -> FloatArray:
+    """Verdicts [T, N] with those that were not asked for (NaN): 0 for robots in motion, or the last one.
+
+    Args:
+        values: float [T, N].
+        done: bool [T, N]; whether the episode ended with this step.
+        cfg: the `reward` section.
+        only_at_rest: the model judges robots that stand still alone.
+        last: float [N], of the step before the first; None: none is missing there.
+    """
+    if only_at_rest:
+        filled: FloatArray = np.where(np.isnan(values) & judged_frames(done, cfg), np.float32(0), values)
+        return filled
+    return carry_forward(values, last) if cfg.cache_verdicts and cfg.reward_mode == "per_step" else values
+
+
+def scored_frames_only(prob_success: FloatArray, disagreement: FloatArray) -> FloatArray:
+    """Verdicts that come from a look at a frame, NaN for all others; of those there is no disagreement."""
+    seen: FloatArray = np.where(np.isnan(disagreement), np.float32(np.nan), prob_success)
+    return seen
+
+
+def carry_forward(values: FloatArray, last: FloatArray | None = None) -> FloatArray:
+    """Verdicts [T, N] with those that were not given (NaN) taken from the step before.
+
+    Args:
+        values: float [T, N].
+        last: float [N], of the step before the first; None: none is missing there.
+    """
+    filled = values.copy()
+    for t, row in enumerate(filled):
+        before = last if t == 0 else filled[t - 1]
+        if before is not None:
+            row[:] = np.where(np.isnan(row), before, row)
+    return filled
+
+
+def frame_row(rows: IntArray, place: int, num_envs: int) -> int:
+    """Which of the judged frames shows a step: its own, or the last one before it of its environment.
+
+    Args:
+        rows: int [K], places of the judged frames in a flat [T * N], ascending.
+        place: of the step.
+        num_envs: N.
+    """
+    of_env = np.flatnonzero((rows % num_envs == place % num_envs) & (rows <= place))
+    return int(of_env[-1])

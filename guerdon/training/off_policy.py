@@ -16,10 +16,17 @@ from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.fit.refit import Judged
 from guerdon.monitoring.monitor import Watched
 from guerdon.rewards.relabel import learned_rewards
-from guerdon.training.chunks import Stepped, random_actions
-from guerdon.training.feed import complete, looked_at
+from guerdon.training.acting import EnvStep, random_actions
 from guerdon.training.interventions import store_step
-from guerdon.training.loop import Iteration, Stopwatch, episode_metrics, feature_rows, frame_metrics
+from guerdon.training.loop import (
+    Iteration,
+    Stopwatch,
+    episode_metrics,
+    feature_rows,
+    fill_scores,
+    frame_metrics,
+    scored_frames_only,
+)
 from guerdon.training.replay_learning import ITERATION_STEPS, LearningParts, ReplayLearning
 
 
@@ -41,11 +48,11 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
     def reset(self, seed: int) -> None:
         """Begin new episodes; those that ran are cut off in the buffer."""
         if self._obs is not None:
-            self.cut_off()
-        self._obs = self.envs.first_obs(seed, self.env_steps)
+            self.truncate_running_episodes()
+        self._obs = self.envs.reset_obs(seed, self.env_steps)
         self.episodes.reset()
 
-    def cut_off(self) -> None:
+    def truncate_running_episodes(self) -> None:
         """The running episodes will not go on."""
         self.replay.cut(self._obs)
 
@@ -62,10 +69,10 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
             self.env_steps += self.envs.num_envs
             if self.env_steps < self.section.learning_starts:
                 continue
-            self._owe(self.envs.num_envs)
-            while self._owed >= 1.0:
+            self._add_pending_updates(self.envs.num_envs)
+            while self._pending_updates >= 1.0:
                 train |= self._update()
-                self._owed -= 1.0
+                self._pending_updates -= 1.0
             watch.lap("update")
         metrics = {f"train/{name}": value for name, value in train.items()}
         metrics |= episode_metrics(self.episodes.pop())
@@ -81,7 +88,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
     ) -> Iteration:
         assert self.rewards is not None
         watched = Watched(
-            prob_success=looked_at(joined["prob_success"], joined["disagreement"]),
+            prob_success=scored_frames_only(joined["prob_success"], joined["disagreement"]),
             done=joined["done"],
             env_success=joined["success"] if self.knows_success() else None,
             elapsed=joined["elapsed"],
@@ -135,12 +142,12 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         env_rewards = step.env_rewards
         stored = {name: value for name, value in extras.items() if name != "disagreement"}
         self.replay.add(
-            self._obs, actions, env_rewards, step.terminated, step.truncated, step.reached, **stored
+            self._obs, actions, env_rewards, step.terminated, step.truncated, step.next_obs, **stored
         )
         if step.intervened is not None and step.intervened.any() and isinstance(self.section, SACConfig):
             store_step(
                 self._intervened(), step.intervened, self._obs, actions, env_rewards, step.terminated,
-                [step.reached] * len(done), stored,
+                [step.next_obs] * len(done), stored,
             )  # fmt: skip
         self._obs = step.obs
         if t == 0:
@@ -156,7 +163,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         self._watched.append({**noted, **{k: v for k, v in extras.items() if not k.startswith("frames/")}})
         return frames
 
-    def _take_step(self, progress: float) -> tuple[NDArray[Any], Stepped]:
+    def _take_step(self, progress: float) -> tuple[NDArray[Any], EnvStep]:
         """Choose actions and step; where a worker was lost, its episodes are cut off and new ones begin."""
         actions = self._actions(progress)
         step, fresh = self.envs.step(actions, self.env_steps)
@@ -181,7 +188,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
             return self.learner.act(self._obs, deterministic=False, progress=progress)
         return self.learner.act(self._obs, deterministic=False)
 
-    def _judge(self, done: BoolArray, step: Stepped) -> dict[str, NDArray[Any]]:
+    def _judge(self, done: BoolArray, step: EnvStep) -> dict[str, NDArray[Any]]:
         """Verdicts on what the step led to, [N] each, NaN where nothing was judged; perhaps the frames."""
         if self.rewards is None:
             return {}
@@ -190,8 +197,8 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         prob, spread = (np.full(len(done), np.nan, np.float32) for _ in range(2))
         prob[rows], spread[rows] = verdict.prob_success, verdict.disagreement
         resting, last = facts.contract.only_at_rest, self._last.get
-        prob = complete(prob[None], done[None], self.cfg, only_at_rest=resting, last=last("prob"))[0]
-        spread = complete(spread[None], done[None], self.cfg, last=last("spread"))[0]
+        prob = fill_scores(prob[None], done[None], self.cfg, only_at_rest=resting, last=last("prob"))[0]
+        spread = fill_scores(spread[None], done[None], self.cfg, last=last("spread"))[0]
         self._last = {"prob": prob, "spread": spread}
         values: dict[str, NDArray[Any]] = {"prob_success": prob, "disagreement": spread}
         if self.scale is not None:

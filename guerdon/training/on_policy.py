@@ -10,6 +10,7 @@ import numpy as np
 from guerdon.agents.ppo import PPO
 from guerdon.agents.rollout import Rollout
 from guerdon.config import RewardConfig
+from guerdon.core.images import latest_frames
 from guerdon.core.types import FloatArray, IntArray, UInt8Array
 from guerdon.distributed.engine import Engine, Pending
 from guerdon.fit.refit import Judged
@@ -17,26 +18,26 @@ from guerdon.monitoring.monitor import Watched
 from guerdon.monitoring.reward_path import check_reward_path
 from guerdon.rewards.image.scorer import Scores
 from guerdon.rewards.relabel import RewardScale, learned_rewards, training_rewards
-from guerdon.training.ahead import StreamingScorer
-from guerdon.training.env_group import EnvGroup, Fragment
-from guerdon.training.env_worker import Actor
-from guerdon.training.feed import complete, looked_at
+from guerdon.training.env_worker import Actor, WorkerRollout
+from guerdon.training.env_workers import EnvWorkers
 from guerdon.training.loop import (
     Iteration,
     Stopwatch,
     episode_metrics,
     feature_rows,
+    fill_scores,
     frame_metrics,
     reward_metrics,
+    scored_frames_only,
 )
-from guerdon.training.reward_group import FramesLostError, RewardGroup
+from guerdon.training.reward_workers import FramesLostError, RewardWorkers, StreamingScorer
 
 
 class OnPolicyLoop:
     """One iteration is a rollout and an update."""
 
     def __init__(
-        self, engine: Engine, learner: PPO, envs: EnvGroup, rewards: RewardGroup | None, cfg: RewardConfig
+        self, engine: Engine, learner: PPO, envs: EnvWorkers, rewards: RewardWorkers | None, cfg: RewardConfig
     ) -> None:
         self.envs, self.rewards, self.cfg = envs, rewards, cfg
         self.learner, self.actor = learner, Actor(learner)
@@ -44,17 +45,17 @@ class OnPolicyLoop:
         self.env_steps = 0
         self.path_checked = rewards is None
         self._engine = engine
-        self._fragments: list[Fragment] = []
+        self._parts: list[WorkerRollout] = []
         self._verdicts: list[Scores] = []
-        self._ahead: StreamingScorer | None = None
+        self._streaming: StreamingScorer | None = None
         if engine.shares_memory and rewards is not None and cfg.reward_mode == "per_step":
-            self._ahead = envs.judge_ahead(rewards.local)
+            self._streaming = envs.score_while_stepping(rewards.local)
 
-    def judge_at_the_end(self) -> None:
+    def score_after_rollout(self) -> None:
         """Judge no frame while a rollout goes on; the verdicts stay the same, see `StreamingScorer`."""
-        if self._ahead is not None:
-            self.envs.judge_at_the_end()
-        self._ahead = None
+        if self._streaming is not None:
+            self.envs.score_after_rollout()
+        self._streaming = None
 
     def knows_success(self) -> bool:
         """Whether the environments tell success."""
@@ -69,7 +70,7 @@ class OnPolicyLoop:
         watch = Stopwatch()
         version = self.actor.version
         weights = None if self._engine.shares_memory else self._engine.put(self.learner.policy_state())
-        self._fragments = self.envs.rollouts(version, weights, self.env_steps)
+        self._parts = self.envs.rollouts(version, weights, self.env_steps)
         watch.lap("rollout")
         self._judge(weights)
         watch.lap("compute_model_rewards")
@@ -82,7 +83,7 @@ class OnPolicyLoop:
         watch.lap("update")
         self.env_steps += rollout.num_transitions
         metrics |= {f"train/{name}": value for name, value in train.items()}
-        episodes = [record for fragment in self._fragments for record in fragment.played.episodes]
+        episodes = [record for part in self._parts for record in part.episodes]
         metrics |= episode_metrics(episodes) | self.envs.fault_metrics()
         metrics |= watch.metrics(rollout.num_transitions)
         return Iteration(metrics=metrics, watched=watched, judged=judged)
@@ -102,33 +103,32 @@ class OnPolicyLoop:
     def _show(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:
         """What was judged of some steps, camera -> [M, ...]."""
         shown: dict[str, UInt8Array] = {}
-        for fragment in self._fragments:
-            mine = np.flatnonzero((env >= fragment.start) & (env < fragment.stop))
-            for name, images in (fragment.show(t[mine], env[mine]) if len(mine) else {}).items():
+        for part in self._parts:
+            mine = np.flatnonzero((env >= part.start) & (env < part.stop))
+            for name, images in (part.frames_of(t[mine], env[mine]) if len(mine) else {}).items():
                 shown.setdefault(name, np.zeros((len(t), *images.shape[1:]), np.uint8))[mine] = images
         return shown
 
     def _judge(self, weights: Pending | None) -> None:
         """Ask for verdicts on all judged frames; rollouts whose frames got lost are played again."""
-        if self._ahead is not None:
-            self._verdicts = [self._ahead.verdict()]
+        if self._streaming is not None:
+            self._verdicts = [self._streaming.scores()]
             return
         while self.rewards is not None:
-            counts = [len(item.played.rows) for item in self._fragments]
+            counts = [len(part.rows) for part in self._parts]
             try:
-                self._verdicts = self.rewards.score_parts([item.frames for item in self._fragments], counts)
+                self._verdicts = self.rewards.score_parts(self._frames(), counts)
                 return
             except FramesLostError as error:
-                lost = self._fragments[error.part]
-                again = self.envs.again(lost, lost.played.policy_version, weights)
-                self._fragments[error.part] = again
+                lost = self._parts[error.part]
+                self._parts[error.part] = self.envs.again(lost, lost.policy_version, weights)
 
     def _receive(self) -> Rollout:
         """Put the rollouts of all workers side by side and hand them to the actor."""
-        played = [fragment.played for fragment in self._fragments]
-        rollout = Rollout.join([item.arrays for item in played], played[0].policy_version)
-        if played[0].generator is not None:  # all copies of the policy drew the same numbers
-            self.learner.set_generator(played[0].generator)
+        first = self._parts[0]
+        rollout = Rollout.join([part.arrays for part in self._parts], first.policy_version)
+        if first.generator is not None:  # all copies of the policy drew the same numbers
+            self.learner.set_generator(first.generator)
         self.actor.receive(rollout)
         return rollout
 
@@ -142,14 +142,14 @@ class OnPolicyLoop:
         done = (rollout.terminated | rollout.truncated).numpy()
         prob: FloatArray = np.full(done.shape, np.nan, np.float32)
         spread: FloatArray = np.full(done.shape, np.nan, np.float32)
-        for fragment, verdict in zip(self._fragments, self._verdicts, strict=True):
-            places = self._places(fragment)
+        for part, verdict in zip(self._parts, self._verdicts, strict=True):
+            places = part.places(self.envs.num_envs)
             prob.reshape(-1)[places] = verdict.prob_success
             spread.reshape(-1)[places] = verdict.disagreement
         facts = self.rewards.facts
         resting = facts.contract.only_at_rest
-        prob = complete(prob, done, self.cfg, only_at_rest=resting)
-        spread = complete(spread, done, self.cfg)
+        prob = fill_scores(prob, done, self.cfg, only_at_rest=resting)
+        spread = fill_scores(spread, done, self.cfg)
         threshold = facts.threshold
         if not self.path_checked and (done.any() or self.cfg.reward_mode == "per_step"):
             check_reward_path(self._relabel, self.actor.objective, done, self.cfg, threshold)
@@ -161,12 +161,11 @@ class OnPolicyLoop:
         rollout.reward_version = facts.version
         success = rollout.success.numpy() if self.knows_success() else None
         metrics = reward_metrics(prob, env_rewards, held, learned, success, threshold)
-        played = [fragment.played for fragment in self._fragments]
         metrics |= frame_metrics(
-            sum(item.num_rendered for item in played), sum(len(item.rows) for item in played)
+            sum(part.num_rendered for part in self._parts), sum(len(part.rows) for part in self._parts)
         )
         watched = Watched(
-            prob_success=looked_at(prob, spread),
+            prob_success=scored_frames_only(prob, spread),
             done=done,
             env_success=success,
             elapsed=rollout.elapsed.numpy(),
@@ -176,27 +175,27 @@ class OnPolicyLoop:
         )
         return metrics, watched
 
-    def _places(self, fragment: Fragment) -> IntArray:
-        """Where the judged steps of a worker lie in the flat [T * N] of all."""
-        steps, envs = np.divmod(fragment.played.rows, fragment.stop - fragment.start)
-        return steps * self.envs.num_envs + fragment.start + envs
+    def _frames(self) -> list[Pending]:
+        """The scored frames of each worker, wherever they are."""
+        return [part.frames for part in self._parts if part.frames is not None]
 
     def _features(self) -> FloatArray | None:
         """Of some of the judged frames; which ones does not depend on who made them."""
         assert self.rewards is not None
-        places = [self._places(fragment) for fragment in self._fragments]
+        places = [part.places(self.envs.num_envs) for part in self._parts]
         everything = np.sort(np.concatenate(places))
         if not len(everything):
             return None
         picked = everything[feature_rows(len(everything), self.env_steps)]
         rows = [np.flatnonzero(np.isin(mine, picked)) for mine in places]
-        return self.rewards.features([fragment.frames for fragment in self._fragments], rows)
+        return self.rewards.features(self._frames(), rows)
 
     def _frame(self, t: int, env: int) -> UInt8Array:
         """The first camera's frame of a judged step."""
         assert self.rewards is not None
-        fragment = next(item for item in self._fragments if item.start <= env < item.stop)
-        return fragment.frame(t, env, self.rewards.facts.image_keys[0])
+        shown = self._show(np.array([t]), np.array([env]))[self.rewards.facts.image_keys[0]]
+        frame: UInt8Array = latest_frames(shown)[0]
+        return frame
 
     def _relabel(self, prob_success: FloatArray) -> FloatArray:
         """From probabilities [T, N] to the training rewards that the actor holds."""

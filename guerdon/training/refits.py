@@ -14,7 +14,7 @@ from guerdon.core.types import display_path
 from guerdon.fit.refit import FILE, Refitter
 from guerdon.rewards.image.checkpoint import find_checkpoint
 from guerdon.training.loop import Iteration
-from guerdon.training.reward_group import RewardGroup
+from guerdon.training.reward_workers import RewardWorkers
 
 log = logging.getLogger("guerdon")
 
@@ -26,7 +26,7 @@ class Refits:
     """Who mines frames of the policy, refits the reward model with them and hands it to the workers."""
 
     def __init__(
-        self, config: GuerdonConfig, rewards: RewardGroup, folder: Path, *, knows_success: bool
+        self, config: GuerdonConfig, rewards: RewardWorkers, folder: Path, *, knows_success: bool
     ) -> None:
         """Refuse what cannot work, and open the data of the first fit."""
         if not knows_success:

@@ -24,9 +24,9 @@ from guerdon.core.types import BoolArray, FloatArray
 from guerdon.monitoring.reward_path import check_reward_path
 from guerdon.rewards.relabel import RewardScale, learned_rewards, training_rewards
 from guerdon.training.demonstrations import fill_with_demonstrations
-from guerdon.training.env_group import EnvGroup
+from guerdon.training.env_workers import EnvWorkers
 from guerdon.training.loop import reward_metrics
-from guerdon.training.reward_group import RewardGroup
+from guerdon.training.reward_workers import RewardWorkers
 
 ITERATION_STEPS = 512
 """Environment steps, all environments together, that make an iteration."""
@@ -40,8 +40,8 @@ class LearningParts:
     """What an off-policy loop puts together."""
 
     learner: SAC | DQN
-    envs: EnvGroup
-    rewards: RewardGroup | None
+    envs: EnvWorkers
+    rewards: RewardWorkers | None
     """None without a reward model."""
     cfg: RewardConfig
     learner_cfg: LearnerConfig
@@ -63,7 +63,7 @@ class ReplayLearning(ABC, Generic[Replay]):
         self.scale = RewardScale() if self.cfg.normalize else None
         self.env_steps = 0
         self.path_checked = self.rewards is None
-        self._owed = 0.0  # updates that are due
+        self._pending_updates = 0.0  # updates that are due
         self._action_space = parts.spaces[1]
         self._rng = np.random.default_rng(parts.seed)
         self._spec = ObsSpec.of(parts.spaces[0])
@@ -83,7 +83,7 @@ class ReplayLearning(ABC, Generic[Replay]):
             )
 
     @abstractmethod
-    def cut_off(self) -> None:
+    def truncate_running_episodes(self) -> None:
         """Mark the running episodes as truncated in the replay buffer: they will not go on."""
 
     def _make_replay(self, num_envs: int, capacity: int, seed: int) -> ReplayBuffer:
@@ -123,24 +123,24 @@ class ReplayLearning(ABC, Generic[Replay]):
 
     # Learning
 
-    def _owe(self, num_steps: int) -> None:
+    def _add_pending_updates(self, num_steps: int) -> None:
         """Environment steps were stored after the start of learning; their updates are due."""
-        if isinstance(self.section, SACConfig) and not self._owed and not self.learner.num_updates:
-            self._owed += self.section.num_critic_only_updates
-        self._owed += self.section.updates_per_step * num_steps
+        if isinstance(self.section, SACConfig) and not self._pending_updates and not self.learner.num_updates:
+            self._pending_updates += self.section.num_critic_only_updates
+        self._pending_updates += self.section.updates_per_step * num_steps
 
     def _update(self) -> dict[str, float]:
         if isinstance(self.learner, DQN):
             return self.learner.update(self._train_batch(self._sample(self.replay, self.section.batch_size)))
         assert isinstance(self.section, SACConfig)
-        size, shown = self.section.batch_size, self._people()
+        size, shown = self.section.batch_size, self._demonstrations()
         prior_rows = 0 if shown is None else round(size * self.section.prior_ratio)
         parts = [self._train_batch(self._sample(self.replay, size - prior_rows))] if prior_rows < size else []
         if shown is not None and prior_rows:
             parts.insert(0, self._train_batch(self._sample(shown, prior_rows)))
         return self.learner.update(TrainBatch.cat(parts) if len(parts) > 1 else parts[0], prior_rows)
 
-    def _people(self) -> ReplayBuffer | ReplayParts | None:
+    def _demonstrations(self) -> ReplayBuffer | ReplayParts | None:
         """What people did: demonstrations, and the steps in which they took over."""
         parts = [part for part in (self.prior, self.interventions) if part is not None]
         if len(parts) < 2:
@@ -216,7 +216,7 @@ class ReplayLearning(ABC, Generic[Replay]):
 
     def state_dict(self, folder: Path) -> dict[str, Any]:
         """Counters; the replay buffer goes to a file of its own."""
-        self.cut_off()
+        self.truncate_running_episodes()
         self.replay.save(folder / REPLAY_FILE)
         if self.prior is not None:
             self.prior.save(folder / PRIOR_FILE)
@@ -225,14 +225,14 @@ class ReplayLearning(ABC, Generic[Replay]):
         scale = None if self.scale is None else [self.scale.count, self.scale.mean, self.scale.spread]
         return {
             "env_steps": self.env_steps,
-            "owed": self._owed,
+            "owed": self._pending_updates,
             "scale": scale,
             "rng": self._rng.bit_generator.state,
         }
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
         """Go on from `state_dict`."""
-        self.env_steps, self._owed = int(state["env_steps"]), float(state["owed"])
+        self.env_steps, self._pending_updates = int(state["env_steps"]), float(state["owed"])
         if self.scale is not None and state["scale"] is not None:
             self.scale = RewardScale(*state["scale"])
         self._rng.bit_generator.state = state["rng"]

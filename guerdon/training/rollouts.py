@@ -15,7 +15,7 @@ from guerdon.data.collect.observations import with_final
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.drex import DREX
-from guerdon.training.chunks import random_actions
+from guerdon.training.acting import random_actions
 
 MAX_STEPS = 100_000
 """An episode that is longer has no end."""

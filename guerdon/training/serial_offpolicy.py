@@ -23,8 +23,8 @@ from guerdon.rewards.model import BaseRewardModel
 from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import Memory, ZooModel
 from guerdon.rewards.zoo.experience import Experience, RunningEpisodes
+from guerdon.training.acting import random_actions
 from guerdon.training.checkpoints import AnyLearner
-from guerdon.training.chunks import random_actions
 from guerdon.training.serial_loops import SerialLoop
 
 
@@ -50,7 +50,7 @@ class OffPolicySerial(SerialLoop):
         self._rng = np.random.default_rng(0)
         self._obs: Any = None
         self._memory: Memory = None
-        self._owed = 0.0
+        self._pending_updates = 0.0
         self._running = RunningEpisodes(env.num_envs)
 
     def reset(self, seed: int) -> None:
@@ -116,19 +116,19 @@ class OffPolicySerial(SerialLoop):
         self._store(experience)
         if self.env_steps < self.section.learning_starts:
             return {}
-        self._owed += len(experience) * self.section.updates_per_step
+        self._pending_updates += len(experience) * self.section.updates_per_step
         losses: dict[str, float] = {}
         learned = torch.zeros(0)
         if not self.path_checked:
             self._check_on(self.replay.sample(self.section.batch_size, torch.Generator().manual_seed(0)))
-        for _ in range(int(self._owed)):
+        for _ in range(int(self._pending_updates)):
             batch = self.replay.sample(self.section.batch_size, self.generator)
             learned = self.learned_rewards(batch) if batch.learned_rewards is None else batch.learned_rewards
             if self.scale is not None:
                 self.scale.update(learned.numpy())
             losses = self.learner.update(self._train_batch(batch, learned))
             self.train_iter += 1
-        self._owed -= int(self._owed)
+        self._pending_updates -= int(self._pending_updates)
         if not len(learned):
             return {}
         return {
@@ -155,12 +155,12 @@ class OffPolicySerial(SerialLoop):
 
     def state_dict(self) -> dict[str, Any]:
         """With the replay buffer."""
-        return {**super().state_dict(), "owed": self._owed, "replay": self.replay.state_dict()}
+        return {**super().state_dict(), "owed": self._pending_updates, "replay": self.replay.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
         super().load_state_dict(state)
-        self._owed = float(state["owed"])
+        self._pending_updates = float(state["owed"])
         self.replay.load_state_dict(state["replay"])
 
     def _train_batch(self, batch: StepBatch, learned: Tensor) -> TrainBatch:

@@ -246,7 +246,7 @@ class SerialRun:
             raise DataError(f"training broke down at step {self.loop.env_steps}: {bad[0]} is not finite")
 
     def _env_seed(self, step: int) -> int:
-        """Of what begins anew at a checkpoint: it follows from the step, as it does when a run is resumed."""
+        """Seed of the episodes after a checkpoint; it follows from the step alone."""
         return int(np.random.SeedSequence([self.cfg.seed, step]).generate_state(1)[0] >> 2)
 
     # Files

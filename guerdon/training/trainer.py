@@ -52,15 +52,15 @@ from guerdon.training.checkpoints import (
     readable_state,
     save_policy,
 )
-from guerdon.training.env_group import EnvGroup
 from guerdon.training.env_worker import EnvWorker
+from guerdon.training.env_workers import EnvWorkers
 from guerdon.training.evaluation import Evaluation, FilmedEpisode, evaluate
 from guerdon.training.loop import Iteration, Loop
 from guerdon.training.off_policy import OffPolicyLoop
 from guerdon.training.on_policy import OnPolicyLoop
 from guerdon.training.refits import Refits
 from guerdon.training.replay_learning import LearningParts
-from guerdon.training.reward_group import RewardGroup
+from guerdon.training.reward_workers import RewardWorkers
 from guerdon.training.robots import fit_for_robots
 
 log = logging.getLogger("guerdon")
@@ -116,10 +116,10 @@ class EmbodiedRunner:
     def _make_workers(self) -> None:
         """Reward workers and env workers, the learner, and the loop that puts them together."""
         config = self.config
-        self.rewards: RewardGroup | None = None
+        self.rewards: RewardWorkers | None = None
         if config.reward.use_reward_model:
-            self.rewards = RewardGroup(self.engine, config.reward, config.runner.task_type)
-        self.envs = EnvGroup(
+            self.rewards = RewardWorkers(self.engine, config.reward, config.runner.task_type)
+        self.envs = EnvWorkers(
             self.engine,
             config.env.train,
             config.reward,
@@ -290,7 +290,7 @@ class EmbodiedRunner:
         elif saved.state.get("refits") is not None and saved.state["refits"]["count"]:
             log.warning("the reward model had been refitted; reward.refit_interval=0 uses the first one")
         if self.monitor is not None and saved.state["monitor"] is not None:
-            # All episodes begin anew, perhaps in another number of environments: none is carried on.
+            # All episodes are reset, perhaps in another number of environments: none is carried on.
             self.monitor.load_state_dict({**saved.state["monitor"], "running": None})
 
     def _warm_start(self) -> None:
@@ -320,7 +320,7 @@ class EmbodiedRunner:
     def _env_seed(self, step: int) -> int:
         """Of the environments from `step` on.
 
-        They begin anew at every checkpoint, with a seed that follows from the step: a resumed run and one
+        They are reset at every checkpoint, with a seed that follows from the step: a resumed run and one
         that was never interrupted then see the same episodes.
         """
         return int(np.random.SeedSequence([self.config.seed, step]).generate_state(1)[0] >> 2)
@@ -367,7 +367,7 @@ class EmbodiedRunner:
         return self.refits.metrics()
 
     def _renew_monitor(self) -> None:
-        """Watch for what the present model promises; counts begin anew, but that of alarms."""
+        """Watch for what the present model promises; counts start again, but that of alarms."""
         if self.monitor is not None and self.refits is not None and self.refits.count:
             raised = self.monitor.num_alarms
             self.monitor = self._make_monitor()

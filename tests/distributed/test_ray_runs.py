@@ -14,7 +14,7 @@ from guerdon.core.errors import ClusterError, ConfigError, DataError, WorkerErro
 from guerdon.data.summary import inspect
 from guerdon.distributed import WorkerSpec, make_engine
 from guerdon.rewards.image.worker import ImageRewardWorker
-from guerdon.training.reward_group import FramesLostError, RewardGroup
+from guerdon.training.reward_workers import FramesLostError, RewardWorkers
 from guerdon.training.trainer import EmbodiedRunner
 from tests.distributed.ranks import Warns
 from tests.training.conftest import views
@@ -208,7 +208,7 @@ def reward_cfg(checkpoint):
 def rewards(reward_cfg):
     engine = make_engine("ray", ClusterConfig(component_placement={"reward": "1-2"}))
     try:
-        yield RewardGroup(engine, reward_cfg, "embodied")
+        yield RewardWorkers(engine, reward_cfg, "embodied")
     finally:
         engine.close()
 

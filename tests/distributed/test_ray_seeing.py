@@ -12,7 +12,7 @@ from guerdon.config import ClusterConfig, RewardConfig, RewardModelConfig
 from guerdon.distributed import make_engine
 from guerdon.models import load_checkpoint, save_checkpoint
 from guerdon.serve import RewardManager
-from guerdon.training.reward_group import RewardGroup
+from guerdon.training.reward_workers import RewardWorkers
 from tests.distributed.test_ray_runs import curve
 from tests.training.conftest import views
 from tests.training.short_runs import SAC
@@ -58,7 +58,7 @@ def test_a_reward_worker_that_is_replaced_judges_with_the_latest_model(checkpoin
     expected = RewardManager(replace(cfg, model=replace(cfg.model, checkpoint_path=str(other)))).score(frames)
     engine = make_engine("ray", ClusterConfig(component_placement={"reward": "1-2"}))
     try:
-        rewards = RewardGroup(engine, cfg, "embodied")
+        rewards = RewardWorkers(engine, cfg, "embodied")
         assert not np.allclose(rewards.score(frames).prob_success, expected.prob_success, atol=1e-3)
         rewards.load(other)
         assert rewards.facts.threshold == 0.123

@@ -5,7 +5,7 @@ import pytest
 from guerdon.config import ClusterConfig
 from guerdon.distributed import make_engine
 from guerdon.rewards.calibration import fires
-from guerdon.training.reward_group import RewardGroup
+from guerdon.training.reward_workers import RewardWorkers
 from tests.verdicts import CAMERA, make_case
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -16,7 +16,7 @@ def test_ray_agrees_on_every_probability_and_decision(tmp_path, kind):
     case = make_case(tmp_path, kind)
     engine = make_engine("ray", ClusterConfig(component_placement={"reward": "0-1"}))
     try:
-        group = RewardGroup(engine, case.reward(), "embodied")
+        group = RewardWorkers(engine, case.reward(), "embodied")
         prob = group.score({CAMERA: case.frames}).prob_success
         threshold = group.facts.threshold
     finally:

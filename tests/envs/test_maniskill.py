@@ -19,7 +19,7 @@ from guerdon.envs import TabletopVectorEnv
 from guerdon.envs.make import make_vector_env
 from guerdon.envs.maniskill import batch as maniskill_batch
 from guerdon.envs.maniskill.env import DeviceSimulators, ManiSkillVectorEnv
-from guerdon.training.feed import FrameFeed
+from guerdon.training.frames import FrameSelector
 
 pytestmark = pytest.mark.sim
 
@@ -137,8 +137,8 @@ def test_terminal_verdicts_on_stacks_render_no_other_frames():
     env = make(render_mode="rgb_array", max_episode_steps=4)
     try:
         env.reset(seed=5)
-        feed = FrameFeed(env, ["base_camera"], RewardConfig(reward_mode="terminal"), 2)
-        feed.begin()
+        feed = FrameSelector(env, ["base_camera"], RewardConfig(reward_mode="terminal"), 2)
+        feed.reset()
         for action in actions(2, 8):
             _, _, _, done, _ = env.step(action)
             env_ids, frames = feed.step(env.state(), done)

@@ -14,7 +14,7 @@ from guerdon.config import load_config
 from guerdon.core.errors import ConfigError, DataError, WorkerError
 from guerdon.distributed import ThreadEngine
 from guerdon.serve import ImageRewardWorker
-from guerdon.training.env_group import EnvGroup
+from guerdon.training.env_workers import EnvWorkers
 from guerdon.training.trainer import EmbodiedRunner
 from tests.training.counting import LENGTH
 from tests.training.test_embodied import SAC as LEARNED
@@ -130,13 +130,13 @@ def test_actions_are_random_first_and_then_the_learners(short, tmp_path, make):
 
 def test_weights_travel_only_when_they_changed(short, tmp_path, monkeypatch, make):
     given = []
-    act = EnvGroup.act
+    act = EnvWorkers.act
 
     def noted(self, rank, num_steps, version, weights, *rest):
         given.append((version, None if weights is None else weights.result().keys()))
         return act(self, rank, num_steps, version, weights, *rest)
 
-    monkeypatch.setattr(EnvGroup, "act", noted)
+    monkeypatch.setattr(EnvWorkers, "act", noted)
     runner = make([*short, ASYNC], tmp_path / "run")
     runner.loop.reset(0)
     for _ in range(2):
@@ -160,7 +160,10 @@ def test_the_policy_lag_is_bounded(short, tmp_path, monkeypatch, slow, bound, ma
         delay(monkeypatch, 0.002)
     runner = make([*short, *more], tmp_path / "run")
     loop = runner.loop
-    loop.steps_per_request, loop.max_owed = 10, 60.0  # larger than the bound allows without waiting
+    loop.steps_per_request, loop.max_pending_updates = (
+        10,
+        60.0,
+    )  # larger than the bound allows without waiting
     loop.reset(0)
     metrics = [loop.advance(0.0).metrics for _ in range(2)]
     largest = max(entry["async/policy_lag_max"] for entry in metrics)
@@ -205,18 +208,18 @@ def test_a_slow_learner_holds_the_environments_back(short, tmp_path, monkeypatch
     def watched():
         metrics = update()
         env = runner.env_worker.env.envs[0].unwrapped
-        ahead = int(env._count[2]) - loop.outposts[0].stored_steps
-        seen.append((len(loop.outposts[0].requests), ahead, loop._owed))
+        streaming = int(env._count[2]) - loop.workers[0].stored_steps
+        seen.append((len(loop.workers[0].requests), streaming, loop._pending_updates))
         return metrics
 
     loop._update = watched
     loop.reset(0)
     for _ in range(2):
         loop.advance(0.0)
-    requests, ahead, owed = (max(column) for column in zip(*seen, strict=True))
+    requests, streaming, owed = (max(column) for column in zip(*seen, strict=True))
     assert requests == in_flight
-    assert 0 < ahead <= in_flight * 10  # steps that were taken and are not stored
-    assert owed <= loop.max_owed + in_flight * 10 * 3 * 0.5 + 1
+    assert 0 < streaming <= in_flight * 10  # steps that were taken and are not stored
+    assert owed <= loop.max_pending_updates + in_flight * 10 * 3 * 0.5 + 1
     assert len(seen) > 100
 
 
@@ -297,7 +300,7 @@ def test_a_resumed_run_continues_with_every_episode_counted_once(short, tmp_path
     entries = before + lines(tmp_path / "resumed")
     # An iteration ends with whole requests, 6 of 32 steps of 3 environments; before a checkpoint on its mark.
     assert [entry["step"] for entry in entries if "async/policy_lag_max" in entry] == [576, 1026, 1539]
-    # Episodes have 7 steps; environments begin anew at the checkpoint, after 342 steps of each.
+    # Episodes have 7 steps; environments begin score_all at the checkpoint, after 342 steps of each.
     assert sum(entry.get("env/episodes", 0) for entry in entries) == 3 * (342 // 7 + 171 // 7)
     held = steps_of(runner.loop.replay.parts[0])
     counts = np.concatenate([np.arange(1, 343), np.arange(1, 172)]).astype(np.float32)

@@ -13,8 +13,8 @@ from guerdon.config import CollectConfig, EnvConfig, LearnerConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import Episode, control_mode_of, with_control_mode
 from guerdon.data.store import StoreWriter
-from guerdon.training.attempts import saved_policy
 from guerdon.training.checkpoints import load_policy, make_learner, save_policy
+from guerdon.training.collect_policy import saved_policy
 
 SPACES = gym.spaces.Box(-1, 1, (5,), np.float32), gym.spaces.Box(-1, 1, (4,), np.float32)
 

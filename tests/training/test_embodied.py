@@ -92,7 +92,7 @@ def test_terminal_mode_renders_one_frame_for_each_episode(settings, tmp_path):
     runner.loop.advance(0.0)
     rollout = runner.loop.actor.rollout
     done = (rollout.terminated | rollout.truncated).numpy()
-    assert runner.env_worker.judged.num_rendered == done.sum() == 8
+    assert runner.env_worker.reward_frames.num_rendered == done.sum() == 8
     assert not rollout.training_rewards.numpy()[~done].any()
     runner.env_worker.close()
 
@@ -109,7 +109,7 @@ def test_env_rewards_stay_beside_the_training_rewards(settings, tmp_path):
     env_rewards = rollout.env_rewards.numpy()
     assert env_rewards.any() and 0 < fired.mean() < 1
     np.testing.assert_allclose(rollout.training_rewards.numpy(), 0.5 * env_rewards + 10 * fired, rtol=1e-5)
-    rows, frames = runner.env_worker.judged.gathered()
+    rows, frames = runner.env_worker.reward_frames.gathered()
     judged = manager.score({name: images[:5] for name, images in frames.items()}).prob_success
     np.testing.assert_allclose(judged, watched.prob_success.reshape(-1)[rows[:5]], atol=1e-5)
     runner.env_worker.close()

@@ -55,7 +55,7 @@ def test_ppo_with_rollouts_in_which_no_episode_ends(settings, tmp_path):
     assert summary["env_steps"] >= 400 and summary["stopped"] is None
 
 
-# Judging while the rollout goes on
+# PendingScores while the rollout goes on
 
 
 def judged_run(runner, monkeypatch):
@@ -81,7 +81,7 @@ def test_frames_judged_during_the_rollout_and_at_its_end_get_the_same_verdicts(
     more = ["env.train.num_envs=48", "learner.ppo.minibatch_size=400"]  # 1200 frames in a rollout
     ahead = judged_run(make_runner(settings, tmp_path, more), monkeypatch)
     late = make_runner(settings, tmp_path, more)
-    late.loop.judge_at_the_end()
+    late.loop.score_after_rollout()
     at_the_end = judged_run(late, monkeypatch)
     assert ahead[2] == 3 * [(False, 512), (False, 512), (False, 176)]  # on a thread of its own
     assert at_the_end[2] == 3 * [(True, 1024), (True, 176)]

@@ -28,7 +28,7 @@ from guerdon.envs import TabletopVectorEnv
 from guerdon.envs.tabletop.camera import base_camera
 from guerdon.envs.tabletop.scene import GOAL
 from guerdon.fit import fit_reward_model
-from guerdon.training.feed import FrameFeed
+from guerdon.training.frames import FrameSelector
 
 VIEW = "base_camera@goal"
 
@@ -87,7 +87,7 @@ def test_stacks_of_the_view_are_rendered_on_demand_too():
     frames = {}
     for mode in ("per_step", "terminal"):
         env = tabletop()
-        feed = FrameFeed(env, [VIEW], RewardConfig(reward_mode=mode), 2)
+        feed = FrameSelector(env, [VIEW], RewardConfig(reward_mode=mode), 2)
         rng = np.random.default_rng(0)
         for _ in range(3):
             obs, _, _, truncated, info = env.step(rng.uniform(-1, 1, (6, 4)).astype(np.float32))

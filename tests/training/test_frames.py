@@ -9,7 +9,8 @@ from guerdon.config import RewardConfig
 from guerdon.core.errors import DataError
 from guerdon.data.collect.observations import with_final
 from guerdon.envs import TabletopVectorEnv
-from guerdon.training.feed import FrameFeed, carry_on, judged_row
+from guerdon.training.frames import FrameSelector
+from guerdon.training.loop import carry_forward, frame_row
 
 LENGTH = 4
 
@@ -61,7 +62,7 @@ def random_actions(num_envs, seed=0):
 @pytest.mark.parametrize("obs_mode", ["state", "rgb"])
 def test_a_stack_holds_the_latest_frames_of_its_own_episode(count, mode, obs_mode):
     env = tabletop(obs_mode=obs_mode)
-    feed = FrameFeed(env, ["base_camera"], RewardConfig(reward_mode=mode), count)
+    feed = FrameSelector(env, ["base_camera"], RewardConfig(reward_mode=mode), count)
     seen = 0
     for done, (env_ids, frames), episodes in watch(env, feed, 11, random_actions(4)):
         assert env_ids.tolist() == (np.flatnonzero(done).tolist() if mode == "terminal" else [0, 1, 2, 3])
@@ -76,7 +77,7 @@ def test_a_stack_holds_the_latest_frames_of_its_own_episode(count, mode, obs_mod
 
 def test_terminal_mode_renders_the_frames_of_its_stacks_and_no_others():
     env = tabletop()
-    feed = FrameFeed(env, ["base_camera"], RewardConfig(reward_mode="terminal"), 3)
+    feed = FrameSelector(env, ["base_camera"], RewardConfig(reward_mode="terminal"), 3)
     rendered = []
 
     def counted(real):
@@ -100,13 +101,13 @@ def test_terminal_mode_renders_the_frames_of_its_stacks_and_no_others():
 
 def test_new_episodes_from_outside_end_the_stacks():
     env = tabletop()
-    feed = FrameFeed(env, ["base_camera"], RewardConfig(), 2)
+    feed = FrameSelector(env, ["base_camera"], RewardConfig(), 2)
     everyone = np.zeros(4, np.bool_)
     for _ in range(2):
         obs = env.step(np.ones((4, 4), np.float32))[0]
         feed.step(obs, everyone)
     env.reset(seed=5)
-    feed.begin()
+    feed.reset()
     obs = env.step(np.ones((4, 4), np.float32))[0]
     frames = feed.step(obs, everyone)[1]["base_camera"]
     np.testing.assert_array_equal(frames[:, 0], frames[:, 1])
@@ -185,7 +186,7 @@ def test_reused_verdicts_are_those_of_judging_everything(count, kind, by_hand):
     results, shown = {}, {}
     for cached in (False, True):
         env = make()
-        feed = FrameFeed(
+        feed = FrameSelector(
             env, ["base_camera"], RewardConfig(cache_verdicts=cached, cache_tolerance=0.0), count
         )
         values, num_judged = np.full((60, 4), np.nan), 0
@@ -195,8 +196,8 @@ def test_reused_verdicts_are_those_of_judging_everything(count, kind, by_hand):
                 values[t, env_ids] = verdicts(frames["base_camera"])
             if not by_hand:
                 continue
-            values[t : t + 1] = carry_on(values[t : t + 1], values[t - 1] if t else None)
-        results[cached] = values if by_hand else carry_on(values)
+            values[t : t + 1] = carry_forward(values[t : t + 1], values[t - 1] if t else None)
+        results[cached] = values if by_hand else carry_forward(values)
         shown[cached] = (num_judged, feed.num_rendered)
     np.testing.assert_array_equal(results[True], results[False])
     assert shown[False] == (240, 240)
@@ -211,7 +212,7 @@ def test_a_tolerance_is_measured_from_the_last_motion_and_not_from_the_last_step
     env = TabletopVectorEnv(1, image_size=(16, 16), autoreset_mode=AutoresetMode.SAME_STEP)
     env.reset(seed=0)
     cfg = RewardConfig(cache_verdicts=True, cache_tolerance=0.05)
-    feed = FrameFeed(env, ["base_camera"], cfg)
+    feed = FrameSelector(env, ["base_camera"], cfg)
     creeping = np.array([[0.1, 0.0, 0.0, 1.0]], np.float32)  # 2 mm a step
     judged = []
     for t in range(45):
@@ -223,17 +224,17 @@ def test_a_tolerance_is_measured_from_the_last_motion_and_not_from_the_last_step
 
 def test_a_rollout_begins_with_a_verdict_on_everyone():
     env = tabletop()
-    feed = FrameFeed(env, ["base_camera"], RewardConfig(cache_verdicts=True))
+    feed = FrameSelector(env, ["base_camera"], RewardConfig(cache_verdicts=True))
     still = np.zeros((4, 4), np.float32)
     still[:, 3] = 1.0
     obs = env.step(still)[0]
     feed.step(obs, np.zeros(4, np.bool_))
     obs = env.step(still)[0]
-    env_ids, frames = feed.step(obs, np.zeros(4, np.bool_), anew=True)
+    env_ids, frames = feed.step(obs, np.zeros(4, np.bool_), score_all=True)
     assert env_ids.tolist() == [0, 1, 2, 3]
     np.testing.assert_array_equal(frames["base_camera"], env.render_frames(final=True))
 
 
 def test_the_frame_of_a_reused_verdict_is_the_last_one_before_it():
     rows = np.array([0, 1, 2, 4, 6, 8])  # 3 environments, 3 steps
-    assert [judged_row(rows, place, 3) for place in range(9)] == [0, 1, 2, 0, 3, 2, 4, 3, 5]
+    assert [frame_row(rows, place, 3) for place in range(9)] == [0, 1, 2, 0, 3, 2, 4, 3, 5]

@@ -1,35 +1,107 @@
-"""Chunks in the replay buffer as the monitor sees them."""
+"""What the learner of an asynchronous run knows of its env workers: what they were asked, what came of it."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from guerdon.agents.episodes import EpisodeRecord, EpisodeTracker
+from guerdon.agents.replay import ReplayBuffer
 from guerdon.core.images import latest_frames
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.distributed.engine import Pending
 from guerdon.monitoring.monitor import Watched
-from guerdon.training.chunks import Chunk
-from guerdon.training.feed import judged_row, looked_at
-from guerdon.training.loop import feature_rows
-from guerdon.training.reward_group import FramesLostError, RewardGroup
+from guerdon.training.acting import StepChunk
+from guerdon.training.loop import feature_rows, frame_row, scored_frames_only
+from guerdon.training.reward_workers import FramesLostError, PendingScores, RewardWorkers
+
+
+@dataclass(eq=False)
+class Request:
+    """Steps that an env worker was asked for and that are not stored yet."""
+
+    num_steps: int
+    version: int
+    """Of the weights that act."""
+    answer: Pending
+    frames: Pending
+    began: float = field(default_factory=time.monotonic)
+    chunk: StepChunk | None = None
+    """The answer, once it is here ..."""
+    scores: PendingScores | None = None
+    """... and the verdicts on its frames; None where nothing is judged."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it can be stored."""
+        return self.chunk is not None and (self.scores is None or self.scores.done)
+
+
+@dataclass(eq=False)
+class WorkerState:
+    """What the learner knows of an env worker."""
+
+    rank: int
+    first_env: int
+    num_envs: int
+    replay: ReplayBuffer
+    episodes: EpisodeTracker
+    requests: deque[Request] = field(default_factory=deque)
+    version: int | None = None
+    """Of the weights that it was given last."""
+    obs: Any = None
+    """Observations after the latest step that is stored."""
+    stored_steps: int = 0
+    """Steps of its environments since their episodes were begun from here."""
+
+    def reset(self, obs: Any) -> None:
+        """Its episodes were reset, perhaps in a new process."""
+        self.requests.clear()
+        self.obs, self.stored_steps, self.version = obs, 0, None
+        self.episodes.reset()
+
+    def store(self, chunk: StepChunk, done: BoolArray, extras: dict[str, NDArray[Any]]) -> IntArray:
+        """Add the steps one after another; returns the step within its episode of each, int64 [K, n]."""
+        elapsed = np.empty(done.shape, np.int64)
+        for t in range(len(chunk)):
+            elapsed[t] = self.episodes.lengths
+            self.episodes.add(chunk.env_rewards[t], done[t], chunk.success[t])
+            self.replay.add(
+                chunk.obs_at(t),
+                chunk.actions[t],
+                chunk.env_rewards[t],
+                chunk.terminated[t],
+                chunk.truncated[t],
+                chunk.final_obs.get(t),
+                **{name: values[t] for name, values in extras.items()},
+            )
+        self.obs = chunk.last_obs
+        self.stored_steps += len(chunk)
+        return elapsed
+
+    def records(self) -> list[EpisodeRecord]:
+        """Episodes that ended, numbered over all workers."""
+        return [replace(record, env=record.env + self.first_env) for record in self.episodes.pop()]
+
 
 log = logging.getLogger("guerdon")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class StoredChunk:
     """A chunk that was judged and stored; arrays are [K, n]."""
 
     rank: int
     """Of its env worker."""
-    chunk: Chunk
+    chunk: StepChunk
     frames: Pending
     """Of the judged steps, wherever they are."""
     done: BoolArray
@@ -57,9 +129,9 @@ _NOTHING = {"prob_success": np.nan, "disagreement": np.nan, "done": False, "succ
 
 
 def watch(
-    stored: Sequence[Stored],
+    stored: Sequence[StoredChunk],
     parts: Sequence[tuple[int, int]],
-    rewards: RewardGroup,
+    rewards: RewardWorkers,
     env_steps: int,
     knows_success: bool,
 ) -> Watched:
@@ -88,7 +160,7 @@ def watch(
         start, stop = parts[rank]
         for item in mine[rank]:
             if t < len(item.chunk):
-                row = judged_row(item.chunk.rows, t * (stop - start) + env - start, stop - start)
+                row = frame_row(item.chunk.rows, t * (stop - start) + env - start, stop - start)
                 frames: UInt8Array = item.frames.result()[rewards.facts.image_keys[0]]
                 one: UInt8Array = latest_frames(frames[row : row + 1])[0]
                 return one
@@ -96,7 +168,7 @@ def watch(
         raise IndexError(f"environment {env} has no stored step {t} in this iteration")
 
     return Watched(
-        prob_success=looked_at(joined("prob_success"), joined("disagreement")),
+        prob_success=scored_frames_only(joined("prob_success"), joined("disagreement")),
         done=joined("done"),
         env_success=joined("success") if knows_success else None,
         elapsed=joined("elapsed"),
@@ -106,7 +178,7 @@ def watch(
     )
 
 
-def _features(stored: Sequence[Stored], rewards: RewardGroup, env_steps: int) -> FloatArray | None:
+def _features(stored: Sequence[StoredChunk], rewards: RewardWorkers, env_steps: int) -> FloatArray | None:
     """Of some of the judged frames, drawn from all chunks."""
     counts = [len(item.chunk.rows) for item in stored]
     if not sum(counts):

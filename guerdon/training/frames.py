@@ -17,8 +17,9 @@ from gymnasium.vector import VectorEnv
 from guerdon.config import RewardConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
-from guerdon.data.collect.observations import AT_REST_INFO, FrameSource, camera_behind, native_of
+from guerdon.data.collect.observations import AT_REST_INFO, FrameSource, camera_behind, native_of, per_env
 from guerdon.rewards.relabel import judged_frames
+from guerdon.training.reward_workers import StreamingScorer
 
 Picked: TypeAlias = tuple[IntArray, dict[str, UInt8Array]]
 """Environments int [n], and of each camera what is judged of them."""
@@ -74,7 +75,7 @@ class EpisodeStacks:
         return self._stacks
 
 
-class FrameFeed:
+class FrameSelector:
     """Follows the episodes of N environments and picks what is to be judged of every step."""
 
     def __init__(
@@ -85,7 +86,7 @@ class FrameFeed:
         num_frames: int = 1,
         only_at_rest: bool = False,
     ) -> None:
-        """Set up; episodes begin with `begin`.
+        """Set up; call `reset` when episodes start.
 
         Args:
             env: shows its cameras in observations or on demand.
@@ -114,12 +115,12 @@ class FrameFeed:
         self.num_rendered = 0
         """Frames that were asked of the environments so far."""
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """All environments begin new episodes."""
         self._age[:] = 0
 
     def step(
-        self, obs: Any, done: BoolArray, *, at_rest: BoolArray | None = None, anew: bool = False
+        self, obs: Any, done: BoolArray, *, at_rest: BoolArray | None = None, score_all: bool = False
     ) -> Picked:
         """What is to be judged of the step that was just taken.
 
@@ -127,7 +128,7 @@ class FrameFeed:
             obs: what the actions led to, with the final observations of ended episodes.
             done: bool [N]; whether the episode ended with this step.
             at_rest: bool [N]; whether the robot stands still, if that decides what is judged.
-            anew: judge every environment, also where nothing moved.
+            score_all: judge every environment, also where nothing moved.
 
         Returns:
             int [n], environments to judge; where others are missing in `per_step` mode their last verdict
@@ -140,7 +141,7 @@ class FrameFeed:
         elif self._cfg.reward_mode == "terminal":
             picked = self._last_of_episodes(obs, done)
         elif self._reuses:
-            picked = self._moved(obs, done, anew)
+            picked = self._moved(obs, done, score_all)
         else:
             picked = self._everyone, self._stacked(self._show(obs, done, self._everyone), self._everyone)
         self._age = np.where(done, 0, self._age + 1)
@@ -187,7 +188,7 @@ class FrameFeed:
             stacks[~far, -1 - back] = stacks[~far, -back]
         return stacks
 
-    def _moved(self, obs: Any, done: BoolArray, anew: bool) -> Picked:
+    def _moved(self, obs: Any, done: BoolArray, score_all: bool) -> Picked:
         """The environments in which something moved, or whose stacks still hold an earlier picture."""
         begun = self._age == 0
         if self._native is None:
@@ -196,11 +197,11 @@ class FrameFeed:
             shown = self._everyone
         else:
             moved = begun | self._states_differ(begun)
-            shown = np.flatnonzero(moved | anew)
+            shown = np.flatnonzero(moved | score_all)
             frames = self._show(obs, done, shown)
         self._since = np.where(begun, self._num_frames - 1, np.where(moved, 0, self._since + 1))
         stacks = self._stacked(frames, shown)
-        judged = np.flatnonzero(moved | anew | (self._since < self._num_frames))
+        judged = np.flatnonzero(moved | score_all | (self._since < self._num_frames))
         if not len(judged):
             return judged, {}
         if self._num_frames > 1 or self._native is None:
@@ -237,57 +238,80 @@ def _known(at_rest: BoolArray | None) -> BoolArray:
     return at_rest
 
 
-def complete(
-    values: FloatArray,
-    done: BoolArray,
-    cfg: RewardConfig,
-    *,
-    only_at_rest: bool = False,
-    last: FloatArray | None = None,
-) -> FloatArray:
-    """Verdicts [T, N] with those that were not asked for (NaN): 0 for robots in motion, or the last one.
+class RewardFrames:
+    """The frames of some steps that the reward model will look at, and no others: render on demand."""
 
-    Args:
-        values: float [T, N].
-        done: bool [T, N]; whether the episode ended with this step.
-        cfg: the `reward` section.
-        only_at_rest: the model judges robots that stand still alone.
-        last: float [N], of the step before the first; None: none is missing there.
-    """
-    if only_at_rest:
-        filled: FloatArray = np.where(np.isnan(values) & judged_frames(done, cfg), np.float32(0), values)
-        return filled
-    return carry_on(values, last) if cfg.cache_verdicts and cfg.reward_mode == "per_step" else values
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        cameras: Sequence[str],
+        num_steps: int,
+        cfg: RewardConfig,
+        num_frames: int = 1,
+        only_at_rest: bool = False,
+    ) -> None:
+        """Make room for `num_steps` steps of `env`; `cfg` and what follows say what is judged."""
+        self._selector = FrameSelector(env, cameras, cfg, num_frames, only_at_rest)
+        self._cameras = tuple(cameras)
+        self._shape = (num_steps, env.num_envs)
+        self._every = cfg.reward_mode == "per_step"
+        self._all: dict[str, UInt8Array] = {}  # room for all frames of `num_steps` steps ...
+        self._count = 0  # ... of which so many are there
+        self._rows: list[IntArray] = []
+        self._some: list[dict[str, UInt8Array]] = []
+        self.scores_all_first = True
+        """Whether step 0 gets a verdict on every environment; otherwise the caller keeps earlier ones."""
+        self.streaming: StreamingScorer | None = None
+        """Who is told of frames as soon as they are there, where every frame is judged."""
 
+    @property
+    def num_rendered(self) -> int:
+        """Frames that were asked of the environments so far."""
+        return self._selector.num_rendered
 
-def looked_at(prob_success: FloatArray, disagreement: FloatArray) -> FloatArray:
-    """Verdicts that come from a look at a frame, NaN for all others; of those there is no disagreement."""
-    seen: FloatArray = np.where(np.isnan(disagreement), np.float32(np.nan), prob_success)
-    return seen
+    def reset(self) -> None:
+        """New episodes begin everywhere."""
+        self._selector.reset()
 
+    def add(self, t: int, next_obs: Any, done: BoolArray, info: Mapping[str, Any]) -> None:
+        """Take the frames that step `t` led to; of ended episodes the final ones."""
+        num_steps, num_envs = self._shape
+        if t == 0:
+            self._rows, self._some, self._count = [], [], 0
+            if self.streaming is not None:
+                self.streaming.reset()
+        told = per_env(info, AT_REST_INFO, len(done), done)
+        at_rest = None if told is None else told >= 0.5
+        score_all = t == 0 and self.scores_all_first
+        env_ids, frames = self._selector.step(next_obs, done, at_rest=at_rest, score_all=score_all)
+        if len(env_ids):
+            self._rows.append(t * num_envs + env_ids)
+            if self._every:
+                self._keep(frames, len(env_ids))
+            else:
+                self._some.append(frames)
+        if self.streaming is not None:
+            self.streaming.ready(self._all, self._count, last=t == num_steps - 1)
 
-def carry_on(values: FloatArray, last: FloatArray | None = None) -> FloatArray:
-    """Verdicts [T, N] with those that were not given (NaN) taken from the step before.
+    def _keep(self, frames: dict[str, UInt8Array], count: int) -> None:
+        for name, images in frames.items():
+            if name not in self._all:
+                size = self._shape[0] * self._shape[1]
+                self._all[name] = np.empty((size, *images.shape[1:]), np.uint8)
+            self._all[name][self._count : self._count + count] = images
+        self._count += count
 
-    Args:
-        values: float [T, N].
-        last: float [N], of the step before the first; None: none is missing there.
-    """
-    filled = values.copy()
-    for t, row in enumerate(filled):
-        before = last if t == 0 else filled[t - 1]
-        if before is not None:
-            row[:] = np.where(np.isnan(row), before, row)
-    return filled
+    def gathered(self) -> tuple[IntArray, dict[str, UInt8Array]]:
+        """Which steps were judged, as places in a flat [T * N], and their frames, camera -> [K, H, W, C]."""
+        if not self._rows:
+            return np.zeros(0, np.int64), {}
+        rows = np.concatenate(self._rows)
+        if self._every:
+            return rows, {name: images[: self._count] for name, images in self._all.items()}
+        return rows, {name: np.concatenate([part[name] for part in self._some]) for name in self._cameras}
 
-
-def judged_row(rows: IntArray, place: int, num_envs: int) -> int:
-    """Which of the judged frames shows a step: its own, or the last one before it of its environment.
-
-    Args:
-        rows: int [K], places of the judged frames in a flat [T * N], ascending.
-        place: of the step.
-        num_envs: N.
-    """
-    of_env = np.flatnonzero((rows % num_envs == place % num_envs) & (rows <= place))
-    return int(of_env[-1])
+    def take(self) -> tuple[IntArray, dict[str, UInt8Array]]:
+        """The same; the arrays are the caller's and not used again."""
+        gathered = self.gathered()
+        self._all, self._rows, self._some, self._count = {}, [], [], 0
+        return gathered

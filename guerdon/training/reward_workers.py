@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from guerdon.core.errors import WorkerLostError
 from guerdon.core.types import FloatArray, IntArray, UInt8Array
 from guerdon.distributed.engine import Engine, LocalGroup, Pending, RestartCounter, WorkerSpec
 from guerdon.rewards.image.manager import RewardFacts
-from guerdon.rewards.image.scorer import Scores
+from guerdon.rewards.image.scorer import MINI_BATCH, Scores
 from guerdon.rewards.image.worker import REQUEST_FRAMES, ImageRewardWorker, join_scores, load_image_worker
 
 log = logging.getLogger("guerdon")
@@ -53,7 +54,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Judging:
+class PendingScores:
     """Verdicts under way on frames that are elsewhere."""
 
     jobs: list[Job]
@@ -68,7 +69,7 @@ class Judging:
         return join_scores([_answer(job, 0) for job in self.jobs])
 
 
-class RewardGroup:
+class RewardWorkers:
     """All reward workers of a run; requests are shared among them, as fast as each one answers."""
 
     def __init__(self, engine: Engine, cfg: RewardConfig, task_type: Any) -> None:
@@ -127,7 +128,7 @@ class RewardGroup:
 
     # Requests under way
 
-    def score_later(self, frames: Pending, count: int) -> Judging:
+    def score_later(self, frames: Pending, count: int) -> PendingScores:
         """Ask for verdicts on frames that are there, but elsewhere; `pump` brings them."""
         jobs = [
             Job("score_some", (frames, start, min(start + REQUEST_FRAMES, count)))
@@ -135,7 +136,7 @@ class RewardGroup:
         ]
         self._waiting.extend(jobs)
         self._hand_out()
-        return Judging(jobs)
+        return PendingScores(jobs)
 
     def pending(self) -> list[Pending]:
         """The answers that are waited for next."""
@@ -224,3 +225,43 @@ def _answer(job: Job, part: int) -> Any:
     if isinstance(job.error, WorkerLostError) and job.error.role == "object":
         raise FramesLostError(part) from job.error
     return job.result()
+
+
+REQUEST_MIN_FRAMES = 2 * MINI_BATCH
+"""Frames in a request: few, so that scores begins early and little is left for the end."""
+
+
+class StreamingScorer:
+    """Takes the frames of a rollout as they are made; verdicts are those of scores them all in the end."""
+
+    def __init__(self, worker: ImageRewardWorker) -> None:
+        """Judge with `worker`, which nobody else may ask meanwhile."""
+        self._worker = worker
+        self._pool = ThreadPoolExecutor(1, "judge")
+        self._parts: list[Future[Scores]] = []
+        self._asked = 0
+
+    def reset(self) -> None:
+        """A new rollout; what is left of a broken one is dropped."""
+        for part in self._parts:
+            part.cancel()
+        self._parts, self._asked = [], 0
+
+    def ready(self, frames: Mapping[str, UInt8Array], count: int, *, last: bool = False) -> None:
+        """The first `count` frames, camera -> uint8 [M, H, W, C], are there and stay as they are.
+
+        Requests are whole mini-batches, so that no verdict depends on when its frame came; the `last` takes
+        the rest.
+        """
+        while self._asked + REQUEST_MIN_FRAMES <= count or (last and self._asked < count):
+            stop = min(self._asked + REQUEST_MIN_FRAMES, count)
+            self._parts.append(self._pool.submit(self._worker.score_some, frames, self._asked, stop))
+            self._asked = stop
+
+    def scores(self) -> Scores:
+        """On all frames since `reset`; raises what scores raised."""
+        return join_scores([part.result() for part in self._parts])
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown(cancel_futures=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,12 @@ from numpy.typing import NDArray
 
 from guerdon.config import CollectConfig, EnvConfig, RewardConfig
 from guerdon.core.errors import ConfigError, WorkerLostError
-from guerdon.core.images import latest_frames
-from guerdon.core.types import IntArray, UInt8Array
 from guerdon.distributed.engine import Engine, Group, LocalGroup, Pending, RestartCounter, WorkerSpec
 from guerdon.distributed.placement import divide
 from guerdon.rewards.image.worker import ImageRewardWorker
-from guerdon.training.acting import PolicySpec, RolloutWorker, make_rollout_worker
-from guerdon.training.ahead import StreamingScorer
-from guerdon.training.chunks import Stepped
-from guerdon.training.env_worker import EnvFacts, EnvWorker, Played
-from guerdon.training.feed import judged_row
+from guerdon.training.acting import EnvStep, PolicySpec, RolloutWorker, make_rollout_worker
+from guerdon.training.env_worker import EnvFacts, EnvWorker, WorkerRollout
+from guerdon.training.reward_workers import StreamingScorer
 
 log = logging.getLogger("guerdon")
 
@@ -36,35 +32,7 @@ CLOSE_SECONDS = 60.0
 """How long workers may take to finish writing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fragment:
-    """A rollout of one env worker; its frames stay where they are until somebody needs them."""
-
-    rank: int
-    start: int
-    """The first of its environments ..."""
-    stop: int
-    """... and the one after the last."""
-    played: Played
-    frames: Pending
-
-    def show(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:
-        """What was judged of some steps, int [M] each, camera -> [M, ...]; `env` counts over all workers."""
-        count = self.stop - self.start
-        rows = [
-            judged_row(self.played.rows, place, count) for place in (t * count + env - self.start).tolist()
-        ]
-        return {name: np.asarray(images[rows]) for name, images in self.frames.result().items()}
-
-    def frame(self, t: int, env: int, camera: str) -> UInt8Array:
-        """One judged frame; `env` counts over all workers."""
-        place = t * (self.stop - self.start) + env - self.start
-        row = judged_row(self.played.rows, place, self.stop - self.start)
-        one: UInt8Array = latest_frames(self.frames.result()[camera][row : row + 1])[0]
-        return one
-
-
-class EnvGroup:
+class EnvWorkers:
     """All env workers of a run, and the rollout workers where these are apart."""
 
     def __init__(
@@ -108,7 +76,7 @@ class EnvGroup:
         self._counter, self._rollout_counter = RestartCounter("env"), RestartCounter("rollout")
         self._steps_done = 0
         self._policy: PolicySpec | RolloutWorker | None = None
-        self._taken: dict[int, Stepped] = {}
+        self._taken: dict[int, EnvStep] = {}
 
     @property
     def local(self) -> EnvWorker:
@@ -135,30 +103,30 @@ class EnvGroup:
             )
         return self.group.submit(rank, "attach", self._policy)
 
-    def judge_ahead(self, worker: ImageRewardWorker) -> StreamingScorer:
+    def score_while_stepping(self, worker: ImageRewardWorker) -> StreamingScorer:
         """Let a reward worker of this process judge frames while rollouts go on."""
-        judged = self.local.judged
-        assert judged is not None
-        judged.ahead = StreamingScorer(worker)
-        return judged.ahead
+        kept = self.local.reward_frames
+        assert kept is not None
+        kept.streaming = StreamingScorer(worker)
+        return kept.streaming
 
-    def judge_at_the_end(self) -> None:
-        """Undo `judge_ahead`."""
-        judged = self.local.judged
-        assert judged is not None
-        if judged.ahead is not None:
-            judged.ahead.close()
-        judged.ahead = None
+    def score_after_rollout(self) -> None:
+        """Undo `score_while_stepping`."""
+        kept = self.local.reward_frames
+        assert kept is not None
+        if kept.streaming is not None:
+            kept.streaming.close()
+        kept.streaming = None
 
     def reset(self, seed: int, env_steps: int) -> None:
         """Begin new episodes everywhere, for rollouts."""
-        self._begin(seed, env_steps, "reset")
+        self._reset_all(seed, env_steps, "reset")
 
-    def first_obs(self, seed: int, env_steps: int) -> Any:
+    def reset_obs(self, seed: int, env_steps: int) -> Any:
         """Begin new episodes everywhere; returns the observations [N, ...], for stepping by hand."""
-        return _side_by_side(self._begin(seed, env_steps, "first_obs"))
+        return _side_by_side(self._reset_all(seed, env_steps, "reset_obs"))
 
-    def _begin(self, seed: int, env_steps: int, method: str) -> list[Any]:
+    def _reset_all(self, seed: int, env_steps: int, method: str) -> list[Any]:
         self._steps_done = env_steps
         answers: list[Any] = []
         pending = [self.group.submit(rank, method, seed) for rank in range(self.group.size)]
@@ -171,26 +139,27 @@ class EnvGroup:
 
     # Rollouts
 
-    def rollouts(self, version: int, weights: Pending | None, env_steps: int) -> list[Fragment]:
+    def rollouts(self, version: int, weights: Pending | None, env_steps: int) -> list[WorkerRollout]:
         """A rollout of every worker with the same policy; lost workers are replaced and play again."""
         self._steps_done = env_steps
-        done: dict[int, Fragment] = {}
+        done: dict[int, WorkerRollout] = {}
         while len(done) < self.group.size:
             missing = [rank for rank in range(self.group.size) if rank not in done]
             self._play(missing, version, weights, done)
         return [done[rank] for rank in range(self.group.size)]
 
-    def again(self, fragment: Fragment, version: int, weights: Pending | None) -> Fragment:
+    def again(self, lost: WorkerRollout, version: int, weights: Pending | None) -> WorkerRollout:
         """Play a rollout again whose frames went with their machine."""
-        error = WorkerLostError("env", fragment.rank, "its machine has gone with the frames it made")
-        self._recover({fragment.rank: error})
-        done: dict[int, Fragment] = {}
+        rank = self.parts.index((lost.start, lost.stop))
+        error = WorkerLostError("env", rank, "its machine has gone with the frames it made")
+        self._recover({rank: error})
+        done: dict[int, WorkerRollout] = {}
         while not done:
-            self._play([fragment.rank], version, weights, done)
-        return done[fragment.rank]
+            self._play([rank], version, weights, done)
+        return done[rank]
 
     def _play(
-        self, ranks: Sequence[int], version: int, weights: Pending | None, done: dict[int, Fragment]
+        self, ranks: Sequence[int], version: int, weights: Pending | None, done: dict[int, WorkerRollout]
     ) -> None:
         lost: dict[int, WorkerLostError] = {}
         if self.rollout_group is not None:
@@ -198,11 +167,8 @@ class EnvGroup:
         given = None if self.rollout_group is not None else weights
         pairs = {rank: self.group.submit_pair(rank, "rollout", version, given) for rank in ranks}
         for rank, (played, frames) in pairs.items():
-            start, stop = self.parts[rank]
             try:
-                done[rank] = Fragment(
-                    rank=rank, start=start, stop=stop, played=played.result(), frames=frames
-                )
+                done[rank] = replace(played.result(), frames=frames)
                 self._counter.answered(rank)
                 if self.rollout_group is not None:
                     self._rollout_counter.answered(rank % self.rollout_group.size)
@@ -271,7 +237,7 @@ class EnvGroup:
 
     def step(
         self, actions: NDArray[Any], env_steps: int, *, still: Sequence[int] | None = None
-    ) -> tuple[Stepped | None, dict[int, Any]]:
+    ) -> tuple[EnvStep | None, dict[int, Any]]:
         """One step of all environments.
 
         Args:
@@ -281,8 +247,8 @@ class EnvGroup:
 
         Returns:
             What came of it, and nothing else; or None and, by rank, the first observations of workers that
-            were lost and begin anew. Their episodes were cut off before this step; it is complete when they
-            have taken it too, with new actions (`still`).
+            were lost and started again. Their episodes were truncated before this step; it is complete when
+            they have taken it too, with new actions (`still`).
         """
         self._steps_done = env_steps
         if still is None:
@@ -294,23 +260,23 @@ class EnvGroup:
                 self._taken[rank] = item.result()
                 self._counter.answered(rank)
             except WorkerLostError as error:
-                fresh[rank] = self._revive(rank, error, "first_obs")
+                fresh[rank] = self._revive(rank, error, "reset_obs")
         return (None if fresh else self._joined()), fresh
 
-    def _joined(self) -> Stepped:
+    def _joined(self) -> EnvStep:
         """The steps of all workers side by side."""
         steps = [self._taken[rank] for rank in range(self.group.size)]
         if len(steps) == 1:
             one = steps[0]
-            return replace(one, obs=_side_by_side([one.obs]), reached=_side_by_side([one.reached]))
+            return replace(one, obs=_side_by_side([one.obs]), next_obs=_side_by_side([one.next_obs]))
         names = ["env_rewards", "terminated", "truncated", "success"]
         if all(item.intervened is not None for item in steps):
             names += ["actions", "intervened"]
         rows = [item.rows + start for item, (start, _) in zip(steps, self.parts, strict=True)]
         judged = [item.frames for item in steps if item.frames]
-        return Stepped(
+        return EnvStep(
             obs=_side_by_side([item.obs for item in steps]),
-            reached=_side_by_side([item.reached for item in steps]),
+            next_obs=_side_by_side([item.next_obs for item in steps]),
             rows=np.concatenate(rows),
             frames={k: np.concatenate([each[k] for each in judged]) for k in (judged[0] if judged else {})},
             num_rendered=sum(item.num_rendered for item in steps),
@@ -325,9 +291,9 @@ class EnvGroup:
         for rank in range(self.group.size):
             self._attach(rank).result()
 
-    def begin_acting(self, seed: int, env_steps: int) -> list[Any]:
+    def reset_acting(self, seed: int, env_steps: int) -> list[Any]:
         """Begin new episodes everywhere; returns the observations of each worker."""
-        return self._begin(seed, env_steps, "begin_acting")
+        return self._reset_all(seed, env_steps, "reset_acting")
 
     def act(self, rank: int, *request: Any) -> tuple[Pending, Pending]:
         """Ask a worker for a chunk, and for its frames apart; see `EnvWorker.act`."""
@@ -337,11 +303,11 @@ class EnvGroup:
         """A worker's chunk is here."""
         self._counter.answered(rank)
 
-    def replace_acting(self, rank: int, error: WorkerLostError, env_steps: int, num_requests: int) -> Any:
+    def restart_acting(self, rank: int, error: WorkerLostError, env_steps: int, num_requests: int) -> Any:
         """Replace a worker that was lost with its requests; returns the first observations of the new one."""
         self._steps_done = env_steps
         self.rollouts_lost += num_requests
-        return self._revive(rank, error, "begin_acting")
+        return self._revive(rank, error, "reset_acting")
 
     def fault_metrics(self) -> dict[str, float]:
         """What was lost so far in this run, all roles together; nothing if nothing was."""
