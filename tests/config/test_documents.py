@@ -20,7 +20,7 @@ DOCUMENTS = Path(__file__).parent / "documents"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "embodiment" / "config"
 
 COLLECT_WHILE_TRAINING = {
-    "reward.group_name": "RewardWorkers",
+    "reward.group_name": "RewardGroup",
     "reward.use_reward_model": False,
     "reward.collect_data": True,
     "reward.model.model_type": "binary_classifier",
@@ -34,7 +34,7 @@ COLLECT_WHILE_TRAINING = {
     "reward.data_collection.max_negative_trajectories": 500,
 }
 TRAIN_ON_THE_CLASSIFIER = {
-    "reward.group_name": "RewardWorkers",
+    "reward.group_name": "RewardGroup",
     "reward.use_reward_model": True,
     "reward.collect_data": False,
     "reward.reward_type": "binary",
@@ -60,7 +60,7 @@ MEANING: dict[str, dict[str, Any]] = {
         "runner.task_type": "embodied",
         "runner.output_dir": "../results",
         "runner.experiment_name": "reward-model-training",
-        "reward.group_name": "RewardWorkers",
+        "reward.group_name": "RewardGroup",
         "fit.backend": "simple",
         "fit.gpu_id": 0,
         "fit.global_batch_size": 32,
@@ -123,7 +123,7 @@ MEANING: dict[str, dict[str, Any]] = {
     },
     "003_configuration": {
         "reward.use_reward_model": True,
-        "reward.group_name": "RewardWorkers",
+        "reward.group_name": "RewardGroup",
         "reward.reward_mode": "per_step",
         "reward.success_reward": 1.0,
         "reward.fail_reward": 0.0,

@@ -85,7 +85,7 @@ def test_what_has_no_effect_is_said_with_the_reason(overrides, said, caplog):
         ["engine=ray", "cluster.component_placement={env: 0-1}"],
         ["reward.reward_weight=0.1", "reward.combine_mode=weighted"],
         ["learner.sac.gamma=0.9", "learner.algorithm=sac"],
-        ["reward.group_name=RewardWorkers"],
+        ["reward.group_name=RewardGroup"],
     ],
 )
 def test_what_has_an_effect_is_not_named(overrides):

@@ -164,12 +164,12 @@ def test_the_path_is_checked_again_when_a_run_is_resumed(
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_another_threshold_is_caught(settings, tmp_path, monkeypatch, algorithm):
-    module = "onpolicy" if algorithm == "ppo" else "replay_learning"
+    module = "on_policy" if algorithm == "ppo" else "replay_learning"
 
     def wrong(prob, env_rewards, done, cfg, threshold, scale=None):
         return training_rewards(prob, env_rewards, done, cfg, 0.9, scale)
 
-    monkeypatch.setattr(f"guerdon.run.{module}.training_rewards", wrong)
+    monkeypatch.setattr(f"guerdon.training.{module}.training_rewards", wrong)
     with pytest.raises(RewardPathError, match="another threshold is used"):
         run_with(settings, tmp_path, SAC if algorithm == "sac" else ())
 
