@@ -9,13 +9,13 @@ import gymnasium as gym
 import torch
 from numpy.typing import NDArray
 
+from guerdon.agents.agent import AnyAgent, OnPolicyAgent
 from guerdon.agents.networks import to_obs
 from guerdon.agents.policies import Share
-from guerdon.agents.ppo import PPO
+from guerdon.agents.registry import make_agent
 from guerdon.agents.rollout import RolloutPolicy
 from guerdon.config import LearnerConfig
 from guerdon.distributed.engine import Handle
-from guerdon.training.checkpoints import AnyLearner, make_learner
 
 
 class RolloutPolicyWorker(RolloutPolicy, Protocol):
@@ -35,17 +35,16 @@ class PolicySpec:
     cfg: LearnerConfig
     spaces: tuple[gym.Space[Any], gym.Space[Any]]
 
-    def make(self) -> AnyLearner:
+    def make(self) -> AnyAgent:
         """A copy, on a GPU only if the learner is on one and there is one here, under whatever number."""
         device = torch.device(self.cfg.device).type if torch.cuda.is_available() else "cpu"
-        small = replace(self.cfg.sac, num_critics=1, num_min_critics=1)  # a copy only acts
-        return make_learner(replace(self.cfg, device=device, sac=small), *self.spaces, seed=0)
+        return make_agent(replace(self.cfg, device=device), *self.spaces, seed=0, only_acts=True)
 
 
 class RolloutWorker:
     """Chooses actions with the weights it was given last."""
 
-    def __init__(self, learner: PPO, share: Share | None = None) -> None:
+    def __init__(self, learner: OnPolicyAgent, share: Share | None = None) -> None:
         """Act with `learner`: the run's own (weights are then never given), or a copy.
 
         Args:
@@ -95,7 +94,7 @@ class RolloutWorker:
 def make_rollout_worker(spec: PolicySpec) -> RolloutWorker:
     """A rollout worker in a process of its own."""
     learner = spec.make()
-    assert isinstance(learner, PPO)  # only PPO plays rollouts
+    assert learner.on_policy  # the others play chunks
     return RolloutWorker(learner)
 
 

@@ -11,8 +11,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.agents.dqn import DQN
-from guerdon.agents.sac import SAC
+from guerdon.agents.agent import OffPolicyAgent
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 
 
@@ -96,7 +95,7 @@ class StepTaker(Protocol):
 class ChunkPlayer:
     """A copy of the policy and the observations that it acts on next."""
 
-    def __init__(self, learner: SAC | DQN, action_space: gym.Space[Any], first_env: int) -> None:
+    def __init__(self, learner: OffPolicyAgent, action_space: gym.Space[Any], first_env: int) -> None:
         self._learner, self._space, self._first_env = learner, action_space, first_env
         self._rng = np.random.default_rng(0)
         self._obs: Any = None
@@ -131,7 +130,7 @@ class ChunkPlayer:
             worker: whose environments are stepped.
             num_steps: K.
             random_steps: how many of them.
-            progress: share of the run that is over; DQN's share of random actions follows from it.
+            progress: share of the run that is over; exploration may follow from it.
             gather: K -> the places of the judged frames and the frames themselves.
         """
         began = time.perf_counter()
@@ -139,7 +138,9 @@ class ChunkPlayer:
         actions, steps = [], []
         for t in range(num_steps):
             count = len(next(iter(self._obs.values())) if isinstance(self._obs, dict) else self._obs)
-            chosen = self._random(count) if t < random_steps else self._act(progress)
+            chosen = (
+                self._random(count) if t < random_steps else self._learner.act(self._obs, progress=progress)
+            )
             obs_rows.put(t, self._obs)
             step = worker.take_step(t, chosen)
             actions.append(chosen if step.actions is None else step.actions)
@@ -163,11 +164,6 @@ class ChunkPlayer:
             **values,
         )
         return chunk, frames
-
-    def _act(self, progress: float) -> NDArray[Any]:
-        if isinstance(self._learner, DQN):
-            return self._learner.act(self._obs, progress=progress)
-        return self._learner.act(self._obs)
 
     def _random(self, count: int) -> NDArray[Any]:
         return random_actions(self._space, count, self._rng)
