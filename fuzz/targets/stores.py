@@ -27,6 +27,7 @@ from fuzz.engine import Target
 from fuzz.mutations import NUMBERS, mutate_bytes
 from fuzz.structures import mutate_record, mutate_zip
 from guerdon.agents.networks import ObsSpec
+from guerdon.agents.registry import make_agent
 from guerdon.agents.replay import ReplayBuffer
 from guerdon.config import EnvConfig, LearnerConfig, NetworkConfig
 from guerdon.config.schema_reward import RewardModelConfig
@@ -39,7 +40,7 @@ from guerdon.fit.state import Progress
 from guerdon.models import Contract, load_checkpoint, save_checkpoint
 from guerdon.rewards.image.registry import build_model
 from guerdon.rewards.model import _read as read_reward_model
-from guerdon.training.checkpoints import load_policy, make_learner, save_policy
+from guerdon.training.checkpoints import load_policy, save_policy
 
 _STEPS = 2
 _SHARD = "shards/s000000"
@@ -351,7 +352,7 @@ def _policies(scratch: Path) -> dict[str, bytes]:
     for algorithm, actions in (("ppo", continuous), ("sac", continuous), ("dqn", discrete)):
         network = NetworkConfig(hidden=(8, 8))
         cfg = LearnerConfig(algorithm=algorithm, network=network)  # type: ignore[arg-type]
-        learner = make_learner(cfg, observations, actions, 0)
+        learner = make_agent(cfg, observations, actions, 0)
         run = {"loop": {"env_steps": 3}, "alarms": []}
         save_policy(scratch / "policy", learner, cfg, EnvConfig(), (observations, actions), 3, run)
         made[algorithm] = (scratch / "policy" / "state.pt").read_bytes()

@@ -50,17 +50,15 @@ def clone(
     weights = list(actor.parameters())
     device = weights[0].device
     optimizer = torch.optim.Adam(weights, lr=cfg.lr, fused=True)
-    updates = num_updates(num_rows(data[0]), cfg)
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1.0 - cfg.anneal_lr * done / updates)
     actor.observe({name: part.to(device) for name, part in data[0].items()})
 
-    def step(obs: Obs, actions: Tensor) -> float:
+    def step(obs: Obs, actions: Tensor, lr: float) -> float:
         batch = {name: part.to(device) for name, part in obs.items()}
         loss = actor.imitation_loss(actor.prepare(batch), actions.to(device))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
-        rates.step()
         return float(loss.detach())
 
     outcome = imitate(step, data, cfg, seed)
@@ -69,12 +67,16 @@ def clone(
 
 
 def imitate(
-    step: Callable[[Obs, Tensor], float], data: tuple[Mapping[str, Tensor], Tensor], cfg: BCConfig, seed: int
+    step: Callable[[Obs, Tensor, float], float],
+    data: tuple[Mapping[str, Tensor], Tensor],
+    cfg: BCConfig,
+    seed: int,
 ) -> dict[str, float]:
     """Minibatches of demonstrations for any learner; see `clone`.
 
     Args:
-        step: takes observations and actions of a minibatch, learns from them and returns the loss.
+        step: takes observations and actions of a minibatch and a learning rate, which falls to zero in a
+            straight line with `cfg.anneal_lr`; learns from them and returns the loss.
         data: see `clone`.
         cfg: see `clone`.
         seed: see `clone`.
@@ -85,11 +87,14 @@ def imitate(
         raise DataError(f"cannot clone {count} observations with {len(actions)} actions")
     generator = torch.Generator().manual_seed(seed)
     losses: list[float] = []
+    done, total_updates = 0, cfg.epochs * -(-count // cfg.batch_size)
     for _ in range(cfg.epochs):
         total = 0.0
         for rows in torch.split(torch.randperm(count, generator=generator), cfg.batch_size):
             batch = {name: part.index_select(0, rows) for name, part in obs.items()}
-            total += step(batch, actions.index_select(0, rows)) * len(rows)
+            lr = cfg.lr * (1.0 - cfg.anneal_lr * done / total_updates)
+            total += step(batch, actions.index_select(0, rows), lr) * len(rows)
+            done += 1
         losses.append(total / count)
     first, last = losses[0], losses[-1]
     if not np.isfinite(last):
@@ -98,13 +103,8 @@ def imitate(
         "loss_first": first,
         "loss_last": last,
         "num_transitions": count,
-        "num_updates": num_updates(count, cfg),
+        "num_updates": total_updates,
     }
-
-
-def num_updates(count: int, cfg: BCConfig) -> int:
-    """Gradient steps on `count` demonstrated actions; at least one, so that it can be divided by."""
-    return max(cfg.epochs * -(-count // cfg.batch_size), 1)
 
 
 def demonstrations(

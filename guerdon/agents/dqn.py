@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from guerdon.agents.agent import OffPolicyAgent
 from guerdon.agents.batches import TrainBatch
 from guerdon.agents.flat import BatchedMLP, FlatAdam
 from guerdon.agents.networks import ObsEncoder, ObsSpec, to_obs
@@ -19,8 +20,12 @@ from guerdon.config import DQNConfig, NetworkConfig
 from guerdon.core.errors import ConfigError, DataError
 
 
-class DQN:
+class DQN(OffPolicyAgent):
     """Learns the values of discrete actions; draws from a generator of its own only."""
+
+    name = "dqn"
+    action_spaces = (gym.spaces.Discrete,)
+    cfg: DQNConfig
 
     def __init__(
         self,
@@ -59,6 +64,11 @@ class DQN:
         )
         self._rng = np.random.default_rng(seed)
         self.num_updates = 0
+
+    @property
+    def num_n_steps(self) -> int:
+        """As the settings say."""
+        return self.cfg.num_n_steps
 
     def epsilon(self, progress: float) -> float:
         """Share of random actions when `progress` (0 to 1) of the run is over; falls in a straight line."""

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from guerdon.agents.advantages import gae
+from guerdon.agents.agent import OnPolicyAgent
+from guerdon.agents.cloning import clone
 from guerdon.agents.flat import FlatAdam
 from guerdon.agents.networks import Obs, ObsSpec, to_obs
 from guerdon.agents.policies import ActorCritic, Share
 from guerdon.agents.rollout import Rollout
-from guerdon.config import NetworkConfig, PPOConfig
+from guerdon.config import BCConfig, NetworkConfig, PPOConfig
 from guerdon.core.errors import DataError
 
 ACTIONS, LOG_PROBS, ADVANTAGES, RETURNS = "/actions", "/log_probs", "/advantages", "/returns"
@@ -30,8 +32,11 @@ EPSILON = 1e-5
 """Of Adam."""
 
 
-class PPO:
+class PPO(OnPolicyAgent):
     """Policy, value function and their optimiser."""
+
+    name = "ppo"
+    action_spaces = (gym.spaces.Box, gym.spaces.Discrete)
 
     def __init__(
         self,
@@ -69,6 +74,12 @@ class PPO:
 
         self.reference: ActorCritic | None = None
 
+    def clone(self, data: tuple[Mapping[str, Tensor], Tensor], cfg: BCConfig, seed: int) -> dict[str, float]:
+        """Fit the policy to demonstrations; see `Agent.clone`."""
+        outcome = clone(self.actor, data, cfg, seed)
+        self.keep_reference()
+        return outcome
+
     def keep_reference(self) -> None:
         """Remember the policy as it is: with `cfg.reference_coef` updates are pulled back to it."""
         if self.cfg.reference_coef > 0.0:
@@ -97,7 +108,7 @@ class PPO:
         return self.actor.distribution.to_env(actions), actions, log_probs, values
 
     @torch.inference_mode()
-    def act(self, obs: Any, deterministic: bool = True) -> NDArray[Any]:
+    def act(self, obs: Any, deterministic: bool = False, *, progress: float = 1.0) -> NDArray[Any]:
         """Actions for N environments: the most likely ones, or drawn."""
         heads, distribution = self.actor.heads(self._prepare(obs)), self.actor.distribution
         if deterministic:

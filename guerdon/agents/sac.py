@@ -25,16 +25,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from guerdon.agents.agent import OffPolicyAgent
 from guerdon.agents.batches import TrainBatch
+from guerdon.agents.cloning import imitate
 from guerdon.agents.flat import BatchedMLP, FlatAdam, Trace, first_rows
 from guerdon.agents.networks import Obs, ObsEncoder, ObsSpec, num_rows, shift_images, to_obs
 from guerdon.agents.squashed import Drawn, draw, imitation, limits
-from guerdon.config import NetworkConfig, SACConfig
+from guerdon.config import BCConfig, NetworkConfig, PriorConfig, SACConfig
 from guerdon.core.errors import ConfigError, DataError
 
 
-class SAC:
+class SAC(OffPolicyAgent):
     """Learns a policy for continuous actions; draws from generators of its own only."""
+
+    name = "sac"
+    action_spaces = (gym.spaces.Box,)
+    cfg: SACConfig
 
     def __init__(
         self,
@@ -96,15 +102,31 @@ class SAC:
         self._act_noise = torch.Generator(self.device).manual_seed(seed + 1)  # of acting
         self.num_updates = 0
 
+    @classmethod
+    def acting_settings(cls, cfg: SACConfig) -> SACConfig:
+        """With a single critic: a copy that only acts asks none."""
+        return dataclasses.replace(cfg, num_critics=1, num_min_critics=1)
+
+    @property
+    def prior(self) -> PriorConfig:
+        """Demonstrations, as RLPD samples them."""
+        return self.cfg
+
+    @property
+    def num_first_updates(self) -> int:
+        """Of the critics alone."""
+        return self.cfg.num_critic_only_updates
+
     # Acting
 
     @torch.no_grad()
-    def act(self, obs: Any, deterministic: bool = False) -> NDArray[np.float32]:
+    def act(self, obs: Any, deterministic: bool = False, *, progress: float = 1.0) -> NDArray[np.float32]:
         """Actions for a batch of observations as the environments give them: float32 [N, A].
 
         Args:
             obs: states or a mapping, [N, ...].
             deterministic: without noise, and by the mean of the policy's weights if there is one.
+            progress: not used.
         """
         actor = self.mean_actor if deterministic and self.mean_actor is not None else self.actor
         mean, log_std, _ = limits(actor(self.encoder(to_obs(obs, self.device)))[0])
@@ -270,6 +292,12 @@ class SAC:
         return {name: shift_images(part, moves) if part.ndim == 4 else part for name, part in obs.items()}
 
     # Cloning
+
+    def clone(self, data: tuple[Mapping[str, Tensor], Tensor], cfg: BCConfig, seed: int) -> dict[str, float]:
+        """Fit the policy's mean to demonstrations; see `Agent.clone`."""
+        outcome = imitate(self.imitate, data, cfg, seed)
+        self.keep_reference()
+        return outcome
 
     @torch.no_grad()
     def imitate(self, obs: Obs, actions: Tensor, lr: float | None = None) -> float:

@@ -30,7 +30,9 @@ from guerdon.config.schema_learn import (
     DQNConfig,
     LearnerConfig,
     NetworkConfig,
+    OffPolicyConfig,
     PPOConfig,
+    PriorConfig,
     SACConfig,
 )
 from guerdon.config.schema_reward import DataCollectionConfig, RewardConfig, RewardModelConfig
@@ -61,9 +63,11 @@ __all__ = [
     "MonitorConfig",
     "NetworkConfig",
     "NodeGroupConfig",
+    "OffPolicyConfig",
     "OptimConfig",
     "PPOConfig",
     "PlacementConfig",
+    "PriorConfig",
     "RewardConfig",
     "RewardModelConfig",
     "RunnerConfig",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from guerdon.config.build import Checked
 from guerdon.config.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -40,7 +40,7 @@ class PPOConfig(Checked):
     update_epochs: PositiveInt = 4
     """Passes over a rollout."""
     minibatch_size: PositiveInt = 256
-    """StepBatch in a gradient step."""
+    """Transitions in a gradient step."""
     clip_range: PositiveFloat = 0.2
     """How far the probability ratio may move."""
     value_coef: NonNegativeFloat = 0.5
@@ -62,11 +62,37 @@ class PPOConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig(Checked):
-    """`learner.sac`: soft actor-critic (Haarnoja et al. 2018) with the options of RLPD (Ball et al. 2023)."""
+class OffPolicyConfig(Checked):
+    """What all agents that learn from a replay buffer have; the defaults are those of SAC and TD3."""
 
     gamma: Fraction = 0.99
     """Discount."""
+    batch_size: PositiveInt = 256
+    """Transitions in a gradient step."""
+    buffer_size: PositiveInt = 500_000
+    """Transitions that the replay buffer holds."""
+    learning_starts: NonNegativeInt = 1_000
+    """Environment steps before the first update; until then actions are random."""
+    updates_per_step: PositiveFloat = 1.0
+    """Updates for each environment step (update-to-data ratio)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorConfig(Checked):
+    """Demonstrations that are sampled beside the replay buffer, as RLPD does (Ball et al., 2023)."""
+
+    prior_data: str | None = None
+    """A data set of demonstrations that is sampled beside the buffer; its states and actions must fit."""
+    prior_ratio: Fraction = 0.5
+    """Share of each batch that comes from it."""
+    interventions_size: PositiveInt = 20_000
+    """Steps in which a person took over that are kept; they are drawn with the demonstrations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(OffPolicyConfig, PriorConfig):
+    """`learner.sac`: soft actor-critic (Haarnoja et al. 2018) with the options of RLPD (Ball et al. 2023)."""
+
     tau: Fraction = 0.005
     """How fast target critics follow."""
     actor_lr: PositiveFloat = 3e-4
@@ -83,26 +109,12 @@ class SACConfig(Checked):
     """Null: minus the number of action dimensions."""
     entropy_in_backup: bool = True
     """Count the entropy in the critics' targets."""
-    batch_size: PositiveInt = 256
-    """StepBatch in a gradient step."""
-    buffer_size: PositiveInt = 500_000
-    """StepBatch that the replay buffer holds."""
-    learning_starts: NonNegativeInt = 1_000
-    """Environment steps before the first update; until then actions are random."""
-    updates_per_step: PositiveFloat = 1.0
-    """Updates for each environment step (update-to-data ratio)."""
     num_critics: PositiveInt = 2
     """Critics in the ensemble."""
     num_min_critics: PositiveInt = 2
     """A random subset of so many gives the target's minimum."""
     actor_every: PositiveInt = 1
     """The policy is updated at every so many updates of the critics."""
-    prior_data: str | None = None
-    """A data set of demonstrations that is sampled beside the buffer; its states and actions must fit."""
-    prior_ratio: Fraction = 0.5
-    """Share of each batch that comes from it."""
-    interventions_size: PositiveInt = 20_000
-    """Steps in which a person took over that are kept; they are drawn with the demonstrations."""
     bc_coef: NonNegativeFloat = 0.0
     """Weight of a pull of the policy towards what was demonstrated, ..."""
     bc_coef_end: NonNegativeFloat | None = None
@@ -124,19 +136,15 @@ class SACConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNConfig(Checked):
+class DQNConfig(OffPolicyConfig):
     """`learner.dqn`: deep Q-learning with double targets and n-step returns."""
 
-    gamma: Fraction = 0.99
-    """Discount."""
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam."""
     batch_size: PositiveInt = 128
-    """StepBatch in a gradient step."""
+    """Transitions in a gradient step."""
     buffer_size: PositiveInt = 100_000
-    """StepBatch that the replay buffer holds."""
-    learning_starts: NonNegativeInt = 1_000
-    """Environment steps before the first update."""
+    """Transitions that the replay buffer holds."""
     updates_per_step: PositiveFloat = 0.25
     """Updates for each environment step."""
     target_interval: PositiveInt = 500
@@ -162,7 +170,7 @@ class BCConfig(Checked):
     epochs: PositiveInt = 50
     """Passes over the demonstrations."""
     batch_size: PositiveInt = 256
-    """StepBatch in a gradient step."""
+    """Transitions in a gradient step."""
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam."""
     anneal_lr: bool = False
@@ -194,3 +202,8 @@ class LearnerConfig(Checked):
     sac: SACConfig = field(default_factory=SACConfig)
     dqn: DQNConfig = field(default_factory=DQNConfig)
     warm_start: BCConfig = field(default_factory=BCConfig)
+
+    @property
+    def section(self) -> Any:
+        """The settings of the agent that `algorithm` names."""
+        return {"ppo": self.ppo, "sac": self.sac, "dqn": self.dqn}[self.algorithm]

@@ -12,16 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from guerdon.agents.dqn import DQN
+from guerdon.agents.agent import AnyAgent, OffPolicyAgent, OnPolicyAgent
 from guerdon.agents.networks import to_obs
 from guerdon.agents.policies import Share
-from guerdon.agents.ppo import PPO
+from guerdon.agents.registry import make_agent
 from guerdon.agents.rollout import RolloutPolicy
-from guerdon.agents.sac import SAC
 from guerdon.config import LearnerConfig
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.distributed.engine import Handle
-from guerdon.training.checkpoints import AnyLearner, make_learner
 
 
 class RolloutPolicyWorker(RolloutPolicy, Protocol):
@@ -41,17 +39,16 @@ class PolicySpec:
     cfg: LearnerConfig
     spaces: tuple[gym.Space[Any], gym.Space[Any]]
 
-    def make(self) -> AnyLearner:
+    def make(self) -> AnyAgent:
         """A copy, on a GPU only if the learner is on one and there is one here, under whatever number."""
         device = torch.device(self.cfg.device).type if torch.cuda.is_available() else "cpu"
-        small = replace(self.cfg.sac, num_critics=1, num_min_critics=1)  # a copy only acts
-        return make_learner(replace(self.cfg, device=device, sac=small), *self.spaces, seed=0)
+        return make_agent(replace(self.cfg, device=device), *self.spaces, seed=0, only_acts=True)
 
 
 class RolloutWorker:
     """Chooses actions with the weights it was given last."""
 
-    def __init__(self, learner: PPO, share: Share | None = None) -> None:
+    def __init__(self, learner: OnPolicyAgent, share: Share | None = None) -> None:
         """Act with `learner`: the run's own (weights are then never given), or a copy.
 
         Args:
@@ -101,7 +98,7 @@ class RolloutWorker:
 def make_rollout_worker(spec: PolicySpec) -> RolloutWorker:
     """A rollout worker in a process of its own."""
     learner = spec.make()
-    assert isinstance(learner, PPO)  # only PPO plays rollouts
+    assert learner.on_policy  # the others play chunks
     return RolloutWorker(learner)
 
 
@@ -214,7 +211,7 @@ class StepTaker(Protocol):
 class PolicyRunner:
     """A copy of the policy and the observations that it acts on next."""
 
-    def __init__(self, learner: SAC | DQN, action_space: gym.Space[Any], first_env: int) -> None:
+    def __init__(self, learner: OffPolicyAgent, action_space: gym.Space[Any], first_env: int) -> None:
         self._learner, self._space, self._first_env = learner, action_space, first_env
         self._rng = np.random.default_rng(0)
         self._obs: Any = None
@@ -249,7 +246,7 @@ class PolicyRunner:
             worker: whose environments are stepped.
             num_steps: K.
             random_steps: how many of them.
-            progress: share of the run that is over; DQN's share of random actions follows from it.
+            progress: share of the run that is over; exploration may follow from it.
             gather: K -> the places of the judged frames and the frames themselves.
         """
         began = time.perf_counter()
@@ -257,7 +254,9 @@ class PolicyRunner:
         actions, steps = [], []
         for t in range(num_steps):
             count = len(next(iter(self._obs.values())) if isinstance(self._obs, dict) else self._obs)
-            chosen = self._random(count) if t < random_steps else self._act(progress)
+            chosen = (
+                self._random(count) if t < random_steps else self._learner.act(self._obs, progress=progress)
+            )
             obs_rows.put(t, self._obs)
             step = worker.step_once(t, chosen)
             actions.append(chosen if step.actions is None else step.actions)
@@ -281,11 +280,6 @@ class PolicyRunner:
             **values,
         )
         return chunk, frames
-
-    def _act(self, progress: float) -> NDArray[Any]:
-        if isinstance(self._learner, DQN):
-            return self._learner.act(self._obs, progress=progress)
-        return self._learner.act(self._obs)
 
     def _random(self, count: int) -> NDArray[Any]:
         return random_actions(self._space, count, self._rng)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from guerdon.agents.episodes import EpisodeTracker
 from guerdon.agents.replay_parts import ReplayParts
-from guerdon.config import AsynchronousConfig, SACConfig
+from guerdon.config import AsynchronousConfig
 from guerdon.core.errors import GuerdonError, WorkerError, WorkerLostError
 from guerdon.core.types import BoolArray
 from guerdon.distributed.engine import Engine, Pending
@@ -306,7 +306,7 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         self, chunk: StepChunk, done: BoolArray, extras: dict[str, NDArray[Any]]
     ) -> None:
         """What a person did in a chunk goes to the demonstrations as well."""
-        if chunk.intervened is None or not isinstance(self.section, SACConfig):
+        if chunk.intervened is None or self.learner.prior is None:
             return
         if chunk.intervened.any():
             store_interventions(self._intervened(), chunk, done, extras)

@@ -17,10 +17,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from guerdon.agents.dqn import DQN
+from guerdon.agents.agent import AnyAgent
 from guerdon.agents.networks import ObsSpec, cnn_output_size
-from guerdon.agents.ppo import PPO
-from guerdon.agents.sac import SAC
+from guerdon.agents.registry import make_agent
 from guerdon.config import EnvConfig, LearnerConfig, build, to_plain
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import ConfigError, DataError, GuerdonError
@@ -40,32 +39,13 @@ MAX_SPACE = 1 << 22
 """Numbers in one observation, or choices of an action."""
 MAX_LAYERS = 64
 
-AnyLearner = PPO | SAC | DQN
-
-
-def make_learner(
-    cfg: LearnerConfig, observation_space: gym.Space[Any], action_space: gym.Space[Any], seed: int
-) -> AnyLearner:
-    """The learner that `learner.algorithm` names, for the spaces of a single environment."""
-    spec = ObsSpec.of(observation_space)
-    shared: dict[str, Any] = {"seed": seed, "device": cfg.device}
-    if cfg.algorithm == "ppo":
-        return PPO(spec, action_space, cfg.ppo, cfg.network, **shared)
-    if cfg.algorithm == "sac":
-        if not isinstance(action_space, gym.spaces.Box):
-            raise ConfigError(f"SAC needs continuous actions, not {action_space}; use ppo or dqn")
-        return SAC(spec, action_space, cfg.sac, cfg.network, **shared)
-    if not isinstance(action_space, gym.spaces.Discrete):
-        raise ConfigError(f"DQN needs discrete actions, not {action_space}; use ppo or sac")
-    return DQN(spec, action_space, cfg.dqn, cfg.network, **shared)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SavedPolicy:
     """What `load_policy` finds."""
 
     folder: Path
-    learner: AnyLearner
+    learner: AnyAgent
     action_space: gym.Space[Any]
     env: EnvConfig
     """The `env.eval` section of the run."""
@@ -115,7 +95,7 @@ class SavedPolicy:
 
 def save_policy(
     folder: Path,
-    learner: AnyLearner,
+    learner: AnyAgent,
     cfg: LearnerConfig,
     env: EnvConfig,
     spaces: tuple[gym.Space[Any], gym.Space[Any]],
@@ -162,7 +142,7 @@ def load_policy(place: Path | str, seed: int = 0) -> SavedPolicy:
     except Exception as error:  # hostile bytes can fail in any way
         raise DataError(f"{shown} holds no readable policy: {_reason(error)}") from error
     try:
-        learner = make_learner(cfg, *spaces, seed)
+        learner = make_agent(cfg, *spaces, seed)
         learner.load_state_dict(content["learner"])
     except Exception as error:
         raise DataError(f"{shown}: the weights do not fit the description: {_reason(error)}") from error
@@ -212,7 +192,7 @@ def _check_sizes(cfg: LearnerConfig, spaces: tuple[gym.Space[Any], gym.Space[Any
     features = cfg.network.image_features if spec.images else 0
     layers = [spec.state_size + features, *cfg.network.hidden, actions]
     needed = sum(size_in * size_out for size_in, size_out in pairwise(layers))
-    needed *= cfg.sac.num_critics if cfg.algorithm == "sac" else 1
+    needed *= getattr(cfg.section, "num_critics", 1)
     needed += features * (cnn_output_size(spec.images) if spec.images else 0)
     saved = _count_numbers(state)
     if needed > saved:

@@ -15,15 +15,15 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from guerdon.agents.cloning import clone, demonstrations
+from guerdon.agents.agent import AnyAgent
+from guerdon.agents.cloning import demonstrations
 from guerdon.agents.networks import ObsSpec
-from guerdon.agents.ppo import PPO
+from guerdon.agents.registry import make_agent
 from guerdon.config import CollectConfig, EnvConfig, LearnerConfig
-from guerdon.core.errors import ConfigError
 from guerdon.core.types import BoolArray
 from guerdon.data.collect.run import CollectResult, collect
 from guerdon.envs.make import make_vector_env
-from guerdon.training.checkpoints import DESCRIPTION, AnyLearner, load_policy, make_learner
+from guerdon.training.checkpoints import DESCRIPTION, load_policy
 
 
 class LearnerPolicy:
@@ -32,7 +32,7 @@ class LearnerPolicy:
     takes_observations = True
 
     def __init__(
-        self, learner: AnyLearner, action_space: gym.Space[Any], noise: float = 0.0, seed: int = 0
+        self, learner: AnyAgent, action_space: gym.Space[Any], noise: float = 0.0, seed: int = 0
     ) -> None:
         """Act with `learner`; `noise` is added to continuous actions, as a share of half their range."""
         self._learner, self._space, self._noise = learner, action_space, noise
@@ -71,10 +71,8 @@ def collect_clone(
     observations: gym.Space[Any] = probe.single_observation_space
     actions: gym.Space[Any] = probe.single_action_space
     probe.close()
-    policy = make_learner(learner, observations, actions, seed)
-    if not isinstance(policy, PPO):
-        raise ConfigError("only a policy of PPO can be cloned")
+    policy = make_agent(learner, observations, actions, seed)
     section = learner.warm_start
     shown = demonstrations(demos, ObsSpec.of(observations), intended=section.intended)
-    clone(policy.actor, shown, section, seed)
+    policy.clone(shown, section, seed)
     return collect(env, cfg, seed=seed, policy=LearnerPolicy(policy, actions))

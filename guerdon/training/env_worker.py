@@ -17,8 +17,8 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
+from guerdon.agents.agent import OnPolicyAgent
 from guerdon.agents.episodes import EpisodeRecord
-from guerdon.agents.ppo import PPO
 from guerdon.agents.rollout import Rollout, RolloutArrays, RolloutCollector, RolloutPolicy
 from guerdon.config import CollectConfig, EnvConfig, RewardConfig
 from guerdon.core.errors import ConfigError
@@ -177,11 +177,11 @@ class EnvWorker:
     def attach(self, policy: RolloutWorker | PolicySpec | Handle) -> None:
         """Take a policy to act with: the learner's own, a copy made here, or one elsewhere.
 
-        PPO plays rollouts, the others chunks.
+        On-policy agents play rollouts, the others chunks.
         """
         if isinstance(policy, PolicySpec):
             learner = policy.make()
-            if isinstance(learner, PPO):
+            if learner.on_policy:
                 self._policy = RolloutWorker(learner, self.share)
             else:
                 self._player = PolicyRunner(learner, self.env.single_action_space, self.first_env)
@@ -352,7 +352,7 @@ def _end_on_success(env: Any, reward: RewardConfig) -> None:
 class Actor:
     """Learns from rollouts. The training rewards come through `update_rewards` and from nowhere else."""
 
-    def __init__(self, learner: PPO) -> None:
+    def __init__(self, learner: OnPolicyAgent) -> None:
         self.learner, self.version = learner, 0
         self._rollout: Rollout | None = None
 

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.agents.dqn import DQN
 from guerdon.agents.episodes import EpisodeTracker
 from guerdon.agents.replay import ReplayBuffer
-from guerdon.config import SACConfig
 from guerdon.core.images import latest_frames
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.fit.refit import Judged
@@ -144,7 +142,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         self.replay.add(
             self._obs, actions, env_rewards, step.terminated, step.truncated, step.next_obs, **stored
         )
-        if step.intervened is not None and step.intervened.any() and isinstance(self.section, SACConfig):
+        if step.intervened is not None and step.intervened.any() and self.learner.prior is not None:
             store_step(
                 self._intervened(), step.intervened, self._obs, actions, env_rewards, step.terminated,
                 [step.next_obs] * len(done), stored,
@@ -184,9 +182,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
     def _actions(self, progress: float) -> NDArray[Any]:
         if self.env_steps < self.section.learning_starts and self.prior is None:
             return random_actions(self._action_space, self.envs.num_envs, self._rng)
-        if isinstance(self.learner, DQN):
-            return self.learner.act(self._obs, deterministic=False, progress=progress)
-        return self.learner.act(self._obs, deterministic=False)
+        return self.learner.act(self._obs, progress=progress)
 
     def _judge(self, done: BoolArray, step: EnvStep) -> dict[str, NDArray[Any]]:
         """Verdicts on what the step led to, [N] each, NaN where nothing was judged; perhaps the frames."""

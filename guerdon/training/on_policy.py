@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.agents.ppo import PPO
+from guerdon.agents.agent import OnPolicyAgent
 from guerdon.agents.rollout import Rollout
 from guerdon.config import RewardConfig
 from guerdon.core.images import latest_frames
@@ -37,7 +37,12 @@ class OnPolicyLoop:
     """One iteration is a rollout and an update."""
 
     def __init__(
-        self, engine: Engine, learner: PPO, envs: EnvWorkers, rewards: RewardWorkers | None, cfg: RewardConfig
+        self,
+        engine: Engine,
+        learner: OnPolicyAgent,
+        envs: EnvWorkers,
+        rewards: RewardWorkers | None,
+        cfg: RewardConfig,
     ) -> None:
         self.envs, self.rewards, self.cfg = envs, rewards, cfg
         self.learner, self.actor = learner, Actor(learner)

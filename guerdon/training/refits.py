@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from guerdon.agents.registry import agent_class
 from guerdon.config import GuerdonConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
@@ -38,7 +39,8 @@ class Refits:
             raise ConfigError(
                 "reward.refit_interval is not for asynchronous runs: set asynchronous.enabled=false"
             )
-        if config.learner.algorithm != "ppo" and config.reward.relabel_at != "sampling":
+        on_policy = agent_class(config.learner.algorithm).on_policy
+        if not on_policy and config.reward.relabel_at != "sampling":
             raise ConfigError(
                 f"reward.refit_interval with learner.algorithm={config.learner.algorithm} needs "
                 "reward.relabel_at=sampling: stored verdicts would be those of the model before"

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from guerdon.agents.dqn import DQN
+from guerdon.agents.agent import OffPolicyAgent
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.replay import ReplayBatch, ReplayBuffer, TrainBatch
 from guerdon.agents.replay_parts import ReplayParts, check_layout
-from guerdon.agents.sac import SAC
-from guerdon.config import DQNConfig, LearnerConfig, RewardConfig, SACConfig
+from guerdon.config import LearnerConfig, RewardConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import BoolArray, FloatArray
 from guerdon.monitoring.reward_path import check_reward_path
@@ -39,7 +38,7 @@ Replay = TypeVar("Replay", ReplayBuffer, ReplayParts)
 class LearningParts:
     """What an off-policy loop puts together."""
 
-    learner: SAC | DQN
+    learner: OffPolicyAgent
     envs: EnvWorkers
     rewards: RewardWorkers | None
     """None without a reward model."""
@@ -56,10 +55,8 @@ class ReplayLearning(ABC, Generic[Replay]):
     replay: Replay
 
     def __init__(self, parts: LearningParts) -> None:
-        learner, learner_cfg = parts.learner, parts.learner_cfg
-        self.learner, self.envs, self.rewards, self.cfg = learner, parts.envs, parts.rewards, parts.cfg
-        self.section: SACConfig | DQNConfig = learner_cfg.sac if isinstance(learner, SAC) else learner_cfg.dqn
-        self.num_n_steps = self.section.num_n_steps if isinstance(self.section, DQNConfig) else 1
+        self.learner, self.envs, self.rewards, self.cfg = parts.learner, parts.envs, parts.rewards, parts.cfg
+        self.section = self.learner.cfg
         self.scale = RewardScale() if self.cfg.normalize else None
         self.env_steps = 0
         self.path_checked = self.rewards is None
@@ -71,9 +68,10 @@ class ReplayLearning(ABC, Generic[Replay]):
         self.prior: ReplayBuffer | None = None
         self.interventions: ReplayBuffer | None = None
         """Steps in which a person took over, sampled with the demonstrations; None until there are some."""
-        if isinstance(self.section, SACConfig) and self.section.prior_data is not None:
+        shown = self.learner.prior
+        if shown is not None and shown.prior_data is not None:
             self.prior = fill_with_demonstrations(
-                Path(self.section.prior_data),
+                Path(shown.prior_data),
                 self._spec,
                 self.rewards,
                 self.cfg,
@@ -125,16 +123,13 @@ class ReplayLearning(ABC, Generic[Replay]):
 
     def _add_pending_updates(self, num_steps: int) -> None:
         """Environment steps were stored after the start of learning; their updates are due."""
-        if isinstance(self.section, SACConfig) and not self._pending_updates and not self.learner.num_updates:
-            self._pending_updates += self.section.num_critic_only_updates
+        if not self._pending_updates and not self.learner.num_updates:
+            self._pending_updates += self.learner.num_first_updates
         self._pending_updates += self.section.updates_per_step * num_steps
 
     def _update(self) -> dict[str, float]:
-        if isinstance(self.learner, DQN):
-            return self.learner.update(self._train_batch(self._sample(self.replay, self.section.batch_size)))
-        assert isinstance(self.section, SACConfig)
-        size, shown = self.section.batch_size, self._demonstrations()
-        prior_rows = 0 if shown is None else round(size * self.section.prior_ratio)
+        size, shown, prior = self.section.batch_size, self._demonstrations(), self.learner.prior
+        prior_rows = 0 if shown is None or prior is None else round(size * prior.prior_ratio)
         parts = [self._train_batch(self._sample(self.replay, size - prior_rows))] if prior_rows < size else []
         if shown is not None and prior_rows:
             parts.insert(0, self._train_batch(self._sample(shown, prior_rows)))
@@ -150,12 +145,12 @@ class ReplayLearning(ABC, Generic[Replay]):
     def _intervened(self) -> ReplayBuffer:
         """The buffer for steps in which a person took over, made when it is first needed."""
         if self.interventions is None:
-            assert isinstance(self.section, SACConfig)
-            self.interventions = self._make_replay(1, self.section.interventions_size, self._seed + 1)
+            assert self.learner.prior is not None
+            self.interventions = self._make_replay(1, self.learner.prior.interventions_size, self._seed + 1)
         return self.interventions
 
     def _sample(self, replay: ReplayBuffer | ReplayParts, count: int) -> ReplayBatch:
-        batch = replay.sample(count, gamma=self.section.gamma, num_n_steps=self.num_n_steps)
+        batch = replay.sample(count, gamma=self.section.gamma, num_n_steps=self.learner.num_n_steps)
         if not self.path_checked:
             self._check_path(batch)
         return batch

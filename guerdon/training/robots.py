@@ -42,7 +42,7 @@ def fit_for_robots(config: GuerdonConfig) -> GuerdonConfig:
     if train.id == EnvConfig().id:  # what a run is called by, if nobody gave it a name
         train = replace(train, id=f"robot {robot.driver}")
     _check_cameras(config, robot)
-    for place in (cfg.sac.prior_data, cfg.warm_start.data):
+    for place in (getattr(cfg.section, "prior_data", None), cfg.warm_start.data):
         if place is not None:
             _check_demonstrations(place, robot)
     return replace(config, env=replace(config.env, train=train))

@@ -13,13 +13,12 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 from guerdon.agents.networks import STATE
-from guerdon.agents.ppo import PPO
+from guerdon.agents.registry import agent_class, make_agent
 from guerdon.config.load_zoo import load_serial
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.config.unused import log_without_effect
 from guerdon.core.errors import ConfigError
 from guerdon.rewards import BaseRewardModel, create_reward_model
-from guerdon.training.checkpoints import make_learner
 from guerdon.training.serial_loops import OnPolicySerial, SerialLoop, make_env
 from guerdon.training.serial_offpolicy import OffPolicySerial
 from guerdon.training.serial_run import Notes, SerialResult, SerialRun
@@ -36,9 +35,9 @@ def serial_pipeline_reward_model_onpolicy(
     pretrain_reward: bool | None = None,
     resume_dir: str | None = None,
 ) -> SerialResult:
-    """Train PPO on a learned reward; see `serial_pipeline_reward_model_offpolicy`."""
+    """Train an on-policy agent (PPO) on a learned reward; see `serial_pipeline_reward_model_offpolicy`."""
     settings = _settings(cfg, seed, max_env_step, cooptrain_reward, pretrain_reward, resume_dir)
-    if settings.learner.algorithm != "ppo":
+    if not agent_class(settings.learner.algorithm).on_policy:
         raise ConfigError(f"learner.algorithm is {settings.learner.algorithm}: use the off-policy pipeline")
     return _run(settings, env_setting, model, max_train_iter)
 
@@ -54,7 +53,7 @@ def serial_pipeline_reward_model_offpolicy(
     pretrain_reward: bool | None = None,
     resume_dir: str | None = None,
 ) -> SerialResult:
-    """Train DQN or SAC on a learned reward.
+    """Train an off-policy agent (SAC, DQN) on a learned reward.
 
     Args:
         cfg: the name of a config (`cartpole_gail`), the path of a YAML file, settings as a mapping or as
@@ -69,15 +68,15 @@ def serial_pipeline_reward_model_offpolicy(
         resume_dir: a run's folder or checkpoint to continue from.
     """
     settings = _settings(cfg, seed, max_env_step, cooptrain_reward, pretrain_reward, resume_dir)
-    if settings.learner.algorithm == "ppo":
-        raise ConfigError("learner.algorithm is ppo: use the on-policy pipeline")
+    if agent_class(settings.learner.algorithm).on_policy:
+        raise ConfigError(f"learner.algorithm is {settings.learner.algorithm}: use the on-policy pipeline")
     return _run(settings, env_setting, model, max_train_iter)
 
 
 def serial_pipeline_reward_model(cfg: Any, **arguments: Any) -> SerialResult:
     """The pipeline that the learner of `cfg` needs."""
     settings = load_serial(cfg, max_env_step=arguments.get("max_env_step"))
-    if settings.learner.algorithm == "ppo":
+    if agent_class(settings.learner.algorithm).on_policy:
         return serial_pipeline_reward_model_onpolicy(settings, **arguments)
     return serial_pipeline_reward_model_offpolicy(settings, **arguments)
 
@@ -115,13 +114,13 @@ def _run(
 ) -> SerialResult:
     env = make_env(cfg) if env is None else env
     with _drawn_from(cfg.seed), closing(env):
-        learner = make_learner(cfg.learner, env.single_observation_space, env.single_action_space, cfg.seed)
+        learner = make_agent(cfg.learner, env.single_observation_space, env.single_action_space, cfg.seed)
         notes = Notes()
         if model is None:
             section = {**shapes_of(env), "seed": cfg.seed, **cfg.reward_model}
             model = create_reward_model(section, cfg.learner.device, notes)
         loop: SerialLoop
-        if isinstance(learner, PPO):
+        if learner.on_policy:
             loop = OnPolicySerial(cfg, learner, model, env)
         else:
             loop = OffPolicySerial(cfg, learner, model, env)

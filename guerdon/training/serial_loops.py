@@ -17,8 +17,8 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
 
+from guerdon.agents.agent import AnyAgent, OnPolicyAgent
 from guerdon.agents.networks import STATE
-from guerdon.agents.ppo import PPO
 from guerdon.agents.rollout import Rollout, RolloutCollector
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.core.errors import ConfigError, DataError
@@ -30,13 +30,12 @@ from guerdon.rewards.model import BaseRewardModel
 from guerdon.rewards.relabel import RewardScale, combine
 from guerdon.rewards.steps import StepBatch, to_items
 from guerdon.rewards.zoo.base import Memory, ZooModel
-from guerdon.training.checkpoints import AnyLearner
 
 
 class SerialLoop(ABC):
     """What both loops share: environments, learner, reward model, and the way to the training reward."""
 
-    def __init__(self, cfg: SerialConfig, learner: AnyLearner, model: BaseRewardModel, env: Any) -> None:
+    def __init__(self, cfg: SerialConfig, learner: AnyAgent, model: BaseRewardModel, env: Any) -> None:
         self.cfg, self.learner, self.model, self.env = cfg, learner, model, env
         self.env_steps, self.train_iter = 0, 0
         self.scale = RewardScale() if cfg.mix.normalize else None
@@ -159,15 +158,16 @@ class SerialLoop(ABC):
 class OnPolicySerial(SerialLoop):
     """PPO: rewards of a rollout are replaced before any advantage is computed."""
 
-    learner: PPO
+    learner: OnPolicyAgent
 
-    def __init__(self, cfg: SerialConfig, learner: PPO, model: BaseRewardModel, env: Any) -> None:
+    def __init__(self, cfg: SerialConfig, learner: OnPolicyAgent, model: BaseRewardModel, env: Any) -> None:
         super().__init__(cfg, learner, model, env)
         if isinstance(model, ZooModel) and model.augments:
             raise ConfigError(
-                f"{type(model).__name__} adds transitions that no policy played: use dqn or sac, not ppo"
+                f"{type(model).__name__} adds transitions that no policy played: "
+                f"use an off-policy agent such as dqn or sac, not {learner.name}"
             )
-        self.collector = RolloutCollector(env, cfg.learner.ppo.num_steps)
+        self.collector = RolloutCollector(env, cfg.learner.section.num_steps)
         self._rollout: Rollout | None = None
         self._memory: Memory = None
         if isinstance(model, ZooModel) and isinstance(env.single_observation_space, Box):

@@ -12,8 +12,8 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 from torch import Tensor
 
+from guerdon.agents.agent import OffPolicyAgent
 from guerdon.agents.batches import TrainBatch
-from guerdon.agents.dqn import DQN
 from guerdon.agents.networks import STATE
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.core.errors import ConfigError
@@ -24,26 +24,25 @@ from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import Memory, ZooModel
 from guerdon.rewards.zoo.experience import Experience, RunningEpisodes
 from guerdon.training.acting import random_actions
-from guerdon.training.checkpoints import AnyLearner
 from guerdon.training.serial_loops import SerialLoop
 
 
 class OffPolicySerial(SerialLoop):
     """DQN and SAC: rewards are computed for each sampled batch, or once if they depend on the episode."""
 
-    learner: Any
+    learner: OffPolicyAgent
 
-    def __init__(self, cfg: SerialConfig, learner: AnyLearner, model: BaseRewardModel, env: Any) -> None:
+    def __init__(self, cfg: SerialConfig, learner: OffPolicyAgent, model: BaseRewardModel, env: Any) -> None:
         super().__init__(cfg, learner, model, env)
         if not isinstance(env.single_observation_space, Box):
             raise ConfigError(
                 f"learner.algorithm is {cfg.learner.algorithm}: off-policy, the serial pipelines take "
                 "observations that are vectors, beside which a reward model may look at a camera; use ppo"
             )
-        self.section = cfg.learner.dqn if isinstance(learner, DQN) else cfg.learner.sac
-        if getattr(self.section, "num_n_steps", 1) != 1:
+        self.section = learner.cfg
+        if learner.num_n_steps != 1:
             raise ConfigError(
-                "the serial pipelines learn from single steps: learner.dqn.num_n_steps must be 1"
+                f"the serial pipelines learn from single steps: learner.{learner.name}.num_n_steps must be 1"
             )
         self.replay = Experience(self.section.buffer_size)
         self.generator = torch.Generator().manual_seed(0)
@@ -106,10 +105,7 @@ class OffPolicySerial(SerialLoop):
     def _actions(self, progress: float) -> NDArray[Any]:
         if self.env_steps < self.section.learning_starts:
             return random_actions(self.env.single_action_space, self.env.num_envs, self._rng)
-        if isinstance(self.learner, DQN):
-            return self.learner.act(self._obs, deterministic=False, progress=progress)
-        actions: NDArray[Any] = self.learner.act(self._obs, deterministic=False)
-        return actions
+        return self.learner.act(self._obs, progress=progress)
 
     def learn(self, experience: StepBatch, progress: float) -> dict[str, float]:
         """Store the steps, and do the updates that they are worth: sample, score, update."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from guerdon.agents.agent import AnyAgent
 from guerdon.config import to_plain
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.core import strict_json
@@ -28,7 +29,6 @@ from guerdon.training.checkpoints import (
     LAST,
     PREVIOUS,
     STATE,
-    AnyLearner,
     SavedPolicy,
     find_sound_policy,
     load_policy,
@@ -50,7 +50,7 @@ REWARD_MODEL_FILE = "reward_model.pt"
 class SerialResult:
     """What a pipeline returns."""
 
-    policy: AnyLearner
+    policy: AnyAgent
     reward_model: BaseRewardModel
     folder: Path | None = None
     """Where the run is kept; None: nothing was written."""

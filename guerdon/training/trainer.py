@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,12 +12,11 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from guerdon.agents.cloning import clone, demonstrations, imitate, num_updates
-from guerdon.agents.dqn import DQN
-from guerdon.agents.networks import Obs, ObsSpec
-from guerdon.agents.ppo import PPO
-from guerdon.agents.sac import SAC
-from guerdon.config import BCConfig, GuerdonConfig, to_plain
+from guerdon.agents.agent import AnyAgent
+from guerdon.agents.cloning import demonstrations
+from guerdon.agents.networks import ObsSpec
+from guerdon.agents.registry import agent_class, make_agent
+from guerdon.config import GuerdonConfig, to_plain
 from guerdon.config.unused import log_without_effect
 from guerdon.core import strict_json
 from guerdon.core.atomic import make_directory, write_atomic
@@ -44,11 +41,9 @@ from guerdon.rewards.image.worker import ImageRewardWorker
 from guerdon.training.acting import PolicySpec, RolloutWorker
 from guerdon.training.asynchronous import AsynchronousLoop
 from guerdon.training.checkpoints import (
-    AnyLearner,
     SavedPolicy,
     find_sound_policy,
     load_policy,
-    make_learner,
     readable_state,
     save_policy,
 )
@@ -92,10 +87,10 @@ class EmbodiedRunner:
                 "reward.cache_verdicts leaves frames out, and reward.relabel_at=sampling judges all of them "
                 "later: use one of the two"
             )
-        if config.asynchronous.enabled and config.learner.algorithm == "ppo":
+        if config.asynchronous.enabled and agent_class(config.learner.algorithm).on_policy:
             raise ConfigError(
-                "asynchronous.enabled is for learner.algorithm=sac and dqn: "
-                "PPO learns only from steps of its present weights"
+                "asynchronous.enabled is for off-policy agents (sac, td3, dqn): "
+                f"{config.learner.algorithm} learns only from steps of its present weights"
             )
         if config.learner.num_threads is not None:
             torch.set_num_threads(config.learner.num_threads)
@@ -133,18 +128,18 @@ class EmbodiedRunner:
         if self.rewards is not None:
             self.rewards.facts.contract.check_frames(self.envs.facts.first_frames)
         self.spaces = self.envs.facts.spaces
-        self.learner: AnyLearner = make_learner(config.learner, *self.spaces, config.seed)
+        self.learner: AnyAgent = make_agent(config.learner, *self.spaces, config.seed)
         self.loop: Loop = self._make_loop()
         self.engine.log_notices()
 
     def _steps_at_a_time(self) -> int:
         """The most steps that an env worker takes alone."""
-        if self.config.learner.algorithm == "ppo":
-            return self.config.learner.ppo.num_steps
+        if agent_class(self.config.learner.algorithm).on_policy:
+            return int(self.config.learner.section.num_steps)
         return self.config.asynchronous.steps_per_request if self.config.asynchronous.enabled else 1
 
     def _make_loop(self) -> Loop:
-        if isinstance(self.learner, PPO):
+        if self.learner.on_policy:
             policy = PolicySpec(cfg=self.config.learner, spaces=self.spaces)
             self.envs.attach(policy, RolloutWorker(self.learner))
             return OnPolicyLoop(self.engine, self.learner, self.envs, self.rewards, self.config.reward)
@@ -275,8 +270,7 @@ class EmbodiedRunner:
             log.info("resumed from %s at step %d", display_path(place), saved.step)
         elif self.config.learner.warm_start.data is not None:
             self._warm_start()
-        if isinstance(self.learner, SAC):
-            self.learner.check_reference()
+        self.learner.check_reference()
         self.loop.reset(self._env_seed(self.loop.env_steps))
         return place is not None
 
@@ -295,21 +289,14 @@ class EmbodiedRunner:
 
     def _warm_start(self) -> None:
         """Clone the successes of a data set into the policy."""
-        section, learner = self.config.learner.warm_start, self.learner
-        if isinstance(learner, DQN):
-            raise ConfigError("learner.warm_start is for ppo and sac, not for dqn")
+        section = self.config.learner.warm_start
         shown = demonstrations(
             Path(str(section.data)),
             ObsSpec.of(self.spaces[0]),
             self.envs.facts.control_mode,
             intended=section.intended,
         )
-        if isinstance(learner, PPO):
-            outcome = clone(learner.actor, shown, section, self.config.seed)
-            learner.keep_reference()
-        else:
-            outcome = imitate(_imitation(learner, section, len(shown[1])), shown, section, self.config.seed)
-            learner.keep_reference()
+        outcome = self.learner.clone(shown, section, self.config.seed)
         log.info(
             "warm start: %d demonstrated actions, loss %.3f to %.3f",
             outcome["num_transitions"],
@@ -459,17 +446,6 @@ class EmbodiedRunner:
             film.env_success,
             fps=10,
         )
-
-
-def _imitation(learner: SAC, cfg: BCConfig, count: int) -> Callable[[Obs, torch.Tensor], float]:
-    """A step of cloning `count` actions, at a rate that falls to zero in a straight line if asked for."""
-    total, done = num_updates(count, cfg), itertools.count()
-
-    def step(obs: Obs, actions: torch.Tensor) -> float:
-        left = 1.0 - next(done) / total if cfg.anneal_lr else 1.0
-        return learner.imitate(obs, actions, lr=cfg.lr * left)
-
-    return step
 
 
 def _with_note(error: GuerdonError, note: str) -> GuerdonError:

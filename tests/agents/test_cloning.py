@@ -50,7 +50,7 @@ def success_rate(ppo: PPO, num_envs: int = 64, **settings: Any) -> float:
     obs, _ = env.reset(seed=12_345)
     succeeded = np.zeros(num_envs, np.bool_)
     for _ in range(50):
-        obs, _, _, _, info = env.step(ppo.act(obs))
+        obs, _, _, _, info = env.step(ppo.act(obs, deterministic=True))
         succeeded |= info["success"]
     return float(succeeded.mean())
 
@@ -71,10 +71,10 @@ def test_learning_goes_on_after_cloning(expert_data: Path):
     """The optimiser of the learner moves the same weights that cloning moved."""
     ppo = PPO(STATES, ACTIONS, PPOConfig(), NetworkConfig(hidden=(64,)), seed=0)
     clone(ppo.actor, demonstrations(expert_data, STATES), BCConfig(epochs=2), seed=0)
-    cloned = ppo.act(np.zeros((1, STATES.state_size), np.float32))
+    cloned = ppo.act(np.zeros((1, STATES.state_size), np.float32), deterministic=True)
     twin = PPO(STATES, ACTIONS, PPOConfig(), NetworkConfig(hidden=(64,)), seed=1)
     twin.load_state_dict(ppo.state_dict())
-    assert np.array_equal(twin.act(np.zeros((1, STATES.state_size), np.float32)), cloned)
+    assert np.array_equal(twin.act(np.zeros((1, STATES.state_size), np.float32), deterministic=True), cloned)
     from guerdon.agents.rollout import RolloutCollector
 
     collector = RolloutCollector(TabletopVectorEnv(8, autoreset_mode=AutoresetMode.SAME_STEP), 16)
@@ -112,7 +112,7 @@ def test_discrete_actions_are_cloned():
     )
     clone(ppo.actor, ({"state": state}, actions), BCConfig(epochs=60, batch_size=64), seed=0)
     fresh = torch.randn(500, 3, generator=draw)
-    agreement = (ppo.act({"state": fresh}) - 5 == fresh.argmax(-1).numpy()).mean()
+    agreement = (ppo.act({"state": fresh}, deterministic=True) - 5 == fresh.argmax(-1).numpy()).mean()
     assert agreement > 0.9
 
 

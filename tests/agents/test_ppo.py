@@ -36,7 +36,7 @@ def mean_return(ppo: PPO, env: gym.vector.VectorEnv, steps: int, seed: int = 100
 
     class Greedy:
         def step(self, obs):
-            actions = ppo.act(obs)
+            actions = ppo.act(obs, deterministic=True)
             zeros = torch.zeros(len(actions))
             return actions, torch.from_numpy(np.asarray(actions)), zeros, zeros
 
@@ -67,7 +67,7 @@ def test_training_rewards_decide_what_is_learned():
     cfg = PPOConfig(**{**vars(CARTPOLE), "gamma": 0.0})
     ppo = train(cartpoles(), cfg, 10_000, relabel=lambda r: r.actions.float())
     obs = np.random.default_rng(0).uniform(-0.05, 0.05, (200, 4)).astype(np.float32)
-    assert ppo.act(obs).mean() > 0.95
+    assert ppo.act(obs, deterministic=True).mean() > 0.95
 
 
 def test_continuous_actions_improve_on_the_tabletop():

@@ -9,11 +9,12 @@ import pytest
 
 from guerdon.agents.cloning import demonstrations
 from guerdon.agents.networks import ObsSpec
+from guerdon.agents.registry import make_agent
 from guerdon.config import CollectConfig, EnvConfig, LearnerConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import Episode, control_mode_of, with_control_mode
 from guerdon.data.store import StoreWriter
-from guerdon.training.checkpoints import load_policy, make_learner, save_policy
+from guerdon.training.checkpoints import load_policy, save_policy
 from guerdon.training.collect_policy import saved_policy
 
 SPACES = gym.spaces.Box(-1, 1, (5,), np.float32), gym.spaces.Box(-1, 1, (4,), np.float32)
@@ -22,7 +23,7 @@ SPACES = gym.spaces.Box(-1, 1, (5,), np.float32), gym.spaces.Box(-1, 1, (4,), np
 @pytest.fixture
 def saved(tmp_path):
     cfg = LearnerConfig()
-    learner = make_learner(cfg, *SPACES, 0)
+    learner = make_agent(cfg, *SPACES, 0)
     env = EnvConfig(env_type="maniskill", id="PickCube-v1", init_params={"control_mode": "pd_ee_delta_pos"})
     place = tmp_path / "policy"
     return save_policy(place, learner, cfg, env, SPACES, 7, {}, control_mode="pd_ee_delta_pos")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from guerdon.agents.registry import make_agent
 from guerdon.cli.train import evaluate_checkpoint, train
 from guerdon.cli.zoo import collect_demos
 from guerdon.config import EnvConfig, LearnerConfig, NetworkConfig, load_config
@@ -17,7 +18,6 @@ from guerdon.training.checkpoints import (
     find_policy,
     find_sound_policy,
     load_policy,
-    make_learner,
     save_policy,
 )
 from guerdon.training.serial import serial_pipeline_reward_model_offpolicy as offpolicy
@@ -30,7 +30,7 @@ SPACES = gym.spaces.Box(-1.0, 1.0, (3,), np.float32), gym.spaces.Box(-1.0, 1.0, 
 
 def save(folder, step=1, env=None, **state):
     run = {"loop": {}, "alarms": [], **state}
-    return save_policy(folder, make_learner(CFG, *SPACES, step), CFG, env or EnvConfig(), SPACES, step, run)
+    return save_policy(folder, make_agent(CFG, *SPACES, step), CFG, env or EnvConfig(), SPACES, step, run)
 
 
 def flip(path, place=0.5):

@@ -7,7 +7,7 @@ from guerdon.agents.cloning import imitate
 from guerdon.cli.train import train
 from guerdon.config import BCConfig, load_config
 from guerdon.core.errors import ConfigError
-from guerdon.training.trainer import EmbodiedRunner, _imitation
+from guerdon.training.trainer import EmbodiedRunner
 from tests.training.short_runs import SAC, demonstrate, lines, make_runner, without_times
 
 START = "learner.sac.num_critic_only_updates=40"
@@ -115,5 +115,5 @@ def test_the_rate_of_cloning_may_fall_to_zero(anneal):
 
     learner, cfg = Learner(), BCConfig(epochs=5, batch_size=4, lr=1.0, anneal_lr=anneal)
     data = {"state": torch.zeros(8, 3)}, torch.zeros(8, 2)
-    imitate(_imitation(learner, cfg, 8), data, cfg, seed=0)
+    imitate(learner.imitate, data, cfg, seed=0)
     assert learner.rates == pytest.approx([1.0 - 0.1 * step if anneal else 1.0 for step in range(10)])

@@ -71,7 +71,7 @@ def test_a_run_leaves_everything_in_its_folder(demos, tmp_path):
     assert last.step == 1024 and best.step in (512, 1024)
     assert load_policy(folder).folder == folder / "checkpoints" / "last"
     obs = np.zeros((2, 4), np.float32)
-    assert (last.learner.act(obs) == result.policy.act(obs)).all()
+    assert (last.learner.act(obs, True) == result.policy.act(obs, True)).all()
     fresh = create_reward_model(result.reward_model.cfg)
     fresh.load(folder / "checkpoints" / "last" / "reward_model.pt")
     shown = play(FIXED_CARTPOLE, lambda obs: np.zeros(len(obs), np.int64), 1)[0]

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from benchmarks import zoo_images
+from guerdon.agents.registry import make_agent
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.envs.classic.tasks import from_above
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
 from guerdon.rewards import StepBatch, create_reward_model
-from guerdon.training.checkpoints import make_learner
 from guerdon.training.serial import resolved, serial_pipeline_reward_model, shapes_of
 from guerdon.training.serial_loops import OnPolicySerial, make_env
 from guerdon.training.serial_offpolicy import OffPolicySerial
@@ -150,7 +150,7 @@ def test_pipelines_show_the_frame_that_an_action_led_to(classifier, algorithm):
     tree["env"]["train"]["init_params"] = {"horizon": 5}  # most rollouts have final frames in them
     cfg = resolved(tree)
     env = make_env(cfg)
-    learner = make_learner(cfg.learner, env.single_observation_space, env.single_action_space, 0)
+    learner = make_agent(cfg.learner, env.single_observation_space, env.single_action_space, 0)
     model = made(classifier[0], **shapes_of(env))
     loop = (OnPolicySerial if algorithm == "ppo" else OffPolicySerial)(cfg, learner, model, env)
     loop.reset(0)
