@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,11 @@ from guerdon.config import RewardConfig
 from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
-from guerdon.core.types import BoolArray, FloatArray
+from guerdon.core.types import BoolArray
 from guerdon.envs.classic.goals import GOAL_KEYS, flat_batch
 from guerdon.integrations.scoring import RewardStep, rows_from
-from guerdon.rewards import BaseRewardModel, StepBatch, ZooModel
-from guerdon.rewards.relabel import RewardScale, combine
+from guerdon.rewards import BaseRewardModel, Scores, StepBatch, ZooModel
+from guerdon.rewards.relabel import RewardScale, combine, learned_rewards
 from guerdon.rewards.steps import to_items
 
 
@@ -46,7 +45,6 @@ class TransitionJudge:
         if isinstance(cfg, RewardConfig):
             raise ConfigError("a reward model of the zoo is mixed by a MixConfig, not by a reward section")
         self.model, self.mix, self.num_envs = model, cfg or MixConfig(), num_envs
-        self.has_memory = isinstance(model, ZooModel) and model.scores == "streams"
         self.env_steps, self.rounds, self._teach_every = 0, 0, teach_every
         self._discrete = isinstance(action_space, Discrete)
         self._first = int(getattr(action_space, "start", 0))
@@ -54,17 +52,17 @@ class TransitionJudge:
         self._scale = RewardScale() if self.mix.normalize else None
         self._obs: Any = None
         self._running: BoolArray = np.zeros(num_envs, np.bool_)
-        self._memory = model.begin(num_envs) if isinstance(model, ZooModel) else None
+        self._state = model.initial_state(num_envs)
         self._recent: list[StepBatch] = []
 
     def begin(self, obs: Any, mask: BoolArray | None = None) -> None:
         """New episodes begin in the environments of `mask` (bool [N]), or in all, with `obs` [N, ...]."""
         if mask is None:
             self._obs, self._running[:] = self._vectors(obs).copy(), False
-            self._memory = self.model.begin(self.num_envs) if isinstance(self.model, ZooModel) else None
+            self._state = self.model.initial_state(self.num_envs)
             self._recent = []  # of episodes that nobody ends
             return
-        if self.has_memory and (self._running & mask).any():
+        if self.model.history_dependent and (self._running & mask).any():
             raise ConfigError(
                 f"{type(self.model).__name__} remembers episodes: none can be reset before its end"
             )
@@ -102,48 +100,38 @@ class TransitionJudge:
             terminated=torch.from_numpy(terminated.copy()),
             truncated=torch.from_numpy(truncated & ~terminated),
         )
-        learned = np.zeros(self.num_envs, np.float32)
+        learned, training = np.zeros_like(env), np.zeros_like(env)
+        prob_success = None
         if stepped.any():
-            learned[stepped] = self._learned(batch, stepped)
-        training = np.zeros_like(learned)
-        if stepped.any():
-            training[stepped] = self._mixed(env[stepped], learned[stepped])
+            scores = self._scores(batch, stepped)
+            ends = (terminated | truncated)[stepped]
+            learned[stepped] = learned_rewards(scores, ends, self.model.mapping, self.model.threshold)
+            if self._scale is not None:
+                self._scale.update(learned[stepped])
+            training[stepped] = combine(env[stepped], learned[stepped], self.mix, self._scale, self.env_steps)
+            if scores.prob_success is not None:
+                prob_success = np.full(self.num_envs, np.nan, np.float32)
+                prob_success[stepped] = scores.prob_success
         self.env_steps += int(stepped.sum())
         self._running = ~(terminated | truncated)
         self._obs = self._vectors(obs).copy()
         self._teach(batch, stepped)
-        return RewardStep(env_reward=env, learned_reward=learned, training_reward=training)
+        return RewardStep(
+            env_reward=env, learned_reward=learned, training_reward=training, prob_success=prob_success
+        )
 
-    def _learned(self, batch: StepBatch, stepped: BoolArray) -> FloatArray:
-        rows = torch.from_numpy(stepped)
-        if isinstance(self.model, ZooModel):
-            with torch.no_grad():
-                if self.has_memory:
-                    if not stepped.all():
-                        raise ConfigError(
-                            f"{type(self.model).__name__} remembers episodes: make the vector environment "
-                            "with autoreset_mode SAME_STEP"
-                        )
-                    one = self.model.checked(batch.map(lambda part: part.unsqueeze(0)))
-                    rewards, self._memory = self.model.score_stream(one, self._memory)
-                    rewards = rewards[0]
-                else:
-                    rewards = self.model.score(self.model.checked(batch[rows]))
-            values: FloatArray = rewards.float().cpu().numpy()
-        else:
-            items = self.model.estimate(to_items(batch[rows]))
-            values = np.array([float(torch.as_tensor(item["reward"])) for item in items], np.float32)
-        if values.shape != (int(stepped.sum()),) or not np.isfinite(values).all():
-            raise DataError(
-                f"{type(self.model).__name__} must give {int(stepped.sum())} finite rewards, not {values}"
+    def _scores(self, batch: StepBatch, stepped: BoolArray) -> Scores:
+        """Of the environments that were `stepped`."""
+        if not self.model.history_dependent:
+            return self.model.score(batch[torch.from_numpy(stepped)])
+        if not stepped.all():
+            raise ConfigError(
+                f"{type(self.model).__name__} remembers episodes: make the vector environment with "
+                "autoreset_mode SAME_STEP"
             )
-        return values
-
-    def _mixed(self, env: FloatArray, learned: FloatArray) -> FloatArray:
-        if self._scale is not None:
-            self._scale.update(learned)
-            learned = self._scale.apply(learned)
-        return combine(env, learned, replace(self.mix, reward_weight=self.mix.weight_at(self.env_steps)))
+        step = batch.map(lambda part: part.unsqueeze(0))
+        scores, self._state = self.model.score_stream(step, self._state)
+        return scores[0]
 
     def _teach(self, batch: StepBatch, stepped: BoolArray) -> None:
         """Keep the step; when it is time, teach the model by all that was kept."""

@@ -106,7 +106,7 @@ class _Check:
         self.model, self.make, self.name = model, make, type(model).__name__
         self.prepare = prepare
         self.zoo = model if isinstance(model, ZooModel) else None
-        self.rows = self.zoo is None or self.zoo.scores == "rows"
+        self.rows = not model.history_dependent
         self.data = made_up(shapes, 40, 4, seed=1) if experience is None else experience
         self.experts = list(demonstrations or getattr(model, "experts", None) or ())
         if not self.experts:
@@ -210,19 +210,19 @@ class _Check:
             self.alike(flat, self.score(model, self.data), "score of [T, N] differs from that of [T * N]")
         else:
             self.streams(model)
-        self.found["tensor form"] = f"[N] and [T, N], scored as {model.scores}"
+        self.found["tensor form"] = f"[N] and [T, N], scored as {'rows' if self.rows else 'streams'}"
 
     def streams(self, model: ZooModel) -> None:
         """Scoring goes on where it stopped."""
         half = len(self.data.env_rewards) // 2 - 3  # within an episode
-        batch, num_streams = model.checked(self.data), self.data.shape[1]
-        with torch.no_grad():
-            whole, _ = model.score_stream(batch, model.begin(num_streams))
-            first, memory = model.score_stream(batch[:half], model.begin(num_streams))
-            kept = copied(memory)
-            second, _ = model.score_stream(batch[half:], memory)
-        self.alike(whole, torch.cat([first, second]), "score_stream in two pieces differs from one call")
-        self.expect(same(memory, kept), "score_stream changes the memory that it is given: return a new one")
+        batch, num_streams = self.data, self.data.shape[1]
+        whole, _ = model.score_stream(batch, model.initial_state(num_streams))
+        first, state = model.score_stream(batch[:half], model.initial_state(num_streams))
+        kept = copied(state)
+        second, _ = model.score_stream(batch[half:], state)
+        pieces = torch.from_numpy(np.concatenate([first.values, second.values]))
+        self.alike(torch.from_numpy(whole.values), pieces, "score_stream in two pieces differs from one call")
+        self.expect(same(state, kept), "score_stream changes the state that it is given: return a new one")
 
     def independence(self) -> None:
         """A transition's reward depends on nothing but itself: no scaling by the batch at hand."""
@@ -339,8 +339,7 @@ class _Check:
             self.prepare(model)
 
     def score(self, model: ZooModel, batch: StepBatch) -> Tensor:
-        with torch.no_grad():
-            return model.score(model.checked(batch)).cpu()
+        return torch.from_numpy(model.score(batch).values)
 
     def scores(self, batch: StepBatch, model: BaseRewardModel | None = None) -> Tensor:
         """Rewards through `estimate`, as a pipeline would ask for them, [*L]."""

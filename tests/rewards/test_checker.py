@@ -214,14 +214,14 @@ def test_faults_of_plugins(cls, complaint):
 
 
 class WrongShape(GAIL):
-    def score(self, batch: StepBatch) -> torch.Tensor:
-        return super().score(batch).flatten()
+    def rewards(self, batch: StepBatch) -> torch.Tensor:
+        return super().rewards(batch).flatten()
 
 
 class LearnsWhileScoring(GAIL):
-    def score(self, batch: StepBatch) -> torch.Tensor:
+    def rewards(self, batch: StepBatch) -> torch.Tensor:
         self.obs_statistics.update(batch.obs.flatten(0, -2))
-        return super().score(batch)
+        return super().rewards(batch)
 
 
 class KeepsBehind(GAIL):
@@ -241,8 +241,8 @@ class ForgetsOwnStatistics(GAIL):
         super().collect_data(data)
         self.reward_statistics.update(data.next_obs)
 
-    def score(self, batch: StepBatch) -> torch.Tensor:
-        return super().score(batch) / self.reward_statistics.deviation * 2.0
+    def rewards(self, batch: StepBatch) -> torch.Tensor:
+        return super().rewards(batch) / self.reward_statistics.deviation * 2.0
 
     def to_device(self, device) -> None:
         super().to_device(device)
@@ -267,20 +267,20 @@ class Seen:
 class Streams(ZooModel):
     """The reward is the number of the step within its episode, counted over the calls."""
 
-    scores = "streams"
+    history_dependent = True
     resets_memory, changes_memory = False, False
 
     def make_network(self) -> RewardNetwork:
         return RewardNetwork()
 
-    def begin(self, num_streams: int) -> Seen:
+    def initial_state(self, num_streams: int) -> Seen:
         return Seen(torch.zeros(num_streams))
 
-    def score(self, batch: StepBatch) -> torch.Tensor:
+    def rewards(self, batch: StepBatch) -> torch.Tensor:
         streams = batch.streams()
-        return self.score_stream(streams, self.begin(streams.shape[1]))[0].view(batch.shape)
+        return self.stream_rewards(streams, self.initial_state(streams.shape[1]))[0].view(batch.shape)
 
-    def score_stream(self, batch: StepBatch, memory: Seen) -> tuple[torch.Tensor, Seen]:
+    def stream_rewards(self, batch: StepBatch, memory: Seen) -> tuple[torch.Tensor, Seen]:
         count = torch.zeros(batch.shape[1]) if self.resets_memory else memory.count
         rewards = []
         for done in batch.done:
@@ -313,7 +313,7 @@ def test_streams_pass():
         (ForgetsOwnStatistics, "gives other rewards: something that scoring depends on"),
         (ForgetsItsGenerator, "learns on differently"),
         (ForgetfulStreams, "in two pieces differs"),
-        (ChangingStreams, "changes the memory"),
+        (ChangingStreams, "changes the state"),
     ],
 )
 def test_faults_of_models(cls, complaint):

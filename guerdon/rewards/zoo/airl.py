@@ -111,7 +111,7 @@ class AIRL(ZooModel):
         sides = [zip(torch.split(left, size), torch.split(right, size), strict=True) for left, right in pairs]
         return (tuple(torch.cat(both) for both in step) for step in zip(*sides, strict=True))
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """The reward in the chosen form, [*L]."""
         flat = batch.flat()
         seen = self.seen(flat)

@@ -19,14 +19,11 @@ from guerdon.config.build import Checked
 from guerdon.config.limits import NonNegativeInt, PositiveFloat, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.running_stats import Statistics
-from guerdon.rewards.model import BaseRewardModel
+from guerdon.rewards.model import BaseRewardModel, Scores, StreamState
+from guerdon.rewards.relabel import learned_rewards
 from guerdon.rewards.steps import StepBatch, from_items, replaced_rewards, with_rewards
 from guerdon.rewards.zoo.experience import Experience
 from guerdon.rewards.zoo.networks import Adam, RewardNetwork, action_features, check_actions
-
-Memory: TypeAlias = Any
-"""What a model that scores streams has to remember of running episodes; only the model looks into it."""
-
 
 LogProbs: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(observations [N, *S], actions [N] or [N, A]) -> their log-probabilities, float32 [N]."""
@@ -93,10 +90,6 @@ class ZooModel(BaseRewardModel):
     that the experts do looks like one point. Without own experience it is the experts' in any case."""
     policy_log_probs: LogProbs | None = None
     """Asks the policy in training how likely actions are; set by pipelines whose policy can tell."""
-    scores: ClassVar[Literal["rows", "streams"]] = "rows"
-    """`rows`: a transition's reward depends on nothing but itself, so it is scored when it is learned from.
-    `streams`: it depends on the episode up to it, so it is scored as it is experienced."""
-
     obs_key: str | None = None
     """The camera whose frames it judges, in place of observations; None: it looks at observations."""
     augments: ClassVar[bool] = False
@@ -143,20 +136,19 @@ class ZooModel(BaseRewardModel):
         """What a round of gradient steps takes; for models that draw for all of them at once."""
         return (self.draw() for _ in range(num_updates))
 
-    def score(self, batch: StepBatch) -> Tensor:
-        """Rewards of transitions, float32 [*L], or of streams that begin here; changes nothing."""
-        if self.scores == "rows":
-            raise NotImplementedError(f"{type(self).__name__} has no method `score`")
+    def rewards(self, batch: StepBatch) -> Tensor:
+        """Rewards of checked transitions, float32 [*L]; changes nothing. See `stream_rewards`."""
+        if not self.history_dependent:
+            raise NotImplementedError(f"{type(self).__name__} has no method `rewards`")
         streams = batch.streams()
-        return self.score_stream(streams, self.begin(streams.shape[1]))[0].view(batch.shape)
+        return self.stream_rewards(streams, self.initial_state(streams.shape[1]))[0].view(batch.shape)
 
-    def begin(self, num_streams: int) -> Memory:
-        """What to remember where N episodes begin; of models that score streams."""
-        return None
+    def stream_rewards(self, batch: StepBatch, state: StreamState) -> tuple[Tensor, StreamState]:
+        """Rewards [T, N] of checked streams that go on from `state`, and the state after; changes nothing.
 
-    def score_stream(self, batch: StepBatch, memory: Memory) -> tuple[Tensor, Memory]:
-        """Rewards [T, N] of N streams that go on from `memory`, and the memory after; changes nothing."""
-        return self.score(batch), memory
+        History-dependent models have this method and `initial_state` in the place of `rewards`.
+        """
+        return self.rewards(batch), state
 
     def meet(self, env: Any) -> None:
         """See the vector environments before the first step, and take from them what the model needs."""
@@ -177,16 +169,25 @@ class ZooModel(BaseRewardModel):
 
     # The interface
 
+    @torch.no_grad()
+    def score(self, batch: StepBatch) -> Scores:
+        """Scores of transitions [*L], or of streams that start here; changes nothing."""
+        return Scores(rewards=self.checked_values(self.rewards(self.checked(batch)), batch))
+
+    @torch.no_grad()
+    def score_stream(self, batch: StepBatch, state: StreamState) -> tuple[Scores, StreamState]:
+        """Scores [T, N] of N streams that go on from `state`, and the state after; changes nothing."""
+        rewards, state = self.stream_rewards(self.checked(batch), state)
+        return Scores(rewards=self.checked_values(rewards, batch)), state
+
     def estimate(self, data: Any) -> Any:
         """New transitions with the model's rewards, in the form of `data`."""
-        batch = self.checked(from_items(data))
-        with torch.no_grad():
-            rewards = self.score(batch).cpu()
-        if not bool(torch.isfinite(rewards).all()):
-            raise DataError(f"{type(self).__name__} gave rewards that are not finite numbers")
-        return (
-            replaced_rewards(batch, rewards) if isinstance(data, StepBatch) else with_rewards(data, rewards)
-        )
+        batch = from_items(data)
+        learned = learned_rewards(self.score(batch), batch.done.cpu().numpy(), self.mapping, self.threshold)
+        rewards = torch.from_numpy(learned)
+        if isinstance(data, StepBatch):
+            return replaced_rewards(batch.to(self.device), rewards)
+        return with_rewards(data, rewards)
 
     def collect_data(self, data: Any) -> None:
         """Keep transitions of the policy, and bring the statistics up to date, if it learns from them."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from guerdon.rewards.steps import StepBatch
-from guerdon.rewards.zoo.base import Memory, ZooModel
+from guerdon.rewards.zoo.base import ZooModel
 
 
 class ZeroReward(ZooModel):
@@ -18,7 +18,7 @@ class ZeroReward(ZooModel):
 
     needs_experience = False
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """Zeros, [*L]."""
         return torch.zeros(batch.shape, device=batch.obs.device)
 
@@ -31,20 +31,20 @@ class NoiseReward(ZooModel):
     """
 
     needs_experience = False
-    scores = "streams"
+    history_dependent = True
 
-    def begin(self, num_streams: int) -> Memory:
+    def initial_state(self, num_streams: int) -> Tensor:
         """Steps so far, int64 [N]."""
         return torch.zeros(num_streams, dtype=torch.int64, device=self.device)
 
-    def score_stream(self, batch: StepBatch, memory: Memory) -> tuple[Tensor, Memory]:
+    def stream_rewards(self, batch: StepBatch, state: Tensor) -> tuple[Tensor, Tensor]:
         """A rapid wave over steps and observations, within -1 and 1, [T, N]."""
         flat, count = batch.flat(), batch.shape[0]
-        steps = memory + torch.arange(count, device=self.device)[:, None]
+        steps = state + torch.arange(count, device=self.device)[:, None]
         seen = torch.cat([steps.reshape(-1, 1), flat.obs.flatten(1), flat.next_obs.flatten(1)], 1).double()
         weights = torch.randn(seen.shape[1], generator=torch.Generator().manual_seed(self.cfg.seed))
         wave = torch.sin(1e4 * (seen @ weights.double().to(seen.device)))
-        return wave.float().view(batch.shape), memory + count
+        return wave.float().view(batch.shape), state + count
 
 
 CONTROLS: dict[str, type[ZooModel]] = {"zero": ZeroReward, "noise": NoiseReward}

@@ -71,7 +71,7 @@ class CuriosityModel(ZooModel):
         obs, actions, next_obs = self.experience.draw(count, self.generator, "obs", "actions", "next_obs")
         return self.obs_features(obs), self.action_features(actions), self.obs_features(next_obs)
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """Novelty over its running deviation, [*L]."""
         return self.scaled(self.novelty(batch))
 

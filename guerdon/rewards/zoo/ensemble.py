@@ -17,11 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from guerdon.config.limits import NonNegativeFloat, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.rewards.model import Scores
+from guerdon.rewards.relabel import learned_rewards
 from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import LogProbs, ZooModel, ZooSettings
 
@@ -73,7 +75,7 @@ class Ensemble(ZooModel):
         }
         section = {**passed, **cfg.member, "seed": cfg.seed * 1_000 + number}
         model = create_reward_model(section, self.device)
-        if not isinstance(model, ZooModel) or isinstance(model, Ensemble) or model.scores != "rows":
+        if not isinstance(model, ZooModel) or isinstance(model, Ensemble) or model.history_dependent:
             raise ConfigError(
                 f"reward_model.member.type is {cfg.member.get('type')}: members must be models of the zoo "
                 "that score single transitions, and no ensembles"
@@ -90,18 +92,15 @@ class Ensemble(ZooModel):
         for each in self.members:
             each.policy_log_probs = ask
 
-    def verdicts(self, batch: StepBatch) -> Tensor:
-        """Rewards of each member, float32 [size, *L]."""
-        return torch.stack([each.score(batch) for each in self.members])
-
-    def score(self, batch: StepBatch) -> Tensor:
-        """Mean less weighted deviation, [*L]."""
-        deviation, mean = torch.std_mean(self.verdicts(batch), dim=0, correction=0)
-        return mean - self.cfg.disagreement_weight * deviation
-
-    def disagreement(self, batch: StepBatch) -> Tensor:
-        """Deviation of the members, float32 [*L]."""
-        return self.verdicts(batch).std(dim=0, correction=0)
+    def score(self, batch: StepBatch) -> Scores:
+        """Mean less weighted deviation, and the deviation of the members, [*L]."""
+        ends = batch.done.cpu().numpy()
+        learned = [
+            learned_rewards(each.score(batch), ends, each.mapping, each.threshold) for each in self.members
+        ]
+        deviation, mean = torch.std_mean(torch.from_numpy(np.stack(learned)), dim=0, correction=0)
+        rewards = mean - self.cfg.disagreement_weight * deviation
+        return Scores(rewards=rewards.numpy(), disagreement=deviation.numpy())
 
     def collect_data(self, data: Any) -> None:
         """Give all members the policy's transitions."""
@@ -133,8 +132,9 @@ class Ensemble(ZooModel):
         scalars = {name: sum(each[name] for each in told) / len(told) for name in told[0]}
         own = self.members[0].experience
         rows = own.sample(NUM_MEASURED, self.generator) if len(own) else self.members[0].expert_rows
-        with torch.no_grad():
-            scalars["disagreement"] = float(self.disagreement(rows).mean())
+        disagreement = self.score(rows).disagreement
+        assert disagreement is not None
+        scalars["disagreement"] = float(torch.from_numpy(disagreement).mean())
         self.log(scalars)
         return scalars
 

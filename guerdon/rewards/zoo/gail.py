@@ -94,7 +94,7 @@ class GAIL(ZooModel):
             *(torch.split(part, self.cfg.batch_size) for part in (expert, policy, between)), strict=True
         )
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """The discriminator's verdict in the chosen form, [*L]."""
         flat = batch.flat()
         logits_expert_is_high = self.network(self.features(flat, INPUTS[self.cfg.inputs]))

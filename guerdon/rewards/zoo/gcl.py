@@ -102,7 +102,7 @@ class GCL(ZooModel):
         ):
             yield of_expert, of_policy, torch.cat(log_probs)
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """The negative cost, [*L]."""
         costs_expert_is_low: Tensor = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         return -costs_expert_is_low.view(batch.shape)

@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.config import RewardConfig
 from guerdon.config.limits import Fraction
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards.image.contract import Contract
 from guerdon.rewards.image.scorer import MINI_BATCH, ImageScorer
+from guerdon.rewards.model import Scores
 from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import ZooModel, ZooSettings
 from guerdon.rewards.zoo.networks import RewardNetwork
@@ -82,7 +84,10 @@ class ImageSuccess(ZooModel):
                 f"image_success judges single frames of one camera, the checkpoint looks at "
                 f"{contract.num_frames} frames of {list(cameras)}: use a RewardManager"
             )
-        self.obs_key = cameras[0]
+        cfg, self.obs_key = self.cfg, cameras[0]
+        self.mapping = RewardConfig(
+            reward_type=cfg.reward_type, success_reward=cfg.success_reward, fail_reward=cfg.fail_reward
+        )
         if contract.only_at_rest:
             raise ConfigError(
                 "the checkpoint judges robots at rest alone, which image_success does not know about: use a "
@@ -94,19 +99,16 @@ class ImageSuccess(ZooModel):
         return SuccessClassifier(judge)
 
     @property
-    def threshold(self) -> float:
+    def threshold(self) -> float:  # type: ignore[override]
         """Above which a probability counts as success."""
         return self.network.judge.threshold
 
-    def score(self, batch: StepBatch) -> Tensor:
-        """What the reached frames are worth, [*L]."""
-        flat = batch.flat()
+    @torch.no_grad()
+    def score(self, batch: StepBatch) -> Scores:
+        """Probabilities that the frames which the actions led to show success, [*L]."""
+        flat = self.checked(batch).flat()
         images = flat.next_obs.round().to(torch.uint8) if flat.frames is None else flat.frames
-        prob_success: Tensor = self.network(images).view(batch.shape)
-        if self.cfg.reward_type == "continuous":
-            return prob_success
-        fired = torch.from_numpy(self.network.judge.fires(prob_success.numpy()))
-        return torch.where(fired, self.cfg.success_reward, self.cfg.fail_reward).float()
+        return Scores(prob_success=self.checked_values(self.network(images).view(batch.shape), batch))
 
     def checked(self, batch: StepBatch) -> StepBatch:
         """The batch, if it has frames, or observations that are images with values of 0 to 255."""

@@ -86,7 +86,7 @@ class NGU(CuriosityModel):
     """Rewards what is new in the episode, and more what is new at all."""
 
     Settings = NGUSettings
-    scores = "streams"
+    history_dependent = True
     cfg: NGUSettings
     network: EpisodicFeatures
 
@@ -103,23 +103,23 @@ class NGU(CuriosityModel):
             cfg.obs_size, cfg.action_size, cfg.feature_size, cfg.hidden, cfg.discrete_actions
         )
 
-    def begin(self, num_streams: int) -> EpisodicMemory:
+    def initial_state(self, num_streams: int) -> EpisodicMemory:
         """Nothing is remembered where episodes begin."""
         keys = torch.zeros(num_streams, 0, self.cfg.feature_size, device=self.device)
         return EpisodicMemory(
             keys=keys, valid=torch.zeros(num_streams, 0, dtype=torch.bool, device=self.device)
         )
 
-    def score_stream(self, batch: StepBatch, memory: EpisodicMemory) -> tuple[Tensor, EpisodicMemory]:
-        """Rewards [T, N] of streams that go on from `memory`, and the memory after them."""
+    def stream_rewards(self, batch: StepBatch, state: EpisodicMemory) -> tuple[Tensor, EpisodicMemory]:
+        """Rewards [T, N] of streams that go on from the memory `state`, and the memory after them."""
         features = self.obs_features(batch.flat().next_obs)
-        nearest, memory = self._neighbours(features, batch, memory)
-        return self.scaled(self._novelty(features, nearest).view(batch.shape)), memory
+        nearest, state = self._neighbours(features, batch, state)
+        return self.scaled(self._novelty(features, nearest).view(batch.shape)), state
 
     def novelty(self, batch: StepBatch) -> Tensor:
         """Of streams that begin here, before scaling, [*L]."""
         features = self.obs_features(batch.flat().next_obs)
-        nearest, _ = self._neighbours(features, batch.streams(), self.begin(batch.streams().shape[1]))
+        nearest, _ = self._neighbours(features, batch.streams(), self.initial_state(batch.streams().shape[1]))
         return self._novelty(features, nearest).view(batch.shape)
 
     def _neighbours(
@@ -154,7 +154,7 @@ class NGU(CuriosityModel):
         some = followed(batch)
         features = self.obs_features(some.flat().next_obs)
         self.error_statistics.update(self.network.lifelong(features))
-        nearest, _ = self._neighbours(features, some, self.begin(some.shape[1]))
+        nearest, _ = self._neighbours(features, some, self.initial_state(some.shape[1]))
         found = nearest[torch.isfinite(nearest)]
         if len(found):
             rate = FOLLOWING if self.mean_distance > 0.0 else 1.0

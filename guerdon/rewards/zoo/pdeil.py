@@ -88,7 +88,7 @@ class PDEIL(ZooModel):
         self.log(scalars)
         return scalars
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """The ratio of densities, [*L]."""
         flat, rewards = batch.flat(), list[Tensor]()
         size = max(1, CHUNK // len(self._expert()["obs"]))

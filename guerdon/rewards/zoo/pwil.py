@@ -57,7 +57,7 @@ class PWIL(ZooModel):
     Settings = PWILSettings
     needs_experts = True
     needs_experience = False
-    scores = "streams"
+    history_dependent = True
     cfg: PWILSettings
 
     _atoms: Tensor | None = None
@@ -73,14 +73,14 @@ class PWIL(ZooModel):
         self._atoms = self._scaled(self.expert_rows)[:: self.cfg.subsample]
         self._steps = self.cfg.horizon or max(len(each) for each in self.experts)
 
-    def begin(self, num_streams: int) -> Tensor:
+    def initial_state(self, num_streams: int) -> Tensor:
         """Units of mass that are left, all of them: int64 [N, D]."""
         atoms = self._demonstrated()
         return torch.full((num_streams, len(atoms)), self._steps, device=self.device)
 
-    def score_stream(self, batch: StepBatch, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Rewards [T, N] of streams that go on with the masses of `memory`, and the masses left after."""
-        atoms, left = self._demonstrated(), memory.clone()
+    def stream_rewards(self, batch: StepBatch, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Rewards [T, N] of streams that go on with the masses of `state`, and the masses left after."""
+        atoms, left = self._demonstrated(), state.clone()
         points = self._scaled(batch.flat()).view(*batch.shape, -1)
         ended = batch.done
         costs = torch.empty(batch.shape, device=self.device)

@@ -99,7 +99,7 @@ class RED(ZooModel):
         self.log(found)
         return scalars | found
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """exp(-sigma * error), [*L]."""
         errors_expert_is_low = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         return torch.exp(-self.network.sigma * errors_expert_is_low).view(batch.shape)

@@ -199,7 +199,7 @@ class TREX(ZooModel):
         found = margins(self.network.rewards_of(features, lengths), lengths, ranks, equal)
         return {"accuracy": float((found > 0.0).float().mean()) if found.numel() else 0.5}
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """The members' mean, each scaled, less what they disagree by, [*L]."""
         rewards = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         rewards = (rewards - self.network.offset) / self.network.scale

@@ -56,7 +56,7 @@ def test_rnd_is_the_mean_squared_error_on_scaled_next_obs_over_the_deviation_of_
         sums.append(error + 0.5 * sums[-1])
     expected = errors / torch.stack(sums).std(unbiased=False)
     torch.testing.assert_close(model.novelty(batch), errors)
-    torch.testing.assert_close(model.score(batch), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.rewards(batch), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_icm_is_half_the_squared_error_of_the_forward_model_in_features():
@@ -69,7 +69,7 @@ def test_icm_is_half_the_squared_error_of_the_forward_model_in_features():
     batch.obs[:] = torch.tensor([[1.0], [1.0]])
     batch.next_obs[:] = torch.tensor([[1.0], [4.0]])
     batch.actions[:] = torch.tensor([0, 1])
-    torch.testing.assert_close(model.score(batch), torch.tensor([0.0, 0.5 * (2.0 + 3.0 - 8.0) ** 2]))
+    torch.testing.assert_close(model.rewards(batch), torch.tensor([0.0, 0.5 * (2.0 + 3.0 - 8.0) ** 2]))
     linear(model.network.inverse[0], [[0.0, 0.0]], [0.0])
     linear(model.network.inverse[2], [[0.0], [0.0]], [0.0, 1.0])
     loss = model.network.learn(*model._parts(batch))
@@ -184,7 +184,7 @@ def test_scoring_changes_nothing_and_learning_lowers_the_novelty_of_what_was_see
     assert torch.isnan(batch.env_rewards).all()
     model.train()
     share = 0.9 if kind == "ngu" else 0.7  # what is new in the episode stays so
-    assert model.score(batch).mean() < share * first.mean()
+    assert model.rewards(batch).mean() < share * first.mean()
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -192,8 +192,8 @@ def test_the_scale_is_that_of_the_run_and_not_of_the_batch(kind):
     model = made(kind)
     model.collect_data(steps(32, 2))
     batch = steps(8, 2, seed=1)
-    whole = model.score(batch)
-    torch.testing.assert_close(model.score(batch[:4]), whole[:4], rtol=1e-4, atol=1e-5)
+    whole = model.rewards(batch)
+    torch.testing.assert_close(model.rewards(batch[:4]), whole[:4], rtol=1e-4, atol=1e-5)
     deviation = float(model.reward_statistics.deviation)
     torch.testing.assert_close(whole * deviation, model.novelty(batch), rtol=1e-4, atol=1e-5)
 
@@ -206,11 +206,11 @@ def test_saved_models_score_and_learn_alike(kind, tmp_path):
     model.save(tmp_path / "model.pt")
     other.load(tmp_path / "model.pt")
     batch = steps(8, 2, seed=3)
-    assert torch.equal(model.score(batch), other.score(batch))
+    assert torch.equal(model.rewards(batch), other.rewards(batch))
     for each in (model, other):
         each.collect_data(batch)
         each.train()
-    assert torch.equal(model.score(batch), other.score(batch))
+    assert torch.equal(model.rewards(batch), other.rewards(batch))
 
 
 @pytest.mark.parametrize("kind", MODELS)
