@@ -41,7 +41,7 @@ class LearnedRewardWrapper(gym.Wrapper[Any, Any, Any, Any]):
         manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, or a reward model of the
             zoo.
         cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
-        teach_every: of the zoo: steps after which the model is taught by them; 0 leaves it as it is.
+        train_every: of the zoo: steps after which the model is taught by them; 0 leaves it as it is.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class LearnedRewardWrapper(gym.Wrapper[Any, Any, Any, Any]):
         env: gym.Env[Any, Any],
         manager: FrameScorer | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str],
         cfg: RewardConfig | MixConfig | None = None,
-        teach_every: int = 0,
+        train_every: int = 0,
     ) -> None:
         given: Any = env
         if isinstance(given, VectorEnv):
             raise ConfigError("this is a vector environment: use LearnedRewardVectorWrapper")
         super().__init__(env)
-        self._zoo = zoo_judge(manager, cfg, 1, env.action_space, teach_every)
+        self._zoo = zoo_judge(manager, cfg, 1, env.action_space, train_every)
         if self._zoo is not None:
             return
-        self._judge = StepScorer(*frame_judging(manager, cfg, teach_every), 1)
+        self._judge = StepScorer(*frame_judging(manager, cfg, train_every), 1)
         self._frames = FrameSource(env, self._judge.cameras)
 
     def reset(
@@ -105,7 +105,7 @@ class LearnedRewardVectorWrapper(VectorWrapper):
         manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, or a reward model of the
             zoo.
         cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
-        teach_every: of the zoo: steps after which the model is taught by them; 0 leaves it as it is.
+        train_every: of the zoo: steps after which the model is taught by them; 0 leaves it as it is.
     """
 
     def __init__(
@@ -113,17 +113,17 @@ class LearnedRewardVectorWrapper(VectorWrapper):
         envs: VectorEnv[Any, Any, Any],
         manager: FrameScorer | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str],
         cfg: RewardConfig | MixConfig | None = None,
-        teach_every: int = 0,
+        train_every: int = 0,
     ) -> None:
         if not isinstance(envs, VectorEnv):
             raise ConfigError("this is no vector environment: use LearnedRewardWrapper")
         super().__init__(envs)
         self._mode = AutoresetMode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._ended: BoolArray = np.zeros(envs.num_envs, np.bool_)  # NEXT_STEP: to be reset by the next step
-        self._zoo = zoo_judge(manager, cfg, envs.num_envs, envs.single_action_space, teach_every)
+        self._zoo = zoo_judge(manager, cfg, envs.num_envs, envs.single_action_space, train_every)
         if self._zoo is not None:
             return
-        self._judge = StepScorer(*frame_judging(manager, cfg, teach_every), envs.num_envs)
+        self._judge = StepScorer(*frame_judging(manager, cfg, train_every), envs.num_envs)
         self._frames = FrameSource(envs, self._judge.cameras)
         if self._judge.cfg.standalone:
             check_single_resets(envs)
@@ -189,20 +189,20 @@ class LearnedRewardVectorWrapper(VectorWrapper):
 
 
 def zoo_judge(
-    manager: Any, cfg: RewardConfig | MixConfig | None, num_envs: int, action_space: Any, teach_every: int
+    manager: Any, cfg: RewardConfig | MixConfig | None, num_envs: int, action_space: Any, train_every: int
 ) -> TransitionJudge | None:
     """Who builds transitions, if what is given is a reward model of the zoo."""
     if not isinstance(manager, BaseRewardModel):
         return None
-    return TransitionJudge(manager, cfg, num_envs, action_space, teach_every)
+    return TransitionJudge(manager, cfg, num_envs, action_space, train_every)
 
 
 def frame_judging(
-    manager: Any, cfg: RewardConfig | MixConfig | None, teach_every: int
+    manager: Any, cfg: RewardConfig | MixConfig | None, train_every: int
 ) -> tuple[FrameScorer | ImageRewardWorker, RewardConfig | None]:
     """What judges frames, and its settings; those of the zoo are refused."""
-    if isinstance(cfg, MixConfig) or teach_every:
-        raise ConfigError("MixConfig and teach_every are for the zoo; this reward model judges frames")
+    if isinstance(cfg, MixConfig) or train_every:
+        raise ConfigError("MixConfig and train_every are for the zoo; this reward model judges frames")
     if cfg is not None and not isinstance(cfg, RewardConfig):
         raise ConfigError(f"cfg must be a RewardConfig, not {type(cfg).__name__}")
     if isinstance(manager, str | os.PathLike):

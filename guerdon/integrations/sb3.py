@@ -160,7 +160,7 @@ class LearnedRewardVecEnv(VecEnvWrapper):
         manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, or a reward model of the
             zoo.
         cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
-        teach_every: of the zoo: steps after which the model is taught by them; 0 leaves it as it is.
+        train_every: of the zoo: steps after which the model is taught by them; 0 leaves it as it is.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class LearnedRewardVecEnv(VecEnvWrapper):
         venv: VecEnv,
         manager: FrameScorer | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str],
         cfg: RewardConfig | MixConfig | None = None,
-        teach_every: int = 0,
+        train_every: int = 0,
     ) -> None:
         if not isinstance(venv, VecEnv):
             raise ConfigError(
@@ -178,10 +178,10 @@ class LearnedRewardVecEnv(VecEnvWrapper):
         super().__init__(venv)
         self._everyone: BoolArray = np.ones(venv.num_envs, np.bool_)
         self._actions: Any = None
-        self._zoo = zoo_judge(manager, cfg, venv.num_envs, venv.action_space, teach_every)
+        self._zoo = zoo_judge(manager, cfg, venv.num_envs, venv.action_space, train_every)
         if self._zoo is not None:
             return
-        self._judge = StepScorer(*frame_judging(manager, cfg, teach_every), venv.num_envs)
+        self._judge = StepScorer(*frame_judging(manager, cfg, train_every), venv.num_envs)
         inner = venv.unwrapped
         self._source: FrameSource | None = None
         if isinstance(inner, GymVectorToSB3) and native_of(inner.envs) is not None:

@@ -30,7 +30,7 @@ class TransitionJudge:
         cfg: how its reward and the environment's are mixed; None: the learned reward alone.
         num_envs: N.
         action_space: of a single environment.
-        teach_every: after so many steps, all environments together, the model is taught by them
+        train_every: after so many steps, all environments together, the model is taught by them
             (`collect_data`, `train`, `clear_data`); 0 leaves it as it is.
     """
 
@@ -40,12 +40,12 @@ class TransitionJudge:
         cfg: MixConfig | RewardConfig | None,
         num_envs: int,
         action_space: Any,
-        teach_every: int = 0,
+        train_every: int = 0,
     ) -> None:
         if isinstance(cfg, RewardConfig):
             raise ConfigError("a reward model of the zoo is mixed by a MixConfig, not by a reward section")
         self.model, self.mix, self.num_envs = model, cfg or MixConfig(), num_envs
-        self.env_steps, self.rounds, self._teach_every = 0, 0, teach_every
+        self.env_steps, self.rounds, self._train_every = 0, 0, train_every
         self._discrete = isinstance(action_space, Discrete)
         self._first = int(getattr(action_space, "start", 0))
         self._bounds = (action_space.low, action_space.high) if isinstance(action_space, Box) else None
@@ -135,12 +135,12 @@ class TransitionJudge:
 
     def _teach(self, batch: StepBatch, stepped: BoolArray) -> None:
         """Keep the step; when it is time, teach the model by all that was kept."""
-        if not self._teach_every:
+        if not self._train_every:
             return
         if not stepped.all():
-            raise ConfigError("teach_every needs environments that reset in the same step (SAME_STEP)")
+            raise ConfigError("train_every needs environments that reset in the same step (SAME_STEP)")
         self._recent.append(batch)
-        if len(self._recent) * self.num_envs < self._teach_every:
+        if len(self._recent) * self.num_envs < self._train_every:
             return
         streams: dict[str, Any] = {
             name: torch.stack([getattr(each, name) for each in self._recent]) for name in batch.parts()

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from guerdon.config import RewardConfig
 from guerdon.core.atomic import write_atomic
@@ -54,10 +55,18 @@ class Scores:
         assert values is not None
         return values
 
-    def __getitem__(self, rows: Any) -> Scores:
+    def __getitem__(self, rows: Any) -> Self:
         """Rows of the first axis."""
         named = {item.name: getattr(self, item.name) for item in fields(self)}
-        return Scores(**{name: None if part is None else part[rows] for name, part in named.items()})
+        return type(self)(**{name: None if part is None else part[rows] for name, part in named.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuccessScores(Scores):
+    """Scores of a model that sees success, such as a classifier of images."""
+
+    prob_success: FloatArray
+    """float32 [*L], calibrated."""
 
 
 class BaseRewardModel(ABC):

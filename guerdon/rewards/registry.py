@@ -11,7 +11,7 @@ import torch
 from guerdon.core.errors import ConfigError
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.rewards.zoo.airl import AIRL
-from guerdon.rewards.zoo.controls import CONTROLS
+from guerdon.rewards.zoo.baselines import BASELINES
 from guerdon.rewards.zoo.drex import DREX
 from guerdon.rewards.zoo.ensemble import Ensemble
 from guerdon.rewards.zoo.gail import GAIL
@@ -41,7 +41,7 @@ REWARD_MODELS: dict[str, type[BaseRewardModel]] = {
     "red": RED,
     "rnd": RND,
     "trex": TREX,
-    **CONTROLS,
+    **BASELINES,
 }
 """Names that `reward_model.type` may have; plugins join through `register_reward_model`."""
 

@@ -44,7 +44,7 @@ class SerialLoop(ABC):
         self._first_action = int(getattr(env.single_action_space, "start", 0))
         self._source: FrameSource | None = None
         if isinstance(model, ZooModel):
-            model.meet(env)
+            model.bind_env(env)
             if model.obs_key is not None:
                 self._source = FrameSource(env, (model.obs_key,))
 

@@ -269,7 +269,7 @@ def test_a_learner_of_stable_baselines_teaches_the_model():
         truncated=torch.zeros(4, dtype=torch.bool),
     )
     before = model.rewards(rows)
-    venv = LearnedRewardVecEnv(GymVectorToSB3(task(FIXED_CARTPOLE, 8)), model, teach_every=256)
+    venv = LearnedRewardVecEnv(GymVectorToSB3(task(FIXED_CARTPOLE, 8)), model, train_every=256)
     learner = PPO("MlpPolicy", venv, n_steps=32, batch_size=64, n_epochs=1, seed=0, device="cpu")
     learner.learn(1024)
     assert model.train_iter >= 4 * 5 and not torch.equal(before, model.rewards(rows))
@@ -279,6 +279,6 @@ def test_a_learner_of_stable_baselines_teaches_the_model():
 
 
 def test_teaching_needs_every_step():
-    env = LearnedRewardVectorWrapper(vector(AutoresetMode.NEXT_STEP), digits(), teach_every=4)
-    with pytest.raises(ConfigError, match="teach_every needs"):
+    env = LearnedRewardVectorWrapper(vector(AutoresetMode.NEXT_STEP), digits(), train_every=4)
+    with pytest.raises(ConfigError, match="train_every needs"):
         play(env, 4)

@@ -19,8 +19,8 @@ from guerdon.rewards import (
     create_reward_model,
 )
 from guerdon.rewards.zoo.gail import GAIL
-from guerdon.rewards.zoo.made_up import made_up
 from guerdon.rewards.zoo.networks import RewardNetwork
+from guerdon.rewards.zoo.synthetic import synthetic_steps
 from tests.rewards.page_plugin import SETTINGS, InPlaceRewardModel, PageRewardModel
 
 
@@ -31,7 +31,7 @@ def knows_the_policy(model):
 def has_rankings(model):
     shapes = {name: getattr(model.cfg, name) for name in ("obs_shape", "action_size", "discrete_actions")}
     levels = {0.0: 1, 0.5: 2, 1.0: 3}
-    model.load_ranked_data({level: [made_up(shapes, 12, 1, seed)] for level, seed in levels.items()})
+    model.load_ranked_data({level: [synthetic_steps(shapes, 12, 1, seed)] for level, seed in levels.items()})
 
 
 def of_images(folder, discrete):
@@ -39,7 +39,7 @@ def of_images(folder, discrete):
     shapes = {"obs_shape": [8, 8, 3], "action_size": 2, "discrete_actions": discrete}
     model = ResNetRewardModel(arch="resnet10", width=8, image_size=(3, 16, 16))
     save_checkpoint(folder / "fitted", model, Contract.of(model, threshold=0.5))
-    rows = made_up(shapes, 40, 4, 0)
+    rows = synthetic_steps(shapes, 40, 4, 0)
     images = {name: (getattr(rows, name) * 60.0 + 128.0).clamp(0.0, 255.0) for name in ("obs", "next_obs")}
     return {
         **shapes,
@@ -74,7 +74,9 @@ def test_a_plugin_from_the_page_passes():
 
 def test_a_model_is_left_as_it_was():
     model = create_reward_model({"type": "gail", "obs_shape": 3, "action_size": 5})
-    model.load_expert_data([made_up({"obs_shape": 3, "action_size": 5, "discrete_actions": True}, 9, 1, 0)])
+    model.load_expert_data(
+        [synthetic_steps({"obs_shape": 3, "action_size": 5, "discrete_actions": True}, 9, 1, 0)]
+    )
     before = model.state_dict()
     check_reward_model(model)
     after = model.state_dict()
@@ -253,9 +255,9 @@ class ForgetsItsGenerator(GAIL):
     def load_own_state(self, state) -> None:
         self.own = torch.Generator().manual_seed(1 + len(self.experts))
 
-    def draws(self, num_updates):
+    def sample_batches(self, num_updates):
         own = self.__dict__.setdefault("own", torch.Generator().manual_seed(0))
-        for expert, policy, between in super().draws(num_updates):
+        for expert, policy, between in super().sample_batches(num_updates):
             yield expert, policy + torch.randn(policy.shape, generator=own), between
 
 

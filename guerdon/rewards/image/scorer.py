@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -23,10 +24,12 @@ from guerdon.rewards.image.checkpoint import load_checkpoint
 from guerdon.rewards.image.contract import Contract, changed_settings
 from guerdon.rewards.image.int8 import int8_scorer
 from guerdon.rewards.image.int8_file import int8_path, load_int8
-from guerdon.rewards.model import Scores
+from guerdon.rewards.model import SuccessScores
 
 log = logging.getLogger("guerdon")
 
+Scores: TypeAlias = SuccessScores
+"""What is said of N frames; arrays [N]."""
 MINI_BATCH = 256
 """Frames that are judged at once."""
 COLOUR_FRAMES = 64

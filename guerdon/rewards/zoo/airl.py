@@ -82,7 +82,7 @@ class ShapedReward(RewardNetwork):
         return cross_entropy(self.logits_expert_is_high(*drawn))
 
     def logits_expert_is_high(self, log_probs: Tensor, *seen: Tensor) -> Tensor:
-        """The discriminator's verdict f - log pi(a | s), float32 [N]."""
+        """The discriminator's output f - log pi(a | s), float32 [N]."""
         f: Tensor = self(*seen)
         return f - log_probs
 
@@ -101,10 +101,10 @@ class AIRL(ZooModel):
         size = self.num_features(PARTS[self.cfg.inputs])
         return ShapedReward(size, self.cfg.obs_size, self.cfg.hidden, self.cfg.gamma)
 
-    def draws(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
+    def sample_batches(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
         """What `learn` takes: log pi(a | s) and what the network sees, the expert's rows first."""
         size = self.cfg.batch_size
-        expert = self.drawn_experts(num_updates * size)
+        expert = self.sample_experts(num_updates * size)
         policy = self.experience.sample(num_updates * size, self.generator)
         log_probs = (demonstrated_log_probs(self, expert), chosen_log_probs(self, policy))
         pairs = [log_probs, *zip(self.seen(expert), self.seen(policy), strict=True)]

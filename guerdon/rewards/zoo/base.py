@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -72,7 +73,7 @@ class ZooSettings(Checked):
 
 
 class ZooModel(BaseRewardModel):
-    """Shared by the models of the zoo. A subclass has `Settings`, `make_network`, `draw` and `score`.
+    """Shared by the models of the zoo. A subclass has `Settings`, `make_network`, `sample_batch` and `score`.
 
     Attributes:
         cfg: the settings.
@@ -128,13 +129,15 @@ class ZooModel(BaseRewardModel):
         """The network, with weights from torch's global generator."""
         return RewardNetwork()
 
-    def draw(self) -> tuple[Any, ...]:
+    def sample_batch(self) -> tuple[Any, ...]:
         """What `network.learn` takes in one gradient step."""
-        raise NotImplementedError(f"{type(self).__name__} has a network that learns, and no method `draw`")
+        raise NotImplementedError(
+            f"{type(self).__name__} has a network to train, and no method `sample_batch`"
+        )
 
-    def draws(self, num_updates: int) -> Iterator[tuple[Any, ...]]:
+    def sample_batches(self, num_updates: int) -> Iterator[tuple[Any, ...]]:
         """What a round of gradient steps takes; for models that draw for all of them at once."""
-        return (self.draw() for _ in range(num_updates))
+        return (self.sample_batch() for _ in range(num_updates))
 
     def rewards(self, batch: StepBatch) -> Tensor:
         """Rewards of checked transitions, float32 [*L]; changes nothing. See `stream_rewards`."""
@@ -150,14 +153,14 @@ class ZooModel(BaseRewardModel):
         """
         return self.rewards(batch), state
 
-    def meet(self, env: Any) -> None:
+    def bind_env(self, env: Any) -> None:
         """See the vector environments before the first step, and take from them what the model needs."""
 
     def augment(self, episodes: Sequence[StepBatch]) -> StepBatch:
         """Further transitions [N] made of finished episodes, [T] each; of models that augment."""
         raise NotImplementedError(f"{type(self).__name__} augments, and has no method `augment`")
 
-    def notice(self, batch: StepBatch) -> None:
+    def update_statistics(self, batch: StepBatch) -> None:
         """Bring further statistics up to date with what was collected, [*L]."""
 
     def measure(self, *drawn: Any) -> dict[str, float]:
@@ -199,7 +202,7 @@ class ZooModel(BaseRewardModel):
         self.new_data_count += len(flat)
         if self.cfg.normalize_obs and self.scales_by == "policy":
             self.obs_statistics.update(flat.next_obs.to(self.device).flatten(1))
-        self.notice(batch)
+        self.update_statistics(batch)
 
     def clear_data(self, iter: int) -> None:
         """Forget the policy's transitions every `clear_buffer_per_iters` iterations."""
@@ -224,22 +227,22 @@ class ZooModel(BaseRewardModel):
         if self.new_data_count < self.cfg.target_new_data_count:
             return {}
         self.new_data_count = 0
-        return self._learn(self.cfg.update_per_collect)
+        return self._fit(self.cfg.update_per_collect)
 
     def pretrain(self) -> dict[str, float]:
         """`pretrain_updates` gradient steps."""
-        return self._learn(self.cfg.pretrain_updates)
+        return self._fit(self.cfg.pretrain_updates)
 
-    def _learn(self, num_updates: int) -> dict[str, float]:
+    def _fit(self, num_updates: int) -> dict[str, float]:
         if self.needs_experts and not self.experts:
             raise ConfigError(f"{type(self).__name__} has no demonstrations: set reward_model.data_path")
         if self.optimizer is None or (self.needs_experience and not len(self.experience)):
             return {}
         losses: list[Tensor] = []
         drawn: tuple[Any, ...] = ()
-        for drawn in self.draws(num_updates):
+        for drawn in self.sample_batches(num_updates):
             losses.append(self.network.gradients(*drawn))
-            self.optimizer.follow()
+            self.optimizer.fused_step()
         self.train_iter += num_updates
         with torch.no_grad():
             scalars = {"loss": float(torch.stack(losses).mean()), **self.measure(*drawn)}
@@ -296,7 +299,7 @@ class ZooModel(BaseRewardModel):
         """F."""
         return sum(self.cfg.action_size if part == "action" else self.cfg.obs_size for part in parts)
 
-    def drawn_experts(self, count: int) -> StepBatch:
+    def sample_experts(self, count: int) -> StepBatch:
         """`count` demonstrated transitions, drawn with replacement."""
         rows = self.expert_rows
         return rows[torch.randint(len(rows), (count,), generator=self.generator).to(self.device)]
@@ -307,9 +310,9 @@ class ZooModel(BaseRewardModel):
         """All that learning and scoring depend on, demonstrations aside; a copy."""
         return {
             "settings": json.dumps(to_plain(self.cfg)),
-            "network": _copied(self.network.state_dict()),
-            "statistics": _copied(self.obs_statistics.state_dict()),
-            "optimizer": None if self.optimizer is None else _copied(self.optimizer.state_dict()),
+            "network": deepcopy(dict(self.network.state_dict())),
+            "statistics": deepcopy(dict(self.obs_statistics.state_dict())),
+            "optimizer": None if self.optimizer is None else deepcopy(self.optimizer.state_dict()),
             "generator": self.generator.get_state(),
             "experience": self.experience.state_dict(),
             "train_iter": self.train_iter,
@@ -373,12 +376,3 @@ SHAPES = ("obs_shape", "action_size", "discrete_actions")
 
 def _finite(value: float) -> bool:
     return value == value and abs(value) != float("inf")
-
-
-def _copied(value: Any) -> Any:
-    """Tensors copied, containers rebuilt."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list | tuple) else value

@@ -25,7 +25,7 @@ BLOCK = 128
 """Steps whose discounted sums are one matrix product."""
 AT_ONCE = 2**21
 """Numbers of observations that are drawn for gradient steps at a time."""
-FOLLOWED = 4
+TRACKED_STREAMS = 4
 """Streams whose rewards tell the deviation; more of the same policy cost time and tell little."""
 
 
@@ -58,17 +58,19 @@ class CuriosityModel(ZooModel):
     def novelty(self, batch: StepBatch) -> Tensor:
         """How new each transition is, float32 [*L], before any scaling; changes nothing."""
 
-    def draws(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
+    def sample_batches(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
         """What gradient steps take; it is drawn and scaled for many of them at once."""
         size = self.cfg.batch_size
         at_once = max(1, AT_ONCE // (size * self.cfg.obs_size))
         for first in range(0, num_updates, at_once):
-            parts = self.drawn(size * min(at_once, num_updates - first))
+            parts = self.sample_features(size * min(at_once, num_updates - first))
             yield from zip(*(torch.split(part, size) for part in parts), strict=True)
 
-    def drawn(self, count: int) -> tuple[Tensor, ...]:
+    def sample_features(self, count: int) -> tuple[Tensor, ...]:
         """What networks take of `count` transitions of the policy: by default (obs, action, next_obs)."""
-        obs, actions, next_obs = self.experience.draw(count, self.generator, "obs", "actions", "next_obs")
+        obs, actions, next_obs = self.experience.sample_parts(
+            count, self.generator, "obs", "actions", "next_obs"
+        )
         return self.obs_features(obs), self.action_features(actions), self.obs_features(next_obs)
 
     def rewards(self, batch: StepBatch) -> Tensor:
@@ -79,12 +81,12 @@ class CuriosityModel(ZooModel):
         """Novelty in units of its deviation so far."""
         return novelty if self.cfg.scale_by == "nothing" else novelty / self.reward_statistics.deviation
 
-    def notice(self, batch: StepBatch) -> None:
+    def update_statistics(self, batch: StepBatch) -> None:
         """Bring the deviation up to date."""
         if self.cfg.scale_by == "nothing" or not len(batch):
             return
         with torch.no_grad():
-            novelty = self.novelty(followed(batch))
+            novelty = self.novelty(tracked(batch))
         if self.cfg.scale_by == "returns":
             if len(self.running_returns) != novelty.shape[1]:
                 self.running_returns = novelty.new_zeros(novelty.shape[1])
@@ -114,9 +116,9 @@ class CuriosityModel(ZooModel):
         self.running_returns = self.running_returns.to(self.device)
 
 
-def followed(batch: StepBatch) -> StepBatch:
+def tracked(batch: StepBatch) -> StepBatch:
     """The first streams of it, [T, N]."""
-    return batch.streams().map(lambda part: part[:, :FOLLOWED])
+    return batch.streams().map(lambda part: part[:, :TRACKED_STREAMS])
 
 
 def discounted_sums(rewards: Tensor, gamma: float, before: Tensor) -> Tensor:

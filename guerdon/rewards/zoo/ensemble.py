@@ -1,7 +1,7 @@
 """Several reward models of one type that are doubted where they disagree.
 
 The members see the same data and differ in their first weights and in what they draw. Where the data say
-little they differ in their verdicts too, so that their deviation tells how far a reward can be trusted
+little they differ in their rewards too, so that their deviation tells how far a reward can be trusted
 (Lakshminarayanan et al., 2017, arXiv:1612.01474; against a policy that fools its reward: Coste et al., 2024,
 arXiv:2310.02743):
 
@@ -125,11 +125,11 @@ class Ensemble(ZooModel):
         """Teach all members before the first update of the policy."""
         return self._log([each.pretrain() for each in self.members])
 
-    def _log(self, told: list[dict[str, float]]) -> dict[str, float]:
+    def _log(self, metrics: list[dict[str, float]]) -> dict[str, float]:
         self.train_iter = self.members[0].train_iter
-        if not all(told):
+        if not all(metrics):
             return {}
-        scalars = {name: sum(each[name] for each in told) / len(told) for name in told[0]}
+        scalars = {name: sum(each[name] for each in metrics) / len(metrics) for name in metrics[0]}
         own = self.members[0].experience
         rows = own.sample(NUM_MEASURED, self.generator) if len(own) else self.members[0].expert_rows
         disagreement = self.score(rows).disagreement

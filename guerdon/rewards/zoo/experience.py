@@ -54,10 +54,10 @@ class Experience:
 
     def sample(self, count: int, generator: torch.Generator) -> StepBatch:
         """`count` rows, drawn with replacement; copies."""
-        parts: Any = dict(zip(self._ring, self.draw(count, generator, *self._ring), strict=True))
+        parts: Any = dict(zip(self._ring, self.sample_parts(count, generator, *self._ring), strict=True))
         return StepBatch(**parts)
 
-    def draw(self, count: int, generator: torch.Generator, *names: str) -> list[Tensor]:
+    def sample_parts(self, count: int, generator: torch.Generator, *names: str) -> list[Tensor]:
         """These parts of `count` rows, drawn with replacement; copies."""
         if not self._size:
             raise DataError("there is no experience yet")

@@ -86,10 +86,10 @@ class GCL(ZooModel):
         size = self.num_features(INPUTS[self.cfg.inputs])
         return Cost(size, self.cfg.hidden, self.cfg.cost_sign, self.cfg.cost_penalty)
 
-    def draws(self, num_updates: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def sample_batches(self, num_updates: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The expert's and the policy's features and the log-probabilities of both, for each step."""
         size, parts = self.cfg.batch_size, INPUTS[self.cfg.inputs]
-        expert = self.drawn_experts(num_updates * size)
+        expert = self.sample_experts(num_updates * size)
         policy = self.experience.sample(num_updates * size, self.generator)
         sides = (
             self.features(expert, parts),

@@ -73,7 +73,7 @@ class HER(ZooModel):
         if self.cfg.goal_size:
             self._take_goal_size(self.cfg.goal_size)
 
-    def meet(self, env: Any) -> None:
+    def bind_env(self, env: Any) -> None:
         """Take the rules of goal-conditioned environments; `tolerance`, if set, has the last word."""
         rules, goal_size = goal_rules(env)
         self._take_goal_size(goal_size)

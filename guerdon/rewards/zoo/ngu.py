@@ -26,7 +26,7 @@ from torch import Tensor
 from guerdon.config.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from guerdon.core.running_stats import Statistics
 from guerdon.rewards.steps import StepBatch
-from guerdon.rewards.zoo.curiosity import CuriosityModel, CuriositySettings, followed
+from guerdon.rewards.zoo.curiosity import CuriosityModel, CuriositySettings, tracked
 from guerdon.rewards.zoo.icm import InverseFeatures
 from guerdon.rewards.zoo.networks import Distillation, in_blocks, relu
 
@@ -147,11 +147,11 @@ class NGU(CuriosityModel):
         return torch.where(similarity > cfg.max_similarity, 0.0, 1.0 / similarity)
 
     @torch.no_grad()
-    def notice(self, batch: StepBatch) -> None:
+    def update_statistics(self, batch: StepBatch) -> None:
         """Bring the mean distance, the statistics of the errors and the deviation up to date."""
         if not len(batch):
             return
-        some = followed(batch)
+        some = tracked(batch)
         features = self.obs_features(some.flat().next_obs)
         self.error_statistics.update(self.network.lifelong(features))
         nearest, _ = self._neighbours(features, some, self.initial_state(some.shape[1]))
@@ -159,7 +159,7 @@ class NGU(CuriosityModel):
         if len(found):
             rate = FOLLOWING if self.mean_distance > 0.0 else 1.0
             self.mean_distance = torch.lerp(self.mean_distance, found.mean(), rate)
-        super().notice(batch)
+        super().update_statistics(batch)
 
     def own_state(self) -> dict[str, Any]:
         """Statistics of distances and errors too."""

@@ -76,7 +76,7 @@ class PDEIL(ZooModel):
         picked = self._picked(rows)
         self._kernels = {"obs": self._obs(picked), "actions": self._actions(picked)}
 
-    def _learn(self, num_updates: int) -> dict[str, float]:
+    def _fit(self, num_updates: int) -> dict[str, float]:
         """Take the collected states as the policy's; there are no gradient steps."""
         self._expert()
         if not len(self.experience):

@@ -83,14 +83,14 @@ class RED(ZooModel):
         features = self.features(self.expert_rows, INPUTS[self.cfg.inputs])
         self._held, self._learned = features[order[:aside]], features[order[aside:]]
 
-    def draw(self) -> tuple[Tensor]:
+    def sample_batch(self) -> tuple[Tensor]:
         """Demonstrated steps, [N, F]."""
         rows = torch.randint(len(self._learned), (self.cfg.batch_size,), generator=self.generator)
         return (self._learned[rows.to(self.device)],)
 
-    def _learn(self, num_updates: int) -> dict[str, float]:
+    def _fit(self, num_updates: int) -> dict[str, float]:
         """Gradient steps, then sigma from the steps that were not learned from."""
-        scalars = super()._learn(num_updates)
+        scalars = super()._fit(num_updates)
         with torch.no_grad():
             errors = self.network(self._held)
             limit = torch.quantile(errors, self.cfg.expert_quantile).clamp(min=1e-12)

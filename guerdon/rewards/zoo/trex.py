@@ -168,7 +168,7 @@ class TREX(ZooModel):
         rows = [self.features(each, INPUTS[self.cfg.inputs]) for each in trajectories]
         self._features = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
-    def draw(self) -> tuple[Tensor, Tensor, Tensor, bool]:
+    def sample_batch(self) -> tuple[Tensor, Tensor, Tensor, bool]:
         """Parts of trajectories [B, L, F], their lengths and ranks, and whether to cut them equally."""
         count = min(self.cfg.batch_size, len(self._ranks))
         rows = torch.randperm(len(self._ranks), generator=self.generator)[:count].to(self.device)
@@ -180,11 +180,11 @@ class TREX(ZooModel):
         steps = steps.clamp(max=self._features.shape[1] - 1)
         return self._features[rows[:, None], steps], used, self._ranks[rows], self.cfg.snippet_length > 0
 
-    def _learn(self, num_updates: int) -> dict[str, float]:
+    def _fit(self, num_updates: int) -> dict[str, float]:
         """Gradient steps, then each member's scale from the demonstrations."""
         if not hasattr(self, "_ranks"):
             raise ConfigError(f"{type(self).__name__} has no ranked trajectories")
-        scalars = super()._learn(num_updates)
+        scalars = super()._fit(num_updates)
         with torch.no_grad():
             there = torch.arange(self._features.shape[1], device=self.device) < self._lengths[:, None]
             rewards = self.network(self._features[there])

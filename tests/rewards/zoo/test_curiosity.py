@@ -6,10 +6,11 @@ import pytest
 import torch
 from zoo_tasks import run, zoo_config
 
+from benchmarks.bench_manual_gradients import curiosity_gradients, distillation_gradients
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.zoo.curiosity import discounted_sums
-from guerdon.rewards.zoo.networks import Adam, RewardNetwork, perceptron
+from guerdon.rewards.zoo.networks import Adam, perceptron
 
 MODELS = ("rnd", "icm", "ngu")
 SHAPE = {"obs_shape": 3, "action_size": 2}
@@ -108,19 +109,19 @@ def test_discounted_sums_go_on_from_before_and_over_blocks():
 
 
 @pytest.mark.parametrize("hidden", [[16], [8, 16, 16]])
-@pytest.mark.parametrize("discrete", [True, False])
 @pytest.mark.parametrize("kind", ["rnd", "icm"])
-def test_gradients_by_hand_are_those_of_autograd(kind, discrete, hidden):
-    model = made(kind, hidden=hidden, discrete_actions=discrete, batch_size=32)
-    model.collect_data(steps(16, 4, discrete=discrete))
+def test_manual_gradients_of_the_benchmark_are_those_of_autograd(kind, hidden):
+    manual = {"rnd": distillation_gradients, "icm": curiosity_gradients}[kind]
+    model = made(kind, hidden=hidden, batch_size=32)
+    model.collect_data(steps(16, 4))
     weights = [each for each in model.network.parameters() if each.requires_grad]
-    for drawn in model.draws(2):  # the second time in arrays that hold the first one's numbers
-        loss = model.network.gradients(*drawn)
-        by_hand = [each.grad.clone() for each in weights]
-        expected = RewardNetwork.gradients(model.network, *drawn)
+    for batch in model.sample_batches(2):  # the second time in arrays that hold the first one's numbers
+        loss = manual(model.network, *batch)
+        found = [each.grad.clone() for each in weights]
+        expected = model.network.gradients(*batch)
         torch.testing.assert_close(loss, expected)
-        torch.testing.assert_close(by_hand, [each.grad for each in weights])
-        assert all(float(each.abs().max()) > 0.0 for each in by_hand)
+        torch.testing.assert_close(found, [each.grad for each in weights])
+        assert all(float(each.abs().max()) > 0.0 for each in found)
 
 
 def test_steps_are_those_of_torch_adam_also_after_loading():
@@ -134,7 +135,7 @@ def test_steps_are_those_of_torch_adam_also_after_loading():
         for each, optimizer in ((network, ours), (twin, theirs)):
             optimizer.zero_grad()
             each(torch.full((4, 3), float(number))).square().sum().backward()
-        ours.follow()
+        ours.fused_step()
         theirs.step()
         torch.testing.assert_close(list(network.parameters()), list(twin.parameters()))
 
@@ -148,7 +149,7 @@ def test_weights_may_take_turns():
         for each, optimizer in ((parts, ours), (twin, theirs)):
             optimizer.zero_grad()
             sum(each[number](torch.ones(4, 2)).square().sum() for number in used).backward()
-        ours.follow()
+        ours.fused_step()
         theirs.step()
         torch.testing.assert_close(list(parts.parameters()), list(twin.parameters()))
 
@@ -158,9 +159,9 @@ def test_batches_do_not_depend_on_how_many_are_drawn_at_once(kind, monkeypatch):
     model, other = made(kind), made(kind)
     for each in (model, other):
         each.collect_data(steps(64, 4))
-    at_once = list(model.draws(5))
+    at_once = list(model.sample_batches(5))
     monkeypatch.setattr("guerdon.rewards.zoo.curiosity.AT_ONCE", 2 * 128 * 3)
-    torch.testing.assert_close(list(other.draws(5)), at_once)
+    torch.testing.assert_close(list(other.sample_batches(5)), at_once)
     assert len(at_once) == 5 and all(len(part) == 128 for drawn in at_once for part in drawn)
 
 

@@ -66,7 +66,7 @@ def test_parts_are_drawn_from_inside_the_trajectories():
     ]
     model, starts = made(episodes, snippet_length=6), set()
     for _ in range(60):
-        features, used, ranks, equal = model.draw()
+        features, used, ranks, equal = model.sample_batch()
         assert equal and sorted(used.tolist()) == [4, 6, 6]
         for part, count, rank in zip(features[..., 0], used.tolist(), ranks.tolist(), strict=True):
             first = float(part[0])

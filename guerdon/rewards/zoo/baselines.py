@@ -1,4 +1,4 @@
-"""Controls: what a policy does whose reward says nothing. A proof of a reward model needs both to fail.
+"""Uninformative rewards: with each of them a run must fail where one with a reward model succeeds.
 
 In ordinary CartPole a reward of zero can "solve" the task, since ending an episode is a signal of its own;
 see `guerdon.envs.classic.tasks` for tasks without one.
@@ -14,7 +14,7 @@ from guerdon.rewards.zoo.base import ZooModel
 
 
 class ZeroReward(ZooModel):
-    """Says nothing."""
+    """Rewards nothing."""
 
     needs_experience = False
 
@@ -24,7 +24,7 @@ class ZeroReward(ZooModel):
 
 
 class NoiseReward(ZooModel):
-    """Says something that has nothing to do with the task.
+    """Rewards something that has nothing to do with the task.
 
     The number of the step takes part in it. If a state had always the same reward, lying still where that
     happens to be low would be a reason not to go there, and a pole that fell lies still.
@@ -47,5 +47,5 @@ class NoiseReward(ZooModel):
         return wave.float().view(batch.shape), state + count
 
 
-CONTROLS: dict[str, type[ZooModel]] = {"zero": ZeroReward, "noise": NoiseReward}
+BASELINES: dict[str, type[ZooModel]] = {"zero": ZeroReward, "noise": NoiseReward}
 """`reward_model.type` of each."""
