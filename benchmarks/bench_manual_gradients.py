@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.report import Result, report
+from guerdon.config.load_zoo import load_serial
 from guerdon.rewards.zoo.icm import Curiosity
 from guerdon.rewards.zoo.networks import Distillation, RewardNetwork
 from guerdon.training.serial import serial_pipeline_reward_model
@@ -126,9 +127,8 @@ def seconds_of(name: str, steps: int, manual: bool) -> float:
     ):
         _PASSES.clear()
         begin = time.process_time()
-        serial_pipeline_reward_model(
-            name, overrides=["output_dir=null", "stop_value=null"], seed=0, max_env_step=steps
-        )
+        cfg = load_serial(name, ["output_dir=null", "stop_value=null"])
+        serial_pipeline_reward_model(cfg, seed=0, max_env_step=steps)
         return time.process_time() - begin
 
 

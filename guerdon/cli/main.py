@@ -235,14 +235,12 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _zoo(arguments: argparse.Namespace) -> int:
-    from guerdon.cli.zoo import run_zoo, zoo_lines
-    from guerdon.rewards.registry import known_reward_models
+    from guerdon.cli.zoo import models, run_zoo, zoo_lines
 
     if arguments.overrides == ["list"]:
-        known = known_reward_models()
+        known = models()
         lines = [
             f"{item['name']:<15}{item['rewards']}{' (demonstrations)' * item['needs_demonstrations']}"
-            + (f" [{item['distribution']}]" if item["distribution"] else "")
             for item in known
         ]
         print_result(arguments, {"models": known}, lines)

@@ -16,7 +16,7 @@ from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import display_path
 from guerdon.envs.classic.experts import scripted_policy
 from guerdon.envs.make import make_vector_env
-from guerdon.rewards import write_demonstrations
+from guerdon.rewards import REWARD_MODELS, write_demonstrations
 from guerdon.rewards.zoo.demonstrations import SUFFIX, returns_of
 from guerdon.training.checkpoints import load_policy
 from guerdon.training.rollouts import noise_ranked
@@ -54,6 +54,18 @@ def zoo_lines(summary: dict[str, Any]) -> list[str]:
     if summary["folder"] is not None:
         rows.append(("folder", display_path(summary["folder"])))
     return [f"{name:<14}{value}" for name, value in rows]
+
+
+def models() -> list[dict[str, Any]]:
+    """All reward models of the table: name, what it rewards, whether it learns from demonstrations."""
+    return [
+        {
+            "name": name,
+            "rewards": (cls.__doc__ or "").strip().partition("\n")[0],
+            "needs_demonstrations": cls.needs_experts,
+        }
+        for name, cls in sorted(REWARD_MODELS.items())
+    ]
 
 
 def collect_demos(

@@ -80,33 +80,6 @@ def reward_model_class(name: str) -> type[BaseRewardModel]:
     raise ConfigError(f"there is no reward model {name!r} ({remedy})")
 
 
-def known_reward_models() -> list[dict[str, Any]]:
-    """All models: name, what it rewards, whether it needs demonstrations, and a plugin's distribution."""
-    found = {name: _described(name, cls, None) for name, cls in REWARD_MODELS.items()}
-    for name, plugin in load_plugins(PLUGIN_GROUP).items():
-        if name in found:
-            continue  # the table comes first
-        try:
-            found[name] = _described(name, _checked_class(plugin.load()), plugin.distributions)
-        except ConfigError as error:  # a broken plugin hides no other
-            found[name] = {
-                "name": name,
-                "rewards": f"not usable: {error}",
-                "needs_demonstrations": False,
-                "distribution": plugin.distributions,
-            }
-    return [found[name] for name in sorted(found)]
-
-
-def _described(name: str, cls: type[BaseRewardModel], distribution: str | None) -> dict[str, Any]:
-    return {
-        "name": name,
-        "rewards": (cls.__doc__ or "").strip().partition("\n")[0],
-        "needs_demonstrations": cls.needs_experts,
-        "distribution": distribution,
-    }
-
-
 def create_reward_model(
     cfg: Any, device: torch.device | str = "cpu", tb_logger: Any = None
 ) -> BaseRewardModel:

@@ -231,7 +231,7 @@ class KeepsBehind(GAIL):
 
     def __init__(self, *args) -> None:
         super().__init__(*args)
-        self.offset = torch.ones(3)
+        self.offset = Seen(torch.ones(3))
 
 
 class ForgetsOwnStatistics(GAIL):

@@ -7,7 +7,7 @@ import torch
 
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards import REWARD_MODELS, BaseRewardModel, create_reward_model, register_reward_model
-from guerdon.rewards.registry import PLUGIN_GROUP, known_reward_models
+from guerdon.rewards.registry import PLUGIN_GROUP
 from guerdon.run import serial_pipeline_reward_model_offpolicy, serial_pipeline_reward_model_onpolicy
 from guerdon.training.serial_loops import SerialLoop
 from tests.rewards.page_plugin import SETTINGS, InPlaceRewardModel, PageRewardModel
@@ -185,15 +185,3 @@ def test_an_installed_plugin_is_found_by_name(installed, tmp_path):
         create_reward_model({"type": "acme_dict"})
     with pytest.raises(ConfigError, match="did you mean 'acme'"):
         create_reward_model({"type": "acmee"})
-
-
-def test_the_list_of_models_names_the_distribution_of_a_plugin(installed):
-    known = {item["name"]: item for item in known_reward_models()}
-    assert REWARD_MODELS.keys() <= known.keys() and known["gail"]["distribution"] is None
-    assert known["acme"] == {
-        "name": "acme",
-        "rewards": "Rewards what the page rewards.",
-        "needs_demonstrations": False,
-        "distribution": "acme-rewards",
-    }
-    assert known["acme_broken"]["rewards"].startswith("not usable: plugin 'acme_broken'")

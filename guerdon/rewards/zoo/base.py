@@ -7,13 +7,14 @@ logging, schedule, saving), so that a model is one short file: its formula, its 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from guerdon.config import build, to_plain
 from guerdon.config.build import Checked
@@ -22,7 +23,7 @@ from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.running_stats import Statistics
 from guerdon.rewards.model import BaseRewardModel, Scores, StreamState
 from guerdon.rewards.relabel import learned_rewards
-from guerdon.rewards.steps import StepBatch, from_items, replaced_rewards, with_rewards
+from guerdon.rewards.steps import StepBatch, from_items, with_rewards
 from guerdon.rewards.zoo.experience import Experience
 from guerdon.rewards.zoo.networks import Adam, RewardNetwork, action_features, check_actions
 
@@ -47,7 +48,7 @@ class ZooSettings(Checked):
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam."""
     batch_size: PositiveInt = 128
-    """StepBatch in a gradient step, of each kind."""
+    """Transitions in a gradient step, of each kind."""
     update_per_collect: PositiveInt = 10
     """Gradient steps after each collection."""
     pretrain_updates: PositiveInt = 500
@@ -57,7 +58,7 @@ class ZooSettings(Checked):
     target_new_data_count: NonNegativeInt = 0
     """Wait for so many new transitions before learning again."""
     buffer_size: PositiveInt = 100_000
-    """StepBatch that are kept, the latest ones."""
+    """Transitions that are kept, the latest ones."""
     normalize_obs: bool = True
     """Scale observations by their running statistics."""
     data_path: str | None = None
@@ -73,7 +74,7 @@ class ZooSettings(Checked):
 
 
 class ZooModel(BaseRewardModel):
-    """Shared by the models of the zoo. A subclass has `Settings`, `make_network`, `sample_batch` and `score`.
+    """Shared by the models of the zoo. A subclass has `Settings`, `make_network`, `sample_batch`, `rewards`.
 
     Attributes:
         cfg: the settings.
@@ -93,6 +94,8 @@ class ZooModel(BaseRewardModel):
     """Asks the policy in training how likely actions are; set by pipelines whose policy can tell."""
     obs_key: str | None = None
     """The camera whose frames it judges, in place of observations; None: it looks at observations."""
+    saved: ClassVar[tuple[str, ...]] = ()
+    """Attributes that are saved beside network and statistics: tensors, numbers and modules."""
     augments: ClassVar[bool] = False
     """Whether it makes further transitions of finished episodes, for the replay buffer."""
 
@@ -120,6 +123,7 @@ class ZooModel(BaseRewardModel):
         self.experience = Experience(config.buffer_size)
         self.experts: list[StepBatch] = []
         self.train_iter, self.new_data_count = 0, 0
+        self.setup()
         if config.data_path is not None and self.needs_experts:
             self.load_expert_data(config.data_path)
 
@@ -129,11 +133,12 @@ class ZooModel(BaseRewardModel):
         """The network, with weights from torch's global generator."""
         return RewardNetwork()
 
+    def setup(self) -> None:
+        """Make what the model has beside its network, before demonstrations are loaded."""
+
     def sample_batch(self) -> tuple[Any, ...]:
         """What `network.learn` takes in one gradient step."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has a network to train, and no method `sample_batch`"
-        )
+        raise NotImplementedError(f"{type(self).__name__} has no method `sample_batch`")
 
     def sample_batches(self, num_updates: int) -> Iterator[tuple[Any, ...]]:
         """What a round of gradient steps takes; for models that draw for all of them at once."""
@@ -167,9 +172,6 @@ class ZooModel(BaseRewardModel):
         """Further scalars to log, of the last gradient step's data."""
         return {}
 
-    def check_experts(self, episodes: Sequence[StepBatch]) -> None:
-        """Raise if the demonstrations are not what the model needs."""
-
     # The interface
 
     @torch.no_grad()
@@ -189,7 +191,7 @@ class ZooModel(BaseRewardModel):
         learned = learned_rewards(self.score(batch), batch.done.cpu().numpy(), self.mapping, self.threshold)
         rewards = torch.from_numpy(learned)
         if isinstance(data, StepBatch):
-            return replaced_rewards(batch.to(self.device), rewards)
+            return replace(batch.to(self.device), env_rewards=rewards)
         return with_rewards(data, rewards)
 
     def collect_data(self, data: Any) -> None:
@@ -216,7 +218,6 @@ class ZooModel(BaseRewardModel):
         from guerdon.rewards.zoo.demonstrations import read_demonstrations
 
         episodes = [self.checked(each) for each in read_demonstrations(data)]
-        self.check_experts(episodes)
         self.experts, self._expert_rows = episodes, StepBatch.cat(episodes)
         if self.cfg.normalize_obs and (self.scales_by == "experts" or not self.needs_experience):
             self.obs_statistics.count.zero_()  # other demonstrations take the place of earlier ones
@@ -246,7 +247,7 @@ class ZooModel(BaseRewardModel):
         self.train_iter += num_updates
         with torch.no_grad():
             scalars = {"loss": float(torch.stack(losses).mean()), **self.measure(*drawn)}
-        if not all(map(_finite, scalars.values())):
+        if not all(map(math.isfinite, scalars.values())):
             raise DataError(f"{type(self).__name__}: the loss is not a finite number any more: {scalars}")
         self.log(scalars)
         return scalars
@@ -304,6 +305,15 @@ class ZooModel(BaseRewardModel):
         rows = self.expert_rows
         return rows[torch.randint(len(rows), (count,), generator=self.generator).to(self.device)]
 
+    def sample_pairs(self, num_updates: int) -> tuple[StepBatch, StepBatch]:
+        """Demonstrated transitions and the policy's, [num_updates * batch_size] each."""
+        count = num_updates * self.cfg.batch_size
+        return self.sample_experts(count), self.experience.sample(count, self.generator)
+
+    def batches(self, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Tensors of the same length, cut into pieces for single gradient steps."""
+        return zip(*(torch.split(part, self.cfg.batch_size) for part in parts), strict=True)
+
     # Saving
 
     def state_dict(self) -> dict[str, Any]:
@@ -344,23 +354,29 @@ class ZooModel(BaseRewardModel):
         self.train_iter, self.new_data_count = int(state["train_iter"]), int(state["new_data_count"])
 
     def own_state(self) -> dict[str, Any]:
-        """What a model keeps beside network and statistics: tensors and plain containers."""
-        return {}
+        """What a model keeps beside network and statistics: the attributes of `saved`."""
+        kept = {name: getattr(self, name) for name in self.saved}
+        return {
+            name: deepcopy(dict(value.state_dict()) if isinstance(value, nn.Module) else value)
+            for name, value in kept.items()
+        }
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Take back what `own_state` gave."""
+        for name in self.saved:
+            held = getattr(self, name)
+            if isinstance(held, nn.Module):
+                held.load_state_dict(state[name])
+            else:
+                setattr(self, name, _moved(deepcopy(state[name]), self.device))
 
     def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
+        """Move all tensors, modules and transitions among the attributes to another device."""
         self.device = torch.device(device)
-        self.network.to(self.device)
-        self.obs_statistics.to(self.device)
+        for name, value in vars(self).items():
+            setattr(self, name, _moved(value, self.device))
         if self.optimizer is not None:  # loading puts its state where the weights are
             self.optimizer.load_state_dict(self.optimizer.state_dict())
-        if self.experts:
-            self.experts = [each.to(self.device) for each in self.experts]
-            self._expert_rows = self._expert_rows.to(self.device)
-        self.experience.to(self.device)
 
 
 INPUTS: dict[str, tuple[str, ...]] = {
@@ -374,5 +390,10 @@ SHAPES = ("obs_shape", "action_size", "discrete_actions")
 """Settings that follow from the environment."""
 
 
-def _finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")
+def _moved(value: Any, device: torch.device) -> Any:
+    """Tensors, modules and transitions on another device, also those in lists and dicts."""
+    if isinstance(value, Tensor | nn.Module | StepBatch | Experience):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    return [_moved(item, device) for item in value] if isinstance(value, list) else value

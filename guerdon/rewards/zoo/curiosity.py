@@ -8,7 +8,7 @@ never by anything of the batch at hand. The rewards join those of the environmen
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -47,10 +47,11 @@ class CuriosityModel(ZooModel):
     """A subclass has `make_network` and `novelty`."""
 
     Settings = CuriositySettings
+    saved = ("reward_statistics", "running_returns")
     cfg: Any
 
-    def __init__(self, config: Any, device: torch.device | str = "cpu", tb_logger: Any = None) -> None:
-        super().__init__(config, device, tb_logger)
+    def setup(self) -> None:
+        """The running deviation."""
         self.reward_statistics = Statistics().to(self.device)
         self.running_returns = torch.zeros(0, device=self.device)
 
@@ -63,8 +64,7 @@ class CuriosityModel(ZooModel):
         size = self.cfg.batch_size
         at_once = max(1, AT_ONCE // (size * self.cfg.obs_size))
         for first in range(0, num_updates, at_once):
-            parts = self.sample_features(size * min(at_once, num_updates - first))
-            yield from zip(*(torch.split(part, size) for part in parts), strict=True)
+            yield from self.batches(*self.sample_features(size * min(at_once, num_updates - first)))
 
     def sample_features(self, count: int) -> tuple[Tensor, ...]:
         """What networks take of `count` transitions of the policy: by default (obs, action, next_obs)."""
@@ -98,22 +98,6 @@ class CuriosityModel(ZooModel):
         """Observations as flat vectors, scaled and limited if asked for: [N, *S] -> float32 [N, obs_size]."""
         flat = obs.flatten(1).float()
         return self.obs_statistics.normalized(flat, self.cfg.obs_limit) if self.cfg.normalize_obs else flat
-
-    def own_state(self) -> dict[str, Any]:
-        """The running deviation."""
-        statistics = {name: part.clone() for name, part in self.reward_statistics.state_dict().items()}
-        return {"reward_statistics": statistics, "running_returns": self.running_returns.clone()}
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with the deviation that was saved."""
-        self.reward_statistics.load_state_dict(state["reward_statistics"])
-        self.running_returns = state["running_returns"].to(self.device).clone()
-
-    def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
-        super().to_device(device)
-        self.reward_statistics.to(self.device)
-        self.running_returns = self.running_returns.to(self.device)
 
 
 def tracked(batch: StepBatch) -> StepBatch:

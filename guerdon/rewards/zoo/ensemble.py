@@ -28,7 +28,7 @@ from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import LogProbs, ZooModel, ZooSettings
 
 NUM_MEASURED = 256
-"""StepBatch on which the disagreement is measured."""
+"""Transitions on which the disagreement is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class Ensemble(ZooModel):
             each.load_state_dict(saved)
 
     def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
+        """Move all members to another device."""
         super().to_device(device)
         for each in self.members:
             each.to_device(device)

@@ -84,15 +84,13 @@ class GAIL(ZooModel):
         size = self.num_features(INPUTS[self.cfg.inputs])
         return Discriminator(size, self.cfg.hidden, self.cfg.gradient_penalty)
 
-    def sample_batches(self, num_updates: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def sample_batches(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
         """The expert's and the policy's features, and places between them; drawn at once for all steps."""
-        count, parts = num_updates * self.cfg.batch_size, INPUTS[self.cfg.inputs]
-        expert = self.features(self.sample_experts(count), parts)
-        policy = self.features(self.experience.sample(count, self.generator), parts)
-        between = torch.rand(count, 1, generator=self.generator).to(self.device)
-        return zip(
-            *(torch.split(part, self.cfg.batch_size) for part in (expert, policy, between)), strict=True
+        expert, policy = (
+            self.features(rows, INPUTS[self.cfg.inputs]) for rows in self.sample_pairs(num_updates)
         )
+        between = torch.rand(len(policy), 1, generator=self.generator).to(self.device)
+        return self.batches(expert, policy, between)
 
     def rewards(self, batch: StepBatch) -> Tensor:
         """The discriminator's output in the chosen form, [*L]."""

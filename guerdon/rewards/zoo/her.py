@@ -66,8 +66,8 @@ class HER(ZooModel):
     changes = ("obs", "next_obs", "reward")
     cfg: HERSettings
 
-    def __init__(self, config: Any, device: torch.device | str = "cpu", tb_logger: Any = None) -> None:
-        super().__init__(config, device, tb_logger)
+    def setup(self) -> None:
+        """Goals and rules, where the settings know them."""
         self.goal_size = 0
         self.rules: Any = None if self.cfg.tolerance is None else NearGoal(self.cfg.tolerance)
         if self.cfg.goal_size:

@@ -113,18 +113,17 @@ class ICM(CuriosityModel):
             cfg.forward_share,
         )
 
-    def _parts(self, batch: StepBatch) -> tuple[Tensor, Tensor, Tensor]:
-        actions = self.action_features(batch.actions)
-        return self.obs_features(batch.obs), actions, self.obs_features(batch.next_obs)
-
     def novelty(self, batch: StepBatch) -> Tensor:
         """Half the squared error of the forward model, [*L]."""
-        obs, actions, next_obs = self._parts(batch.flat())
+        flat = batch.flat()
+        obs, next_obs = self.obs_features(flat.obs), self.obs_features(flat.next_obs)
         phi = in_blocks(self.network, obs)
         width = math.prod(batch.shape[1:])  # the next step of a stream: where it goes on, it was reached
         next_phi, apart = phi.roll(-width, 0), (obs.roll(-width, 0) != next_obs).any(1)
         next_phi[apart] = in_blocks(self.network, next_obs[apart])
-        return in_blocks(self.network.surprise, phi, actions, next_phi).view(batch.shape)
+        return in_blocks(self.network.surprise, phi, self.action_features(flat.actions), next_phi).view(
+            batch.shape
+        )
 
     def measure(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> dict[str, float]:
         """The two losses apart."""

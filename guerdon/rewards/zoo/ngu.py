@@ -16,9 +16,7 @@ It depends on the episode so far: streams are scored, and the memory of running 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,11 +85,13 @@ class NGU(CuriosityModel):
 
     Settings = NGUSettings
     history_dependent = True
+    saved = (*CuriosityModel.saved, "error_statistics", "mean_distance")
     cfg: NGUSettings
     network: EpisodicFeatures
 
-    def __init__(self, config: Any, device: torch.device | str = "cpu", tb_logger: Any = None) -> None:
-        super().__init__(config, device, tb_logger)
+    def setup(self) -> None:
+        """Statistics of errors and distances too."""
+        super().setup()
         self.error_statistics = Statistics(horizon=self.cfg.error_horizon).to(self.device)
         self.mean_distance = torch.zeros((), device=self.device)
         """d2_mean; 0 before the first neighbours."""
@@ -160,27 +160,6 @@ class NGU(CuriosityModel):
             rate = FOLLOWING if self.mean_distance > 0.0 else 1.0
             self.mean_distance = torch.lerp(self.mean_distance, found.mean(), rate)
         super().update_statistics(batch)
-
-    def own_state(self) -> dict[str, Any]:
-        """Statistics of distances and errors too."""
-        errors = {name: part.clone() for name, part in self.error_statistics.state_dict().items()}
-        return {
-            **super().own_state(),
-            "error_statistics": errors,
-            "mean_distance": self.mean_distance.clone(),
-        }
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with what was saved."""
-        super().load_own_state(state)
-        self.error_statistics.load_state_dict(state["error_statistics"])
-        self.mean_distance = state["mean_distance"].to(self.device).clone()
-
-    def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
-        super().to_device(device)
-        self.error_statistics.to(self.device)
-        self.mean_distance = self.mean_distance.to(self.device)
 
 
 def nearest_in_episode(

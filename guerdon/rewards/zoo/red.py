@@ -103,9 +103,3 @@ class RED(ZooModel):
         """exp(-sigma * error), [*L]."""
         errors_expert_is_low = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         return torch.exp(-self.network.sigma * errors_expert_is_low).view(batch.shape)
-
-    def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
-        super().to_device(device)
-        if self.experts:
-            self._held, self._learned = self._held.to(self.device), self._learned.to(self.device)

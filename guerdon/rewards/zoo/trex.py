@@ -205,10 +205,3 @@ class TREX(ZooModel):
         rewards = (rewards - self.network.offset) / self.network.scale
         lower: Tensor = rewards.mean(0) - self.cfg.pessimism * rewards.std(0, correction=0)
         return lower.view(batch.shape)
-
-    def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
-        super().to_device(device)
-        if hasattr(self, "_ranks"):
-            self._ranks, self._lengths = self._ranks.to(self.device), self._lengths.to(self.device)
-            self._features = self._features.to(self.device)

@@ -73,7 +73,8 @@ def test_icm_is_half_the_squared_error_of_the_forward_model_in_features():
     torch.testing.assert_close(model.rewards(batch), torch.tensor([0.0, 0.5 * (2.0 + 3.0 - 8.0) ** 2]))
     linear(model.network.inverse[0], [[0.0, 0.0]], [0.0])
     linear(model.network.inverse[2], [[0.0], [0.0]], [0.0, 1.0])
-    loss = model.network.learn(*model._parts(batch))
+    actions = model.action_features(batch.actions)
+    loss = model.network.learn(model.obs_features(batch.obs), actions, model.obs_features(batch.next_obs))
     inverse = (torch.log(torch.tensor(1.0 + torch.e)) * 2 - 1.0) / 2  # cross entropies of logits 0 and 1
     torch.testing.assert_close(loss, 0.8 * inverse + 0.2 * 2.25)
 

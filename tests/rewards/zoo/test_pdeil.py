@@ -102,7 +102,7 @@ def test_densities_are_saved_and_few_kernels_stand_for_many(tmp_path):
     model = made(steps(100, size=1, seed=1), num_kernels=16)
     model.collect_data(steps(60, size=1, seed=2))
     model.train()
-    assert {name: len(part) for name, part in model._kernels.items()} == dict.fromkeys(model._kernels, 16)
+    assert {name: len(part) for name, part in model.kernels.items()} == dict.fromkeys(model.kernels, 16)
     model.save(tmp_path / "pdeil.pt")
     other = create_reward_model({**SETTINGS, "num_kernels": 16})
     with pytest.raises(ConfigError, match="no demonstrations"):
