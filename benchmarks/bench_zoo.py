@@ -32,7 +32,7 @@ from benchmarks import zoo_adversarial, zoo_exploration, zoo_images, zoo_imitati
 from benchmarks.report import heading
 from guerdon.envs.hidden import HiddenReward
 from guerdon.rewards import StepBatch, create_reward_model
-from guerdon.rewards.zoo.controls import CONTROLS
+from guerdon.rewards.zoo.baselines import BASELINES
 from guerdon.rewards.zoo.drex import DREX
 from guerdon.training.rollouts import noise_ranked
 from guerdon.training.serial import resolved, serial_pipeline_reward_model, shapes_of
@@ -74,7 +74,7 @@ def run(name: str, seed: int, control: str | None) -> dict[str, Any]:
         if case["demonstrations"] is not None:
             model.load_expert_data(case["demonstrations"]())
     else:
-        model = CONTROLS[control]({**shapes_of(env), "seed": seed})
+        model = BASELINES[control]({**shapes_of(env), "seed": seed})
     start = time.perf_counter()
     result = serial_pipeline_reward_model(
         cfg,
@@ -192,7 +192,7 @@ def main() -> int:
             write_demonstrations(Path(folder))
         for name in names:
             target = float(CASES[name]["target"])
-            for who in (None, *(CONTROLS if given.controls else ())):
+            for who in (None, *(BASELINES if given.controls else ())):
                 made = [
                     keep(f"{name}/{who}/{seed}", partial(run, name, seed, who))
                     for seed in range(given.first_seed, given.first_seed + given.seeds)

@@ -4,15 +4,14 @@
     venv = LearnedRewardVecEnv(GymVectorToSB3(envs), manager)
     PPO("MlpPolicy", venv).learn(100_000)
 
-The infos keep all parts: `env_reward`, `learned_reward` and, of a model that judges frames, `prob_success`
-(NaN where none was judged). A reward model of the zoo may stand in the place of the manager:
+The infos keep all parts: `env_reward`, `learned_reward` and, of a model that sees success, `prob_success`
+(NaN where nothing was scored). A reward model of the zoo may stand in the place of the manager:
 
     venv = LearnedRewardVecEnv(make_vec_env("CartPole-v1", 8), model, MixConfig(normalize=True))
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,10 +26,8 @@ from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy, to_uint8_hwc
 from guerdon.core.types import BoolArray, IntArray, UInt8Array
 from guerdon.data.collect.observations import FrameSource, find_image, images_from, native_of, with_final
-from guerdon.integrations.gymnasium import check_single_resets, frame_judging, take_row, zoo_judge
-from guerdon.integrations.scoring import FrameScorer, RewardStep, StepScorer, rows_from
-from guerdon.rewards import BaseRewardModel
-from guerdon.rewards.image.worker import ImageRewardWorker
+from guerdon.integrations.gymnasium import check_single_resets
+from guerdon.integrations.scoring import EnvStep, RewardSource, rows_from, step_scorer, take_row
 
 try:
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
@@ -160,15 +157,15 @@ class LearnedRewardVecEnv(VecEnvWrapper):
         manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, or a reward model of the
             zoo.
         cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
-        teach_every: of the zoo: steps after which the model is taught by them; 0 leaves it as it is.
+        train_every: of the zoo: steps after which the model learns from them; 0 leaves it as it is.
     """
 
     def __init__(
         self,
         venv: VecEnv,
-        manager: FrameScorer | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str],
+        manager: RewardSource,
         cfg: RewardConfig | MixConfig | None = None,
-        teach_every: int = 0,
+        train_every: int = 0,
     ) -> None:
         if not isinstance(venv, VecEnv):
             raise ConfigError(
@@ -176,17 +173,13 @@ class LearnedRewardVecEnv(VecEnvWrapper):
                 "put vector environments of Gymnasium into GymVectorToSB3"
             )
         super().__init__(venv)
-        self._everyone: BoolArray = np.ones(venv.num_envs, np.bool_)
         self._actions: Any = None
-        self._zoo = zoo_judge(manager, cfg, venv.num_envs, venv.action_space, teach_every)
-        if self._zoo is not None:
-            return
-        self._judge = StepScorer(*frame_judging(manager, cfg, teach_every), venv.num_envs)
-        inner = venv.unwrapped
+        self._scorer = step_scorer(manager, cfg, venv.num_envs, venv.action_space, train_every)
+        inner, cameras = venv.unwrapped, self._scorer.cameras
         self._source: FrameSource | None = None
-        if isinstance(inner, GymVectorToSB3) and native_of(inner.envs) is not None:
-            self._source = FrameSource(inner.envs, self._judge.cameras)
-        if not self._judge.cfg.standalone:
+        if cameras and isinstance(inner, GymVectorToSB3) and native_of(inner.envs) is not None:
+            self._source = FrameSource(inner.envs, cameras)
+        if not self._scorer.standalone:
             return
         if isinstance(venv, GymVectorToSB3):
             check_single_resets(venv.envs)
@@ -197,13 +190,10 @@ class LearnedRewardVecEnv(VecEnvWrapper):
             )
 
     def reset(self) -> Any:
-        """Begin new episodes everywhere."""
-        if self._zoo is not None:
-            obs = self.venv.reset()
-            self._zoo.begin(obs)
-            return obs
-        self._judge.begin()
-        return self.venv.reset()
+        """Start new episodes everywhere."""
+        obs = self.venv.reset()
+        self._scorer.reset(obs)
+        return obs
 
     def step_async(self, actions: NDArray[Any]) -> None:
         """Pass the actions on, and remember them for the transitions."""
@@ -211,34 +201,37 @@ class LearnedRewardVecEnv(VecEnvWrapper):
         self.venv.step_async(actions)
 
     def step_wait(self) -> tuple[Any, NDArray[Any], NDArray[Any], list[dict[str, Any]]]:
-        """Judge the frames that the actions led to and return training rewards, float32 [N]."""
+        """Score what the actions led to and return training rewards, float32 [N]."""
         obs, env_rewards, dones, infos = self.venv.step_wait()
         done = to_numpy(dones).astype(np.bool_)
-        if self._zoo is not None:
-            cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-            reached = with_final(obs, _finals(done, infos), done) if done.any() else obs
-            given = self._zoo.step(
-                self._actions, reached, obs, env_rewards, done & ~cut, done & cut, self._everyone
+        truncated = done & np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
+        rewards = self._scorer.step(
+            EnvStep(
+                actions=self._actions,
+                obs=obs,
+                next_obs=lambda: with_final(obs, _finals(done, infos), done) if done.any() else obs,
+                frames=lambda ids: self._find_frames(obs, done, infos, ids),
+                env_rewards=env_rewards,
+                terminated=done & ~truncated,
+                truncated=truncated,
+                stepped=np.ones(self.num_envs, np.bool_),
             )
-            _tell(infos, given)
-            return obs, given.training_reward, done, infos
-        ids = self._judge.wanted(done, self._everyone)
-        frames = self._find_frames(obs, done, infos, ids) if len(ids) else {}
-        prob = self._judge.probabilities(frames, ids, done)
-        ended = self._judge.ends(prob)
-        rewards = self._judge.rewards(prob, env_rewards, done | ended, self._everyone)
-        _tell(infos, rewards)
-        for env in np.flatnonzero(ended).tolist():
+        )
+        columns = {name: values.tolist() for name, values in rewards.infos().items()}
+        for env, info in enumerate(infos):
+            info.update({name: values[env] for name, values in columns.items()})
+        for env in np.flatnonzero(rewards.ended).tolist():
             infos[env]["TimeLimit.truncated"] = False
-        if (ended & ~done).any():
-            obs = self._begin_again(obs, infos, ended & ~done)
-        return obs, rewards.training_reward, done | ended, infos
+        new = rewards.ended & ~done
+        if new.any():
+            obs = self._reset_ended(obs, infos, new)
+        return obs, rewards.training_reward, done | rewards.ended, infos
 
     def _find_frames(
         self, obs: Any, done: BoolArray, infos: Sequence[Mapping[str, Any]], ids: IntArray
     ) -> dict[str, UInt8Array]:
         """Frames of `ids`, camera -> uint8 [n, H, W, C]; of ended episodes the final ones."""
-        cameras = self._judge.cameras
+        cameras = self._scorer.cameras
         if all(find_image(obs, camera, cameras) is not None for camera in cameras):
             found = images_from(with_final(obs, _finals(done, infos), done), cameras)
             return {name: images[ids] for name, images in found.items()}
@@ -248,9 +241,9 @@ class LearnedRewardVecEnv(VecEnvWrapper):
 
     def _rendered(self, done: BoolArray, infos: Sequence[Mapping[str, Any]], ids: IntArray) -> UInt8Array:
         """Frames of one camera, each rendered by its own environment."""
-        if len(self._judge.cameras) != 1 or self.venv.render_mode != "rgb_array":
+        if len(self._scorer.cameras) != 1 or self.venv.render_mode != "rgb_array":
             raise DataError(
-                f"the environments show no images of {list(self._judge.cameras)}: they are not in their "
+                f"the environments show no images of {list(self._scorer.cameras)}: they are not in their "
                 "observations, and they can render one camera at the most, made with render_mode='rgb_array'"
             )
         lost = [env for env in ids[done[ids]].tolist() if FINAL_FRAME not in infos[env]]
@@ -264,7 +257,7 @@ class LearnedRewardVecEnv(VecEnvWrapper):
         images = [infos[env][FINAL_FRAME] if done[env] else shown[env] for env in ids.tolist()]
         return to_uint8_hwc(np.stack([to_numpy(image) for image in images]), name="what render() returned")
 
-    def _begin_again(self, obs: Any, infos: list[dict[str, Any]], ended: BoolArray) -> Any:
+    def _reset_ended(self, obs: Any, infos: list[dict[str, Any]], ended: BoolArray) -> Any:
         """Reset the environments of `ended`; returns observations with their first ones."""
         ids = np.flatnonzero(ended).tolist()
         for env in ids:
@@ -287,13 +280,6 @@ def _finals(done: BoolArray, infos: Sequence[Mapping[str, Any]]) -> NDArray[Any]
             raise DataError(f"environment {env} ended its episode without a terminal_observation")
         finals[env] = infos[env]["terminal_observation"]
     return finals
-
-
-def _tell(infos: Sequence[dict[str, Any]], rewards: RewardStep) -> None:
-    """Put all parts of the reward into the infos."""
-    columns = {name: values.tolist() for name, values in rewards.infos().items()}
-    for env, info in enumerate(infos):
-        info.update({name: values[env] for name, values in columns.items()})
 
 
 def _put_row(obs: Any, env: int, row: Any) -> None:

@@ -1,23 +1,37 @@
-"""What all wrappers share: which frames of a step are judged, and what becomes of the verdicts."""
+"""What all wrappers share: from a step of N environments to its rewards.
+
+A wrapper describes the step (`EnvStep`); a `StepScorer` asks the reward model and returns a `RewardStep`. One
+kind of scorer shows frames to an image classifier, the other shows transitions to a model of the zoo or a
+plugin. Scores become rewards in `guerdon.rewards.relabel`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from guerdon.config import RewardConfig
+from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
+from guerdon.envs.classic.goals import GOAL_KEYS, flat_batch
+from guerdon.rewards import BaseRewardModel, StepBatch, ZooModel
 from guerdon.rewards.calibration import fires
-from guerdon.rewards.image.manager import RewardManager
-from guerdon.rewards.image.scorer import Scores
+from guerdon.rewards.image.manager import RewardManager, available_device
+from guerdon.rewards.image.scorer import Scores as FrameScores
 from guerdon.rewards.image.worker import ImageRewardWorker
-from guerdon.rewards.relabel import RewardScale, judged_frames, learned_rewards, training_rewards
+from guerdon.rewards.model import Scores
+from guerdon.rewards.relabel import RewardScale, combine, judged_frames, learned_rewards
+from guerdon.rewards.steps import to_items
 from guerdon.training.frames import EpisodeStacks
 
 
@@ -31,8 +45,39 @@ class FrameScorer(Protocol):
     def images(self, observations: Any) -> dict[str, UInt8Array]:
         """The model's cameras -> uint8 [N, H, W, C] each, checked."""
 
-    def score(self, frames: Mapping[str, UInt8Array]) -> Scores:
-        """Verdicts on N frames."""
+    def score(self, frames: Mapping[str, UInt8Array]) -> FrameScores:
+        """Scores of N frames."""
+
+
+RewardSource: TypeAlias = FrameScorer | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str]
+"""A `RewardManager`, an `ImageRewardWorker`, a reward model of the zoo, or the path of a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvStep:
+    """A step of N environments."""
+
+    actions: Any
+    """[N, ...]; what the environments were given."""
+    obs: Any
+    """[N, ...]; in which the next actions are chosen."""
+    next_obs: Callable[[], Any]
+    """Gives [N, ...], what the actions led to: the final observation where an episode ended."""
+    frames: Callable[[IntArray], Mapping[str, UInt8Array]]
+    """Gives what the cameras show of that, of some environments: camera -> uint8 [n, H, W, C]."""
+    env_rewards: Any
+    """[N]."""
+    terminated: BoolArray
+    """bool [N]."""
+    truncated: BoolArray
+    """bool [N]."""
+    stepped: BoolArray
+    """bool [N]; False where the environment only started a new episode: its reward is zero."""
+
+    @property
+    def done(self) -> BoolArray:
+        """Bool [N]; the episode ended with this step."""
+        return self.terminated | self.truncated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +87,13 @@ class RewardStep:
     env_reward: FloatArray
     """float32 [N]; what the environment gave."""
     learned_reward: FloatArray
-    """float32 [N]; what the model's verdict is worth, before it is scaled or combined."""
+    """float32 [N]; what the model's score is worth, before it is scaled or combined."""
     training_reward: FloatArray
     """float32 [N]; what the learner gets."""
     prob_success: FloatArray | None = None
-    """float32 [N]; NaN where no frame was judged. None of a model that does not judge frames."""
+    """float32 [N]; NaN where nothing was scored. None of a model that gives rewards."""
+    ended: BoolArray
+    """bool [N]; episodes that the model's success ends (`standalone`)."""
 
     def infos(self) -> dict[str, FloatArray]:
         """What the wrappers report beside the reward that they return."""
@@ -54,8 +101,87 @@ class RewardStep:
         return known if self.prob_success is None else {**known, "prob_success": self.prob_success}
 
 
-class StepScorer:
-    """Judges the frames of a step, all environments in one call, and computes its rewards.
+class StepScorer(ABC):
+    """Computes the rewards of N environments step by step.
+
+    Args:
+        num_envs: N.
+        cfg: how learned and env rewards are combined.
+    """
+
+    cameras: tuple[str, ...] = ()
+    """The cameras that the model looks at."""
+    standalone: bool = False
+    """Whether the model's success ends episodes."""
+
+    def __init__(self, num_envs: int, cfg: RewardConfig | MixConfig) -> None:
+        self.num_envs, self.cfg, self.env_steps = num_envs, cfg, 0
+        self._scale = RewardScale() if cfg.normalize else None
+
+    @abstractmethod
+    def reset(self, obs: Any, mask: BoolArray | None = None) -> None:
+        """New episodes start in the environments of `mask` (bool [N]), or in all, with `obs` [N, ...]."""
+
+    @abstractmethod
+    def step(self, step: EnvStep) -> RewardStep:
+        """Rewards of a step."""
+
+    def _rewards(
+        self, step: EnvStep, learned: FloatArray, prob_success: FloatArray | None, ended: BoolArray
+    ) -> RewardStep:
+        """Rewards of a step from the learned ones [n] of the environments that were `stepped`."""
+        env = to_numpy(step.env_rewards).astype(np.float32)
+        if env.shape != (self.num_envs,):
+            raise DataError(f"env rewards have shape {list(env.shape)}; expected [{self.num_envs}]")
+        everywhere, training = np.zeros_like(env), np.zeros_like(env)
+        everywhere[step.stepped] = learned
+        if self._scale is not None and len(learned):
+            self._scale.update(learned)
+        training[step.stepped] = combine(env[step.stepped], learned, self.cfg, self._scale, self.env_steps)
+        self.env_steps += len(learned)
+        return RewardStep(
+            env_reward=env,
+            learned_reward=everywhere,
+            training_reward=training,
+            prob_success=prob_success,
+            ended=ended,
+        )
+
+
+def step_scorer(
+    source: Any, cfg: RewardConfig | MixConfig | None, num_envs: int, action_space: Any, train_every: int
+) -> StepScorer:
+    """The scorer for what a wrapper was given; settings of the other kind are refused.
+
+    Args:
+        source: a `RewardSource`.
+        cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
+        num_envs: N.
+        action_space: of a single environment.
+        train_every: see `TransitionScorer`.
+    """
+    if isinstance(source, BaseRewardModel):
+        if isinstance(cfg, RewardConfig):
+            raise ConfigError("a reward model of the zoo is mixed by a MixConfig, not by a reward section")
+        return TransitionScorer(source, cfg or MixConfig(), num_envs, action_space, train_every)
+    if isinstance(cfg, MixConfig) or train_every:
+        raise ConfigError("MixConfig and train_every are for the zoo; this reward model judges frames")
+    if cfg is not None and not isinstance(cfg, RewardConfig):
+        raise ConfigError(f"cfg must be a RewardConfig, not {type(cfg).__name__}")
+    if isinstance(source, str | os.PathLike):
+        section = RewardConfig() if cfg is None else cfg
+        model = replace(section.model, checkpoint_path=os.fspath(source))
+        source = RewardManager(replace(section, model=model), device=available_device())
+    if not (hasattr(source, "score") and hasattr(source, "cfg")):
+        raise ConfigError(
+            "the reward comes from a RewardManager, an ImageRewardWorker, a reward model of the zoo or the "
+            f"path of a checkpoint, not from {type(source).__name__}"
+        )
+    return FrameStepScorer(source, cfg, num_envs)
+
+
+class FrameStepScorer(StepScorer):
+    """Shows the frames of a step to an image classifier, those of all environments in one call.
 
     Args:
         manager: a `RewardManager`, or an `ImageRewardWorker` after `init_worker`.
@@ -63,104 +189,183 @@ class StepScorer:
         num_envs: N.
     """
 
+    cfg: RewardConfig
+
     def __init__(
         self, manager: FrameScorer | ImageRewardWorker, cfg: RewardConfig | None, num_envs: int
     ) -> None:
-        self._judge = manager.score
+        self._score = manager.score
         self._model: FrameScorer = manager.manager if isinstance(manager, ImageRewardWorker) else manager
-        self.cfg = self._model.cfg if cfg is None else cfg
+        super().__init__(num_envs, self._model.cfg if cfg is None else cfg)
         if self.cfg.reward_threshold != self._model.cfg.reward_threshold:
             raise ConfigError(
                 f"reward_threshold is {self.cfg.reward_threshold}, but the reward model was loaded with "
                 f"{self._model.cfg.reward_threshold}: set it there"
             )
-        self.num_envs = num_envs
-        self._num_frames = self._model.contract.num_frames if isinstance(self._model, RewardManager) else 1
-        if isinstance(self._model, RewardManager) and self._model.contract.only_at_rest:
+        self.cameras, self.standalone = self._model.image_keys, self.cfg.standalone
+        contract = self._model.contract if isinstance(self._model, RewardManager) else None
+        if contract is not None and contract.only_at_rest:
             raise ConfigError(
                 "the reward model judges robots at rest alone (reward.model.only_at_rest), which wrappers "
                 "do not know: use `guerdon train`, or fit it to all frames"
             )
+        self._num_frames = 1 if contract is None else contract.num_frames
         self._stacks = EpisodeStacks(num_envs, self._num_frames)
-        self._begun: BoolArray = np.ones(num_envs, np.bool_)  # the next frame is the first of an episode
-        self._scale = RewardScale() if self.cfg.normalize else None
+        self._first: BoolArray = np.ones(num_envs, np.bool_)  # the next frame is the first of an episode
 
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        """The cameras that the model looks at."""
-        return self._model.image_keys
+    def reset(self, obs: Any, mask: BoolArray | None = None) -> None:
+        """Start new stacks of frames."""
+        self._first[slice(None) if mask is None else mask] = True
 
-    def begin(self, mask: BoolArray | None = None) -> None:
-        """New episodes begin in the environments of `mask` (bool [N]), or in all."""
-        self._begun[slice(None) if mask is None else mask] = True
+    def step(self, step: EnvStep) -> RewardStep:
+        """Score the frames that count; with `standalone` success ends the episode."""
+        scored = np.ones_like(step.done) if self.standalone else judged_frames(step.done, self.cfg)
+        prob = self._probabilities(step, scored)
+        ended = fires(prob, self._model.threshold) if self.standalone else np.zeros_like(scored)
+        done, stepped = step.done | ended, step.stepped
+        self._first = np.where(stepped, done, self._first)
+        learned = learned_rewards(prob[stepped], done[stepped], self.cfg, self._model.threshold)
+        return self._rewards(step, learned, prob, ended)
 
-    def wanted(self, done: BoolArray, stepped: BoolArray) -> IntArray:
-        """Environments whose frames must be seen -> int [n]: judged now, or kept to be judged later.
-
-        Args:
-            done: bool [N]; the episode ended with this step.
-            stepped: bool [N]; False where the environment only began a new episode.
-        """
-        return np.flatnonzero(stepped if self._num_frames > 1 else self._judged(done) & stepped)
-
-    def _judged(self, done: BoolArray) -> BoolArray:
-        everyone = self.cfg.standalone  # any frame may end the episode
-        return np.ones_like(done) if everyone else judged_frames(done, self.cfg)
-
-    def probabilities(
-        self, frames: Mapping[str, UInt8Array], env_ids: IntArray, done: BoolArray
-    ) -> FloatArray:
-        """Judge the frames (camera -> uint8 [n, H, W, C]) of `env_ids` -> float32 [N], NaN for the others.
-
-        Args:
-            frames: of the environments `wanted`.
-            env_ids: int [n], these.
-            done: bool [N]; the episode ended with this step.
-        """
+    def _probabilities(self, step: EnvStep, scored: BoolArray) -> FloatArray:
+        """float32 [N]; NaN where no frame is scored. Stacks need all frames, also those not scored."""
         prob = np.full(self.num_envs, np.nan, np.float32)
-        if not len(env_ids):
+        ids = np.flatnonzero(step.stepped if self._num_frames > 1 else scored & step.stepped)
+        if not len(ids):
             return prob
-        shown = self._model.images(frames)
+        frames = self._model.images(step.frames(ids))
         if self._num_frames > 1:
-            stacks = self._stacks.add(shown, env_ids, self._begun[env_ids])
-            env_ids = env_ids[self._judged(done)[env_ids]]
-            shown = {name: images[env_ids] for name, images in stacks.items()}
-        if len(env_ids):
-            prob[env_ids] = self._judge(shown).prob_success
+            stacks = self._stacks.add(frames, ids, self._first[ids])
+            ids = ids[scored[ids]]
+            frames = {name: images[ids] for name, images in stacks.items()}
+        if len(ids):
+            prob[ids] = self._score(frames).prob_success
         return prob
 
-    def ends(self, prob_success: FloatArray) -> BoolArray:
-        """Episodes that the model's success ends (`standalone`) -> bool [N]."""
-        if not self.cfg.standalone:
-            return np.zeros(self.num_envs, np.bool_)
-        return fires(prob_success, self._model.threshold)
 
-    def rewards(
-        self, prob_success: FloatArray, env_rewards: Any, done: BoolArray, stepped: BoolArray
-    ) -> RewardStep:
-        """Rewards of a step; those of environments that were not `stepped` are zero.
+class TransitionScorer(StepScorer):
+    """Builds the transitions of N environments and shows them to a model of the zoo or a plugin.
 
-        Args:
-            prob_success: float32 [N] from `probabilities`.
-            env_rewards: [N].
-            done: bool [N]; with the episodes that the model ended.
-            stepped: bool [N].
-        """
-        self._begun = np.where(stepped, done, self._begun)
-        env = to_numpy(env_rewards).astype(np.float32)
-        if env.shape != (self.num_envs,):
-            raise DataError(f"env rewards have shape {list(env.shape)}; expected [{self.num_envs}]")
-        prob, threshold = prob_success[stepped], self._model.threshold
-        learned, training = np.zeros_like(env), np.zeros_like(env)
-        learned[stepped] = learned_rewards(prob, done[stepped], self.cfg, threshold)
-        if self._scale is not None and stepped.any():
-            self._scale.update(learned[stepped])
-        training[stepped] = training_rewards(
-            prob, env[stepped], done[stepped], self.cfg, threshold, self._scale
+    Args:
+        model: the reward model.
+        cfg: how its reward and the environment's are mixed.
+        num_envs: N.
+        action_space: of a single environment.
+        train_every: after so many steps, all environments together, the model learns from them
+            (`collect_data`, `train`, `clear_data`); 0 leaves it as it is.
+    """
+
+    def __init__(
+        self, model: BaseRewardModel, cfg: MixConfig, num_envs: int, action_space: Any, train_every: int = 0
+    ) -> None:
+        super().__init__(num_envs, cfg)
+        self.model = model
+        self.rounds, self._train_every = 0, train_every
+        self._discrete = isinstance(action_space, Discrete)
+        self._first_action = int(getattr(action_space, "start", 0))
+        self._bounds = (action_space.low, action_space.high) if isinstance(action_space, Box) else None
+        self._obs: Any = None
+        self._running: BoolArray = np.zeros(num_envs, np.bool_)
+        self._state = model.initial_state(num_envs)
+        self._recent: list[StepBatch] = []
+
+    def reset(self, obs: Any, mask: BoolArray | None = None) -> None:
+        """Start new episodes; a history-dependent model needs whole ones."""
+        if mask is None:
+            self._obs, self._running[:] = self._vectors(obs).copy(), False
+            self._state = self.model.initial_state(self.num_envs)
+            self._recent = []  # of episodes that nobody ends
+            return
+        if self.model.history_dependent and (self._running & mask).any():
+            raise ConfigError(
+                f"{type(self.model).__name__} remembers episodes: none can be reset before its end"
+            )
+        self._obs = rows_from(self._obs, self._vectors(obs), mask)
+
+    def step(self, step: EnvStep) -> RewardStep:
+        """Score the transitions, and train the model if it is time."""
+        if self._obs is None:
+            raise DataError("the environments have not been reset yet")
+        batch = StepBatch(
+            obs=torch.from_numpy(self._obs),
+            actions=torch.from_numpy(self._actions(step.actions)),
+            next_obs=torch.from_numpy(self._vectors(step.next_obs()).copy()),
+            env_rewards=torch.from_numpy(to_numpy(step.env_rewards).astype(np.float32)),
+            terminated=torch.from_numpy(step.terminated.copy()),
+            truncated=torch.from_numpy(step.truncated & ~step.terminated),
         )
-        return RewardStep(
-            env_reward=env, learned_reward=learned, prob_success=prob_success, training_reward=training
-        )
+        learned, prob_success = np.zeros(0, np.float32), None
+        if step.stepped.any():
+            scores = self._scores(batch, step.stepped)
+            ends = step.done[step.stepped]
+            learned = learned_rewards(scores, ends, self.model.mapping, self.model.threshold)
+            if scores.prob_success is not None:
+                prob_success = np.full(self.num_envs, np.nan, np.float32)
+                prob_success[step.stepped] = scores.prob_success
+        rewards = self._rewards(step, learned, prob_success, np.zeros_like(step.stepped))
+        self._running = ~step.done
+        self._obs = self._vectors(step.obs).copy()
+        if self._train_every:
+            self._keep(batch, step.stepped)
+        return rewards
+
+    def _scores(self, batch: StepBatch, stepped: BoolArray) -> Scores:
+        """Of the environments that were `stepped`, [n]."""
+        if not self.model.history_dependent:
+            return self.model.score(batch[torch.from_numpy(stepped)])
+        if not stepped.all():
+            raise ConfigError(
+                f"{type(self.model).__name__} remembers episodes: make the vector environment with "
+                "autoreset_mode SAME_STEP"
+            )
+        stream = batch.map(lambda part: part.unsqueeze(0))
+        scores, self._state = self.model.score_stream(stream, self._state)
+        return scores[0]
+
+    def _keep(self, batch: StepBatch, stepped: BoolArray) -> None:
+        """Keep the step; when it is time, train the model on all that was kept."""
+        if not stepped.all():
+            raise ConfigError("train_every needs environments that reset in the same step (SAME_STEP)")
+        self._recent.append(batch)
+        if len(self._recent) * self.num_envs < self._train_every:
+            return
+        streams: dict[str, Any] = {
+            name: torch.stack([getattr(each, name) for each in self._recent]) for name in batch.parts()
+        }
+        experience = StepBatch(**streams)
+        self._recent = []
+        self.rounds += 1
+        self.model.collect_data(experience if isinstance(self.model, ZooModel) else to_items(experience))
+        self.model.train()
+        self.model.clear_data(self.rounds)
+
+    def _vectors(self, obs: Any) -> NDArray[np.float32]:
+        """Observations as the model takes them, float32 [N, ...]; of a dict its camera or goals."""
+        if isinstance(obs, Mapping):
+            key = getattr(self.model, "obs_key", None)
+            if key in obs:
+                obs = obs[key]
+            elif set(GOAL_KEYS) <= obs.keys():
+                return flat_batch({name: to_numpy(obs[name]) for name in GOAL_KEYS})
+            else:
+                raise ConfigError(
+                    f"{type(self.model).__name__} takes vectors, images or goal-conditioned observations, "
+                    f"not a dict of {', '.join(map(str, obs))}"
+                )
+        return np.ascontiguousarray(to_numpy(obs), np.float32)
+
+    def _actions(self, actions: Any) -> NDArray[Any]:
+        given = to_numpy(actions)
+        if self._discrete:
+            return given.astype(np.int64) - self._first_action
+        if self._bounds is not None:
+            given = np.clip(given, *self._bounds)
+        return given.astype(np.float32)
+
+
+def take_row(obs: Any, env: int) -> Any:
+    """The observation of one environment out of a batched one."""
+    return {key: take_row(part, env) for key, part in obs.items()} if isinstance(obs, Mapping) else obs[env]
 
 
 def rows_from(base: Any, other: Any, mask: BoolArray) -> Any:

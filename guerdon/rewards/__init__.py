@@ -21,7 +21,7 @@ from guerdon.rewards.text.rules import (
 
 if TYPE_CHECKING:
     from guerdon.rewards.checker import RewardModelError, check_reward_model
-    from guerdon.rewards.model import BaseRewardModel
+    from guerdon.rewards.model import BaseRewardModel, Scores
     from guerdon.rewards.registry import REWARD_MODELS, create_reward_model, register_reward_model
     from guerdon.rewards.steps import StepBatch
     from guerdon.rewards.zoo.base import ZooModel, ZooSettings
@@ -39,6 +39,7 @@ __all__ = [
     "RegexReward",
     "RewardModelError",
     "RewardNetwork",
+    "Scores",
     "StepBatch",
     "TextReward",
     "ZooModel",
@@ -54,10 +55,10 @@ _ZOO = {
     "zoo.base": ("ZooModel", "ZooSettings"),
     "checker": ("RewardModelError", "check_reward_model"),
     "zoo.demonstrations": ("read_demonstrations", "write_demonstrations"),
-    "model": ("BaseRewardModel",),
+    "model": ("BaseRewardModel", "Scores"),
     "zoo.networks": ("RewardNetwork",),
     "registry": ("REWARD_MODELS", "create_reward_model", "register_reward_model"),
-    "zoo.transitions": ("StepBatch",),
+    "steps": ("StepBatch",),
 }
 
 

@@ -1,7 +1,7 @@
 """`check_reward_model`: does a reward model keep to what pipelines and wrappers rely on?
 
-Like Gymnasium's `check_env` it is driven with made-up data and raises at the first fault. It runs over every
-model of the zoo in the tests, and is there for authors of plugins.
+Like Gymnasium's `check_env` it uses synthetic data and raises at the first fault. It runs over every model of
+the zoo in the tests, and is there for authors of plugins.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from guerdon.rewards.model import BaseRewardModel
 from guerdon.rewards.registry import create_reward_model, reward_model_class, section_of
 from guerdon.rewards.steps import StepBatch, to_items
 from guerdon.rewards.zoo.base import ZooModel
-from guerdon.rewards.zoo.made_up import copied, made_up, same, tensors_in
+from guerdon.rewards.zoo.synthetic import same, synthetic_steps, tensors_in
 
 LARGE = 3000
 """Rows of a batch that is larger than any buffer or batch size of the check."""
@@ -52,8 +53,8 @@ def check_reward_model(
         obs_shape: of a single observation; of a model of the zoo its own settings count.
         action_size: number of discrete actions, or size of a real-valued one.
         discrete_actions: whether actions are numbers of choices.
-        demonstrations: episodes [T]; None makes them up. They are shown to models that need them.
-        experience: [T, N] of a policy; None makes it up.
+        demonstrations: episodes [T]; None: synthetic ones. They are shown to models that need them.
+        experience: [T, N] of a policy; None: synthetic.
         prepare: gives a model what it needs beyond these, before it learns; also to a second one.
 
     Returns:
@@ -71,7 +72,7 @@ def check_reward_model(
             shapes = {name: getattr(own, name) for name in shapes}
         make_again = lambda: type(model)(own, "cpu", _Silence())  # type: ignore[call-arg] # noqa: E731
         check = _Check(model, make_again, shapes, demonstrations, experience, prepare)
-        before = copied(model.state_dict())
+        before = deepcopy(model.state_dict())
         try:
             return check.run()
         finally:
@@ -106,11 +107,13 @@ class _Check:
         self.model, self.make, self.name = model, make, type(model).__name__
         self.prepare = prepare
         self.zoo = model if isinstance(model, ZooModel) else None
-        self.rows = self.zoo is None or self.zoo.scores == "rows"
-        self.data = made_up(shapes, 40, 4, seed=1) if experience is None else experience
+        self.rows = not model.history_dependent
+        self.data = synthetic_steps(shapes, 40, 4, seed=1) if experience is None else experience
         self.experts = list(demonstrations or getattr(model, "experts", None) or ())
         if not self.experts:
-            self.experts = [made_up(shapes, 16 + number % 4, 1, seed=100 + number) for number in range(12)]
+            self.experts = [
+                synthetic_steps(shapes, 16 + number % 4, 1, seed=100 + number) for number in range(12)
+            ]
         self.large = StepBatch.cat([self.data.flat()] * (-(-LARGE // len(self.data))))[:LARGE]
         self.found: dict[str, str] = {}
 
@@ -137,22 +140,22 @@ class _Check:
         """`load_expert_data`, `collect_data`, `train`, `pretrain`, `clear_data`."""
         self.show_experts(self.model)
         shown = self.given(self.data)
-        kept = copied(shown)
+        kept = deepcopy(shown)
         self.model.collect_data(shown)
         self.expect(same(shown, kept), "collect_data changes what it is given: keep a copy")
         for method in (self.model.train, self.model.pretrain):
-            told = method()
-            if isinstance(told, Mapping):
-                bad = [name for name, value in told.items() if not np.isfinite(float(value))]
+            metrics = method()
+            if isinstance(metrics, Mapping):
+                bad = [name for name, value in metrics.items() if not np.isfinite(float(value))]
                 self.expect(not bad, f"train returns a {'/'.join(map(str, bad))} that is no finite number")
         self.model.clear_data(1)
         self.model.collect_data(self.given(self.data))
-        self.found["learning"] = "learns from made-up data"
+        self.found["learning"] = "learns from synthetic data"
 
     def list_form(self) -> None:
         """`estimate` of a list of dicts: the same length and keys, new rewards, the input untouched."""
         items = to_items(self.data.stream(0))
-        kept = copied(items)
+        kept = deepcopy(items)
         answer = self.model.estimate(items)
         self.expect(
             same(items, kept),
@@ -175,7 +178,7 @@ class _Check:
 
     def purity(self) -> None:
         """Scoring changes nothing and draws nothing."""
-        before = copied(self.model.state_dict())
+        before = deepcopy(self.model.state_dict())
         drawn = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index] # noqa: NPY002
         first = self.scores(self.data)
         now = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index] # noqa: NPY002
@@ -197,7 +200,7 @@ class _Check:
 
     def tensor_form(self, model: ZooModel) -> None:
         """`score` of [N], [T] and [T, N]; streams can be scored in pieces."""
-        kept = copied(self.data)
+        kept = deepcopy(self.data)
         for batch in (self.data, self.data.stream(0), self.data.flat()):
             rewards = self.score(model, batch)
             self.expect(
@@ -210,19 +213,19 @@ class _Check:
             self.alike(flat, self.score(model, self.data), "score of [T, N] differs from that of [T * N]")
         else:
             self.streams(model)
-        self.found["tensor form"] = f"[N] and [T, N], scored as {model.scores}"
+        self.found["tensor form"] = f"[N] and [T, N], scored as {'rows' if self.rows else 'streams'}"
 
     def streams(self, model: ZooModel) -> None:
         """Scoring goes on where it stopped."""
         half = len(self.data.env_rewards) // 2 - 3  # within an episode
-        batch, num_streams = model.checked(self.data), self.data.shape[1]
-        with torch.no_grad():
-            whole, _ = model.score_stream(batch, model.begin(num_streams))
-            first, memory = model.score_stream(batch[:half], model.begin(num_streams))
-            kept = copied(memory)
-            second, _ = model.score_stream(batch[half:], memory)
-        self.alike(whole, torch.cat([first, second]), "score_stream in two pieces differs from one call")
-        self.expect(same(memory, kept), "score_stream changes the memory that it is given: return a new one")
+        batch, num_streams = self.data, self.data.shape[1]
+        whole, _ = model.score_stream(batch, model.initial_state(num_streams))
+        first, state = model.score_stream(batch[:half], model.initial_state(num_streams))
+        kept = deepcopy(state)
+        second, _ = model.score_stream(batch[half:], state)
+        pieces = torch.from_numpy(np.concatenate([first.values, second.values]))
+        self.alike(torch.from_numpy(whole.values), pieces, "score_stream in two pieces differs from one call")
+        self.expect(same(state, kept), "score_stream changes the state that it is given: return a new one")
 
     def independence(self) -> None:
         """A transition's reward depends on nothing but itself: no scaling by the batch at hand."""
@@ -330,7 +333,7 @@ class _Check:
 
     def given(self, batch: StepBatch) -> Any:
         """A batch in the form that the pipelines give to this kind of model; a copy."""
-        return copied(batch) if self.zoo is not None else to_items(copied(batch))
+        return deepcopy(batch) if self.zoo is not None else to_items(deepcopy(batch))
 
     def show_experts(self, model: BaseRewardModel) -> None:
         if model.needs_experts and not getattr(model, "experts", None):
@@ -339,8 +342,7 @@ class _Check:
             self.prepare(model)
 
     def score(self, model: ZooModel, batch: StepBatch) -> Tensor:
-        with torch.no_grad():
-            return model.score(model.checked(batch)).cpu()
+        return torch.from_numpy(model.score(batch).values)
 
     def scores(self, batch: StepBatch, model: BaseRewardModel | None = None) -> Tensor:
         """Rewards through `estimate`, as a pipeline would ask for them, [*L]."""

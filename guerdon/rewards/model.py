@@ -1,23 +1,76 @@
-"""What a pipeline asks of a reward model; a plugin implements four methods and nothing else."""
+"""The interface of reward models: each is asked `score(batch) -> Scores`.
+
+A model of the zoo, an ensemble and a plugin derive from `BaseRewardModel`; the image classifier
+(`image/scorer.py`) gives the same `Scores` of frames. What scores become is decided in `relabel.py` alone. A
+plugin implements four methods and nothing else.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
+from guerdon.config import RewardConfig
 from guerdon.core.atomic import write_atomic
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.core.types import display_path
+from guerdon.core.types import FloatArray, display_path
 from guerdon.data.files.checksums import load_torch
+from guerdon.rewards.steps import StepBatch, to_items
+
+StreamState: TypeAlias = Any
+"""What a history-dependent model keeps of running episodes; only the model looks into it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What a model says of steps or frames in any leading shape L; it has either rewards or probabilities."""
+
+    rewards: FloatArray | None = None
+    """float32 [*L]; of models that give a reward."""
+    prob_success: FloatArray | None = None
+    """float32 [*L], calibrated; of models that see success."""
+    disagreement: FloatArray | None = None
+    """float32 [*L]; deviation between the members of an ensemble. None: there is nothing to disagree."""
+
+    def __post_init__(self) -> None:
+        if (self.rewards is None) == (self.prob_success is None):
+            raise DataError("Scores hold either rewards or prob_success")
+        if self.disagreement is not None and self.disagreement.shape != self.values.shape:
+            raise DataError(
+                f"{list(self.values.shape)} scores have a disagreement of {list(self.disagreement.shape)}"
+            )
+
+    @property
+    def values(self) -> FloatArray:
+        """The rewards or the probabilities, whichever is there, float32 [*L]."""
+        values = self.prob_success if self.rewards is None else self.rewards
+        assert values is not None
+        return values
+
+    def __getitem__(self, rows: Any) -> Self:
+        """Rows of the first axis."""
+        named = {item.name: getattr(self, item.name) for item in fields(self)}
+        return type(self)(**{name: None if part is None else part[rows] for name, part in named.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuccessScores(Scores):
+    """Scores of a model that sees success, such as a classifier of images."""
+
+    prob_success: FloatArray
+    """float32 [*L], calibrated."""
 
 
 class BaseRewardModel(ABC):
-    """A reward model in a training loop: it is given experience, learns from it, and estimates rewards.
+    """A reward model in a training loop: it is given experience, learns from it, and scores steps.
 
     Subclasses are made as `Class(config, device, tb_logger)`.
     """
@@ -25,7 +78,14 @@ class BaseRewardModel(ABC):
     needs_experts: bool = False
     """Whether it learns from demonstrations."""
     changes: ClassVar[tuple[str, ...]] = ("reward",)
-    """Keys of a transition that `estimate` gives anew; where there are more, it looks at whole episodes."""
+    """Keys of a transition that `estimate` replaces; where there are more, it looks at whole episodes."""
+    history_dependent: ClassVar[bool] = False
+    """Whether a reward depends on the episode up to its step: it is then scored as it is experienced, by
+    `score_stream`. Otherwise a transition's reward depends on nothing but itself."""
+    mapping: RewardConfig = RewardConfig()
+    """How its probabilities become rewards (mode, type, values); rewards that it gives itself stay."""
+    threshold: float = 0.5
+    """Above which its probabilities count as success."""
 
     @abstractmethod
     def estimate(self, data: Any) -> Any:
@@ -42,6 +102,41 @@ class BaseRewardModel(ABC):
     @abstractmethod
     def clear_data(self, iter: int) -> None:
         """Forget collected experience if that is due in the training iteration `iter`."""
+
+    def score(self, batch: StepBatch) -> Scores:
+        """Scores of steps [*L], or of streams that start here; changes nothing.
+
+        Unless a model has a method of its own, `estimate` is asked, with dicts that it may edit.
+        """
+        answer = self.estimate(to_items(batch))
+        if not isinstance(answer, list) or len(answer) != len(batch):
+            shown = f"a list of {len(answer)}" if isinstance(answer, list) else f"a {type(answer).__name__}"
+            raise DataError(
+                f"estimate of {type(self).__name__} must return a list of {len(batch)} transitions, it "
+                f"returned {shown}"
+            )
+        values = [torch.as_tensor(item["reward"]).detach().float().reshape(()) for item in answer]
+        return Scores(rewards=self.checked_values(torch.stack(values).view(batch.shape), batch))
+
+    def checked_values(self, values: Tensor, batch: StepBatch) -> FloatArray:
+        """Rewards or probabilities as an array, float32 [*L], if they are finite and one for each step."""
+        if tuple(values.shape) != batch.shape:
+            raise DataError(
+                f"{type(self).__name__} gave rewards of shape {list(values.shape)} for transitions of "
+                f"{list(batch.shape)}"
+            )
+        array: FloatArray = values.detach().float().cpu().numpy()
+        if not np.isfinite(array).all():
+            raise DataError(f"{type(self).__name__} gave rewards that are not finite numbers")
+        return array
+
+    def initial_state(self, num_streams: int) -> StreamState:
+        """The state at the start of N episodes, of history-dependent models."""
+        return None
+
+    def score_stream(self, batch: StepBatch, state: StreamState) -> tuple[Scores, StreamState]:
+        """Scores [T, N] of N streams that go on from `state`, and the state after; changes nothing."""
+        return self.score(batch), state
 
     def load_expert_data(self, data: Any) -> None:
         """Take demonstrations."""

@@ -1,4 +1,10 @@
-"""The one table of reward models: name -> class."""
+"""The one table of reward models, name -> class, and those that other installed distributions offer.
+
+A distribution offers a model by an entry point of the group `guerdon.reward_models`:
+
+    [project.entry-points."guerdon.reward_models"]
+    surprise = "my_package.surprise:Surprise"
+"""
 
 from __future__ import annotations
 
@@ -9,9 +15,10 @@ from typing import Any
 import torch
 
 from guerdon.core.errors import ConfigError
+from guerdon.core.plugins import load_plugins
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.rewards.zoo.airl import AIRL
-from guerdon.rewards.zoo.controls import CONTROLS
+from guerdon.rewards.zoo.baselines import BASELINES
 from guerdon.rewards.zoo.drex import DREX
 from guerdon.rewards.zoo.ensemble import Ensemble
 from guerdon.rewards.zoo.gail import GAIL
@@ -26,6 +33,7 @@ from guerdon.rewards.zoo.red import RED
 from guerdon.rewards.zoo.rnd import RND
 from guerdon.rewards.zoo.trex import TREX
 
+PLUGIN_GROUP = "guerdon.reward_models"
 REWARD_MODELS: dict[str, type[BaseRewardModel]] = {
     "airl": AIRL,
     "drex": DREX,
@@ -41,26 +49,34 @@ REWARD_MODELS: dict[str, type[BaseRewardModel]] = {
     "red": RED,
     "rnd": RND,
     "trex": TREX,
-    **CONTROLS,
+    **BASELINES,
 }
-"""Names that `reward_model.type` may have; plugins join through `register_reward_model`."""
+"""Names that `reward_model.type` may have, beside those of installed plugins."""
 
 
 def register_reward_model(name: str, cls: type[BaseRewardModel]) -> None:
     """Make a reward model of yours known as `name`."""
     if name in REWARD_MODELS and REWARD_MODELS[name] is not cls:
         raise ConfigError(f"the name {name!r} is taken by {REWARD_MODELS[name].__name__}: choose another")
+    REWARD_MODELS[name] = _checked_class(cls)
+
+
+def _checked_class(cls: Any) -> type[BaseRewardModel]:
     if not (isinstance(cls, type) and issubclass(cls, BaseRewardModel)):
         raise ConfigError(f"{cls!r} is no class that derives from guerdon.rewards.BaseRewardModel")
-    REWARD_MODELS[name] = cls
+    return cls
 
 
 def reward_model_class(name: str) -> type[BaseRewardModel]:
-    """The class of that name."""
+    """The class of that name: in the table, or of a plugin, which is imported now."""
     if name in REWARD_MODELS:
         return REWARD_MODELS[name]
-    near = get_close_matches(str(name).lower().replace("-", "_"), REWARD_MODELS, n=1)
-    remedy = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(REWARD_MODELS))}"
+    plugins = load_plugins(PLUGIN_GROUP)
+    if name in plugins:
+        return _checked_class(plugins[name].load())
+    known = sorted({*REWARD_MODELS, *plugins})
+    near = get_close_matches(str(name).lower().replace("-", "_"), known, n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
     raise ConfigError(f"there is no reward model {name!r} ({remedy})")
 
 

@@ -1,23 +1,26 @@
-"""The only place where probabilities become rewards, and where learned rewards meet env rewards.
+"""The only place where scores become rewards, and where learned rewards meet env rewards.
 
-Mapping comes first, combination second; env rewards are read and never changed. All functions are pure and
-take arrays of any one shape: [N] for a step, [T, N] for a rollout, [B] for a sampled batch.
+The same for all models: first `learned_rewards` maps scores to rewards, then `combine` scales them and joins
+them with the env's; `training_rewards` does both. Env rewards are read and never changed. All functions are
+pure and take arrays of any one shape: [N] for a step, [T, N] for a rollout, [B] for a sampled batch.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.config import RewardConfig
+from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import DataError
 from guerdon.core.running_stats import Moments
 from guerdon.core.types import BoolArray, FloatArray
 from guerdon.rewards.calibration import fires
+from guerdon.rewards.model import Scores
 
 
 def map_rewards(prob_success: NDArray[np.floating], cfg: RewardConfig, threshold: float) -> FloatArray:
@@ -44,66 +47,71 @@ def judged_frames(done: BoolArray, cfg: RewardConfig) -> BoolArray:
 
 
 def learned_rewards(
-    prob_success: NDArray[np.floating], done: BoolArray, cfg: RewardConfig, threshold: float
+    scores: Scores | NDArray[np.floating], done: BoolArray, cfg: RewardConfig, threshold: float
 ) -> FloatArray:
     """Learned rewards of steps, float32; in terminal mode zero on all but the last frame of an episode.
 
     Args:
-        prob_success: probabilities; where a frame is not judged its value is not looked at and may be NaN.
+        scores: what the model said, or its probabilities alone, as buffers keep them. Rewards that a model
+            gives itself stay as they are. Where a frame is not judged its value may be NaN.
         done: whether the episode ended with this step; the frame is then its final one.
         cfg: the `reward` section.
         threshold: see `map_rewards`.
     """
+    given = scores.values if isinstance(scores, Scores) else scores
     judged = judged_frames(done, cfg)
-    bad = int(np.count_nonzero(~np.isfinite(prob_success[judged])))
+    bad = int(np.count_nonzero(~np.isfinite(given[judged])))
     if bad:
         raise DataError(f"{bad} judged frames have no finite probability")
-    rewards = np.zeros(prob_success.shape, np.float32)
-    rewards[judged] = map_rewards(prob_success[judged], cfg, threshold)
+    rewards = np.zeros(given.shape, np.float32)
+    if isinstance(scores, Scores) and scores.rewards is not None:
+        rewards[judged] = given[judged]
+    else:
+        rewards[judged] = map_rewards(given[judged], cfg, threshold)
     return rewards
 
 
-class Mix(Protocol):
-    """The settings that `combine` reads."""
+def combine(
+    env_rewards: NDArray[Any],
+    learned: FloatArray,
+    cfg: RewardConfig | MixConfig,
+    scale: RewardScale | None = None,
+    env_steps: int = 0,
+) -> FloatArray:
+    """What the learner trains on, float32: learned rewards, scaled if asked for, and the env's.
 
-    @property
-    def combine_mode(self) -> str:
-        """`replace`, `add` or `weighted`."""
-
-    @property
-    def reward_weight(self) -> float:
-        """Of the learned reward in `weighted`."""
-
-    @property
-    def env_reward_weight(self) -> float:
-        """Of the env reward in `weighted`."""
-
-
-def combine(env_rewards: NDArray[Any], learned: FloatArray, cfg: Mix) -> FloatArray:
-    """What the learner trains on, float32: the two rewards combined as `cfg.combine_mode` says."""
+    Args:
+        env_rewards: what the environment gave.
+        learned: of the same shape.
+        cfg: `combine_mode` and the weights: the `reward` section, or the `mix` section of the zoo.
+        scale: divides the learned rewards; None: they stay as they are.
+        env_steps: of the run so far; the weight of a `mix` section may change with them.
+    """
     if env_rewards.shape != learned.shape:
         raise DataError(
             f"env rewards have shape {list(env_rewards.shape)}, learned ones {list(learned.shape)}"
         )
+    if scale is not None:
+        learned = scale.apply(learned)
     if cfg.combine_mode == "replace":
         return learned.copy()
     env = env_rewards.astype(np.float32)
     if cfg.combine_mode == "add":
         return env + learned
-    return np.float32(cfg.env_reward_weight) * env + np.float32(cfg.reward_weight) * learned
+    weight = cfg.weight_at(env_steps) if isinstance(cfg, MixConfig) else cfg.reward_weight
+    return np.float32(cfg.env_reward_weight) * env + np.float32(weight) * learned
 
 
 def training_rewards(
-    prob_success: NDArray[np.floating],
+    scores: Scores | NDArray[np.floating],
     env_rewards: NDArray[Any],
     done: BoolArray,
     cfg: RewardConfig,
     threshold: float,
     scale: RewardScale | None = None,
 ) -> FloatArray:
-    """From probabilities to what the learner trains on: map, scale if asked for, combine; float32."""
-    learned = learned_rewards(prob_success, done, cfg, threshold)
-    return combine(env_rewards, learned if scale is None else scale.apply(learned), cfg)
+    """From scores to what the learner trains on: map, scale if asked for, combine; float32."""
+    return combine(env_rewards, learned_rewards(scores, done, cfg, threshold), cfg, scale)
 
 
 @dataclass

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -117,14 +118,13 @@ class StepBatch:
 
         What runs on at the end of a stream is left out.
         """
-        streams, found = self.streams(), list[StepBatch]()
-        for env in range(streams.shape[1]):
-            mine = streams.stream(env)
-            first = 0
-            for last in torch.nonzero(mine.done).flatten().tolist():
-                found.append(mine[first : last + 1])
-                first = last + 1
-        return found
+        streams = self.streams()
+        return [each for env in range(streams.shape[1]) for each in streams.stream(env).pieces()[:-1]]
+
+    def pieces(self) -> list[StepBatch]:
+        """A stream [T] cut after each end: the finished episodes, then the rest, which may be empty."""
+        edges = [0, *(torch.nonzero(self.done).flatten() + 1).tolist(), len(self)]
+        return [self[start:stop] for start, stop in pairwise(edges)]
 
     @classmethod
     def cat(cls, parts: Sequence[StepBatch]) -> StepBatch:
@@ -197,40 +197,25 @@ def flat_goals(obs: Any) -> Any:
 
 def with_rewards(items: Sequence[Mapping[str, Any]], learned_rewards: Tensor) -> list[dict[str, Any]]:
     """New items with `reward` replaced, in the shape and type that it had; all else is shared."""
-    if len(items) != len(learned_rewards):
-        raise DataError(f"{len(learned_rewards)} rewards for {len(items)} transitions")
-    changed: list[dict[str, Any]] = []
-    for item, value in zip(items, learned_rewards.detach().cpu(), strict=True):
-        old = item["reward"]
-        shape = old.shape if isinstance(old, Tensor) else torch.as_tensor(old).shape
-        changed.append({**item, "reward": value.float().reshape(shape).clone()})
-    return changed
+    return [
+        {**item, "reward": value.reshape(torch.as_tensor(item["reward"]).shape).clone()}
+        for item, value in zip(items, learned_rewards, strict=True)
+    ]
 
 
 def to_items(batch: StepBatch) -> list[dict[str, Any]]:
     """A flat batch as a list of dicts of tensors; `reward` is the env's."""
     flat = batch.flat()
-    items: list[dict[str, Any]] = []
-    for row in range(len(flat)):
-        one = flat[row]
-        items.append(
-            {
-                "obs": one.obs,
-                "action": one.actions,
-                "reward": one.env_rewards,
-                "next_obs": one.next_obs,
-                "done": one.done,
-                "truncated": one.truncated,
-            }
-        )
-    return items
-
-
-def replaced_rewards(batch: StepBatch, rewards: Tensor) -> StepBatch:
-    """A copy of the batch whose rewards are others, [*L]."""
-    if tuple(rewards.shape) != batch.shape:
-        raise DataError(f"rewards of shape {list(rewards.shape)} for transitions of {list(batch.shape)}")
-    return replace(batch, env_rewards=rewards.detach().float())
+    columns = {
+        "obs": flat.obs,
+        "action": flat.actions,
+        "reward": flat.env_rewards,
+        "next_obs": flat.next_obs,
+        "done": flat.done,
+        "truncated": flat.truncated,
+    }
+    rows = zip(*(part.unbind(0) for part in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def _column(items: Sequence[Mapping[str, Any]], key: str) -> Tensor:
@@ -247,7 +232,7 @@ def _stacked(values: Sequence[Any], name: str) -> Tensor:
 def as_actions(actions: Tensor, count: int) -> Tensor:
     """float32 [N, A] of real numbers, int64 [N] of whole ones."""
     if actions.is_floating_point():
-        return actions.float().reshape(count, -1)
+        return actions.float().reshape(count, math.prod(actions.shape[1:]))
     if actions.numel() != count:
         raise DataError(f"discrete actions must be one number each, not of shape {list(actions.shape[1:])}")
     return actions.long().reshape(count)

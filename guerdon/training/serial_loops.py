@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,15 @@ from guerdon.agents.agent import AnyAgent, OnPolicyAgent
 from guerdon.agents.networks import STATE
 from guerdon.agents.rollout import Rollout, RolloutCollector
 from guerdon.config.schema_zoo import SerialConfig
-from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.errors import ConfigError
 from guerdon.core.types import BoolArray, FloatArray, UInt8Array
 from guerdon.data.collect.observations import FrameSource
 from guerdon.envs.make import make_vector_env
 from guerdon.monitoring.reward_path import check_learned_rewards
-from guerdon.rewards.model import BaseRewardModel
-from guerdon.rewards.relabel import RewardScale, combine
+from guerdon.rewards.model import BaseRewardModel, Scores, StreamState
+from guerdon.rewards.relabel import RewardScale, combine, learned_rewards
 from guerdon.rewards.steps import StepBatch, to_items
-from guerdon.rewards.zoo.base import Memory, ZooModel
+from guerdon.rewards.zoo.base import ZooModel
 
 
 class SerialLoop(ABC):
@@ -44,7 +43,7 @@ class SerialLoop(ABC):
         self._first_action = int(getattr(env.single_action_space, "start", 0))
         self._source: FrameSource | None = None
         if isinstance(model, ZooModel):
-            model.meet(env)
+            model.bind_env(env)
             if model.obs_key is not None:
                 self._source = FrameSource(env, (model.obs_key,))
 
@@ -125,34 +124,19 @@ class SerialLoop(ABC):
 
     def learned_rewards(self, batch: StepBatch) -> Tensor:
         """The model's rewards of rows, float32 [*L]."""
-        if isinstance(self.model, ZooModel):
-            with torch.no_grad():
-                learned = self.model.score(self.model.checked(batch)).float().cpu()
-        else:  # a plugin: it gets dicts of its own, so that what it does to them stays with it
-            answer = self.model.estimate(to_items(batch))
-            if not isinstance(answer, list) or len(answer) != len(batch):
-                raise DataError(
-                    f"estimate of {type(self.model).__name__} must return a list of {len(batch)} "
-                    f"transitions, it returned {_described(answer)}"
-                )
-            values = [torch.as_tensor(item["reward"]).float().reshape(()) for item in answer]
-            learned = torch.stack(values).view(batch.shape)
-        if tuple(learned.shape) != batch.shape:
-            raise DataError(
-                f"{type(self.model).__name__} gave rewards of shape {list(learned.shape)} for transitions of "
-                f"{list(batch.shape)}"
-            )
-        if not bool(torch.isfinite(learned).all()):
-            raise DataError(f"{type(self.model).__name__} gave rewards that are not finite numbers")
-        return learned
+        return self.mapped(self.model.score(batch), batch)
+
+    def mapped(self, scores: Scores, batch: StepBatch) -> Tensor:
+        """What the model's scores are worth, float32 [*L]."""
+        model = self.model
+        return torch.from_numpy(learned_rewards(scores, batch.done.numpy(), model.mapping, model.threshold))
 
     def training_rewards(self, env_rewards: Tensor, learned: Tensor) -> Tensor:
         """What the learner trains on: learned rewards, scaled if asked for, combined as `mix` says."""
         values = learned.numpy().astype(np.float32)
-        if self.scale is not None:
-            values = self.scale.apply(values)
-        mix = replace(self.cfg.mix, reward_weight=self.cfg.mix.weight_at(self.env_steps))
-        return torch.from_numpy(combine(env_rewards.numpy(), values, mix))
+        return torch.from_numpy(
+            combine(env_rewards.numpy(), values, self.cfg.mix, self.scale, self.env_steps)
+        )
 
 
 class OnPolicySerial(SerialLoop):
@@ -169,14 +153,14 @@ class OnPolicySerial(SerialLoop):
             )
         self.collector = RolloutCollector(env, cfg.learner.section.num_steps)
         self._rollout: Rollout | None = None
-        self._memory: Memory = None
+        self._memory: StreamState = None
         if isinstance(model, ZooModel) and isinstance(env.single_observation_space, Box):
             model.policy_log_probs = lambda obs, actions: learner.log_probs({STATE: obs}, actions)
 
     def reset(self, seed: int) -> None:
         """Begin new episodes."""
         self.collector.reset(seed)
-        self._memory = self.model.begin(self.env.num_envs) if isinstance(self.model, ZooModel) else None
+        self._memory = self.model.initial_state(self.env.num_envs)
 
     def collect(self, progress: float) -> StepBatch:
         """A rollout."""
@@ -211,10 +195,9 @@ class OnPolicySerial(SerialLoop):
     def learn(self, experience: StepBatch, progress: float) -> dict[str, float]:
         """Score the rollout, put the rewards in place, then compute advantages and update."""
         assert self._rollout is not None
-        if isinstance(self.model, ZooModel) and self.model.scores == "streams":
-            with torch.no_grad():
-                learned, self._memory = self.model.score_stream(self.model.checked(experience), self._memory)
-            learned = learned.cpu()
+        if self.model.history_dependent:
+            scores, self._memory = self.model.score_stream(experience, self._memory)
+            learned = self.mapped(scores, experience)
         else:
             learned = self.learned_rewards(experience)
         self.check_path(
@@ -255,7 +238,3 @@ def _named(section: str, told: Any) -> dict[str, float]:
     if not isinstance(told, Mapping):
         return {}
     return {f"{section}/{name}": float(value) for name, value in told.items()}
-
-
-def _described(answer: Any) -> str:
-    return f"a list of {len(answer)}" if isinstance(answer, list) else f"a {type(answer).__name__}"

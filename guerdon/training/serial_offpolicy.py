@@ -19,9 +19,9 @@ from guerdon.config.schema_zoo import SerialConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import FloatArray
 from guerdon.data.collect.observations import with_final
-from guerdon.rewards.model import BaseRewardModel
+from guerdon.rewards.model import BaseRewardModel, StreamState
 from guerdon.rewards.steps import StepBatch
-from guerdon.rewards.zoo.base import Memory, ZooModel
+from guerdon.rewards.zoo.base import ZooModel
 from guerdon.rewards.zoo.experience import Experience, RunningEpisodes
 from guerdon.training.acting import random_actions
 from guerdon.training.serial_loops import SerialLoop
@@ -48,7 +48,7 @@ class OffPolicySerial(SerialLoop):
         self.generator = torch.Generator().manual_seed(0)
         self._rng = np.random.default_rng(0)
         self._obs: Any = None
-        self._memory: Memory = None
+        self._memory: StreamState = None
         self._pending_updates = 0.0
         self._running = RunningEpisodes(env.num_envs)
 
@@ -58,7 +58,7 @@ class OffPolicySerial(SerialLoop):
         self.generator.manual_seed(seed)
         self._rng = np.random.default_rng(seed)
         self._running = RunningEpisodes(self.env.num_envs)
-        self._memory = self.model.begin(self.env.num_envs) if isinstance(self.model, ZooModel) else None
+        self._memory = self.model.initial_state(self.env.num_envs)
 
     def collect(self, progress: float) -> StepBatch:
         """`steps_per_collect` steps."""
@@ -73,11 +73,9 @@ class OffPolicySerial(SerialLoop):
         """
         if experience.frames is not None:
             experience = replace(experience, learned_rewards=self.learned_rewards(experience), frames=None)
-        if isinstance(self.model, ZooModel) and self.model.scores == "streams":
-            with torch.no_grad():
-                checked = self.model.checked(experience)
-                learned, self._memory = self.model.score_stream(checked, self._memory)
-            experience = replace(experience, learned_rewards=learned.cpu())
+        if self.model.history_dependent:
+            scores, self._memory = self.model.score_stream(experience, self._memory)
+            experience = replace(experience, learned_rewards=self.mapped(scores, experience))
         self.replay.add(experience.flat())
         if isinstance(self.model, ZooModel) and self.model.augments:
             finished = self._running.add(experience)

@@ -45,7 +45,7 @@ class Clock(gym.Env):
 class Digits(ZooModel):
     """The reward spells the transition: obs, action, next_obs, ended by itself, cut off."""
 
-    def score(self, batch: StepBatch) -> torch.Tensor:
+    def rewards(self, batch: StepBatch) -> torch.Tensor:
         ends = batch.terminated.float() * 0.5 + batch.truncated.float() * 0.25
         return 100.0 * batch.obs[..., 0] + 10.0 * batch.actions + batch.next_obs[..., 0] + ends
 
@@ -53,12 +53,12 @@ class Digits(ZooModel):
 class Counted(ZooModel):
     """The reward is the number of the step within its episode."""
 
-    scores = "streams"
+    history_dependent = True
 
-    def begin(self, num_streams):
+    def initial_state(self, num_streams):
         return torch.zeros(num_streams)
 
-    def score_stream(self, batch, memory):
+    def stream_rewards(self, batch, memory):
         (one,) = [memory.clone()]
         return one[None], torch.where(batch.done[0], torch.zeros(()), one + 1.0)
 
@@ -268,17 +268,17 @@ def test_a_learner_of_stable_baselines_teaches_the_model():
         terminated=torch.zeros(4, dtype=torch.bool),
         truncated=torch.zeros(4, dtype=torch.bool),
     )
-    before = model.score(rows)
-    venv = LearnedRewardVecEnv(GymVectorToSB3(task(FIXED_CARTPOLE, 8)), model, teach_every=256)
+    before = model.rewards(rows)
+    venv = LearnedRewardVecEnv(GymVectorToSB3(task(FIXED_CARTPOLE, 8)), model, train_every=256)
     learner = PPO("MlpPolicy", venv, n_steps=32, batch_size=64, n_epochs=1, seed=0, device="cpu")
     learner.learn(1024)
-    assert model.train_iter >= 4 * 5 and not torch.equal(before, model.score(rows))
+    assert model.train_iter >= 4 * 5 and not torch.equal(before, model.rewards(rows))
     buffer = learner.rollout_buffer.rewards
     assert np.isfinite(buffer).all() and len(np.unique(buffer)) > 8
     assert not np.isin(buffer, [0.0, 1.0]).any()  # which is what the environment gives
 
 
 def test_teaching_needs_every_step():
-    env = LearnedRewardVectorWrapper(vector(AutoresetMode.NEXT_STEP), digits(), teach_every=4)
-    with pytest.raises(ConfigError, match="teach_every needs"):
+    env = LearnedRewardVectorWrapper(vector(AutoresetMode.NEXT_STEP), digits(), train_every=4)
+    with pytest.raises(ConfigError, match="train_every needs"):
         play(env, 4)

@@ -19,8 +19,8 @@ from guerdon.rewards import (
     create_reward_model,
 )
 from guerdon.rewards.zoo.gail import GAIL
-from guerdon.rewards.zoo.made_up import made_up
 from guerdon.rewards.zoo.networks import RewardNetwork
+from guerdon.rewards.zoo.synthetic import synthetic_steps
 from tests.rewards.page_plugin import SETTINGS, InPlaceRewardModel, PageRewardModel
 
 
@@ -31,7 +31,7 @@ def knows_the_policy(model):
 def has_rankings(model):
     shapes = {name: getattr(model.cfg, name) for name in ("obs_shape", "action_size", "discrete_actions")}
     levels = {0.0: 1, 0.5: 2, 1.0: 3}
-    model.load_ranked_data({level: [made_up(shapes, 12, 1, seed)] for level, seed in levels.items()})
+    model.load_ranked_data({level: [synthetic_steps(shapes, 12, 1, seed)] for level, seed in levels.items()})
 
 
 def of_images(folder, discrete):
@@ -39,7 +39,7 @@ def of_images(folder, discrete):
     shapes = {"obs_shape": [8, 8, 3], "action_size": 2, "discrete_actions": discrete}
     model = ResNetRewardModel(arch="resnet10", width=8, image_size=(3, 16, 16))
     save_checkpoint(folder / "fitted", model, Contract.of(model, threshold=0.5))
-    rows = made_up(shapes, 40, 4, 0)
+    rows = synthetic_steps(shapes, 40, 4, 0)
     images = {name: (getattr(rows, name) * 60.0 + 128.0).clamp(0.0, 255.0) for name in ("obs", "next_obs")}
     return {
         **shapes,
@@ -74,7 +74,9 @@ def test_a_plugin_from_the_page_passes():
 
 def test_a_model_is_left_as_it_was():
     model = create_reward_model({"type": "gail", "obs_shape": 3, "action_size": 5})
-    model.load_expert_data([made_up({"obs_shape": 3, "action_size": 5, "discrete_actions": True}, 9, 1, 0)])
+    model.load_expert_data(
+        [synthetic_steps({"obs_shape": 3, "action_size": 5, "discrete_actions": True}, 9, 1, 0)]
+    )
     before = model.state_dict()
     check_reward_model(model)
     after = model.state_dict()
@@ -214,14 +216,14 @@ def test_faults_of_plugins(cls, complaint):
 
 
 class WrongShape(GAIL):
-    def score(self, batch: StepBatch) -> torch.Tensor:
-        return super().score(batch).flatten()
+    def rewards(self, batch: StepBatch) -> torch.Tensor:
+        return super().rewards(batch).flatten()
 
 
 class LearnsWhileScoring(GAIL):
-    def score(self, batch: StepBatch) -> torch.Tensor:
+    def rewards(self, batch: StepBatch) -> torch.Tensor:
         self.obs_statistics.update(batch.obs.flatten(0, -2))
-        return super().score(batch)
+        return super().rewards(batch)
 
 
 class KeepsBehind(GAIL):
@@ -229,7 +231,7 @@ class KeepsBehind(GAIL):
 
     def __init__(self, *args) -> None:
         super().__init__(*args)
-        self.offset = torch.ones(3)
+        self.offset = Seen(torch.ones(3))
 
 
 class ForgetsOwnStatistics(GAIL):
@@ -241,8 +243,8 @@ class ForgetsOwnStatistics(GAIL):
         super().collect_data(data)
         self.reward_statistics.update(data.next_obs)
 
-    def score(self, batch: StepBatch) -> torch.Tensor:
-        return super().score(batch) / self.reward_statistics.deviation * 2.0
+    def rewards(self, batch: StepBatch) -> torch.Tensor:
+        return super().rewards(batch) / self.reward_statistics.deviation * 2.0
 
     def to_device(self, device) -> None:
         super().to_device(device)
@@ -253,9 +255,9 @@ class ForgetsItsGenerator(GAIL):
     def load_own_state(self, state) -> None:
         self.own = torch.Generator().manual_seed(1 + len(self.experts))
 
-    def draws(self, num_updates):
+    def sample_batches(self, num_updates):
         own = self.__dict__.setdefault("own", torch.Generator().manual_seed(0))
-        for expert, policy, between in super().draws(num_updates):
+        for expert, policy, between in super().sample_batches(num_updates):
             yield expert, policy + torch.randn(policy.shape, generator=own), between
 
 
@@ -267,20 +269,20 @@ class Seen:
 class Streams(ZooModel):
     """The reward is the number of the step within its episode, counted over the calls."""
 
-    scores = "streams"
+    history_dependent = True
     resets_memory, changes_memory = False, False
 
     def make_network(self) -> RewardNetwork:
         return RewardNetwork()
 
-    def begin(self, num_streams: int) -> Seen:
+    def initial_state(self, num_streams: int) -> Seen:
         return Seen(torch.zeros(num_streams))
 
-    def score(self, batch: StepBatch) -> torch.Tensor:
+    def rewards(self, batch: StepBatch) -> torch.Tensor:
         streams = batch.streams()
-        return self.score_stream(streams, self.begin(streams.shape[1]))[0].view(batch.shape)
+        return self.stream_rewards(streams, self.initial_state(streams.shape[1]))[0].view(batch.shape)
 
-    def score_stream(self, batch: StepBatch, memory: Seen) -> tuple[torch.Tensor, Seen]:
+    def stream_rewards(self, batch: StepBatch, memory: Seen) -> tuple[torch.Tensor, Seen]:
         count = torch.zeros(batch.shape[1]) if self.resets_memory else memory.count
         rewards = []
         for done in batch.done:
@@ -313,7 +315,7 @@ def test_streams_pass():
         (ForgetsOwnStatistics, "gives other rewards: something that scoring depends on"),
         (ForgetsItsGenerator, "learns on differently"),
         (ForgetfulStreams, "in two pieces differs"),
-        (ChangingStreams, "changes the memory"),
+        (ChangingStreams, "changes the state"),
     ],
 )
 def test_faults_of_models(cls, complaint):

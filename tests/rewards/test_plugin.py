@@ -7,6 +7,7 @@ import torch
 
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards import REWARD_MODELS, BaseRewardModel, create_reward_model, register_reward_model
+from guerdon.rewards.registry import PLUGIN_GROUP
 from guerdon.run import serial_pipeline_reward_model_offpolicy, serial_pipeline_reward_model_onpolicy
 from guerdon.training.serial_loops import SerialLoop
 from tests.rewards.page_plugin import SETTINGS, InPlaceRewardModel, PageRewardModel
@@ -152,3 +153,35 @@ def test_what_is_no_reward_model_is_refused(table):
     register_reward_model("mine", PageRewardModel)
     with pytest.raises(AttributeError, match=r"reward_model\.obs_size is not set"):
         create_reward_model({"type": "mine"})
+
+
+# Installed plugins
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A distribution with three entry points, as pip would install it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    info = tmp_path / "acme_rewards-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-rewards\nVersion: 1.0\n")
+    entries = ["acme = acme_rewards:Acme", "acme_broken = acme_rewards:Absent", "acme_dict = builtins:dict"]
+    (info / "entry_points.txt").write_text("\n".join([f"[{PLUGIN_GROUP}]", *entries, ""]))
+    (tmp_path / "acme_rewards.py").write_text(
+        "from tests.rewards.page_plugin import PageRewardModel\n\n"
+        'class Acme(PageRewardModel):\n    """Rewards what the page rewards."""\n'
+    )
+
+
+def test_an_installed_plugin_is_found_by_name(installed, tmp_path):
+    tree = small("ppo", reward_model={"type": "acme", **SETTINGS}, output_dir=str(tmp_path))
+    result = serial_pipeline_reward_model_onpolicy(tree, max_env_step=128)
+    assert type(result.reward_model).__name__ == "Acme" and "acme" not in REWARD_MODELS
+    with pytest.raises(
+        ConfigError, match=r"'acme_broken' .*of acme-rewards cannot be loaded: AttributeError"
+    ):
+        create_reward_model({"type": "acme_broken"})
+    with pytest.raises(ConfigError, match="no class that derives from"):
+        create_reward_model({"type": "acme_dict"})
+    with pytest.raises(ConfigError, match="did you mean 'acme'"):
+        create_reward_model({"type": "acmee"})

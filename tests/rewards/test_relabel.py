@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from guerdon.config import RewardConfig
+from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import DataError
+from guerdon.rewards import Scores
+from guerdon.rewards.model import SuccessScores
 from guerdon.rewards.relabel import RewardScale, combine, judged_frames, learned_rewards, training_rewards
 
 PROB = np.array([[0.1, 0.95], [0.8, 0.6], [0.9, 0.2]], np.float32)
@@ -82,3 +85,34 @@ def test_the_scale_is_the_running_deviation_and_changes_in_update_alone():
     cfg = RewardConfig(reward_type="continuous")
     scaled = training_rewards(parts[0], np.zeros((5, 7)), np.zeros((5, 7), bool), cfg, 0.5, scale)
     np.testing.assert_allclose(scaled, parts[0] / deviation, rtol=1e-5)
+
+
+def test_scores_of_either_kind():
+    cfg = RewardConfig(success_reward=2.0, fail_reward=-1.0)
+    seen = SuccessScores(prob_success=PROB)
+    expected = [[-1, 2], [2, -1], [2, -1]]
+    np.testing.assert_array_equal(training_rewards(seen, ENV, DONE, cfg, 0.7), expected)
+    given = Scores(rewards=PROB, disagreement=np.ones_like(PROB))
+    np.testing.assert_array_equal(training_rewards(given, ENV, DONE, cfg, 0.7), PROB)
+    terminal = RewardConfig(reward_mode="terminal", combine_mode="add")
+    np.testing.assert_array_equal(training_rewards(given, ENV, DONE, terminal, 0.7), ENV + PROB * DONE)
+    np.testing.assert_array_equal(given[1].values, PROB[1])
+    for wrong in ({}, {"rewards": PROB, "prob_success": PROB}):
+        with pytest.raises(DataError, match="either rewards or prob_success"):
+            Scores(**wrong)
+    with pytest.raises(DataError, match=r"a disagreement of \[2\]"):
+        Scores(rewards=PROB, disagreement=np.ones(2, np.float32))
+
+
+def test_the_weight_of_a_mix_changes_with_the_steps():
+    mix = MixConfig(
+        combine_mode="weighted",
+        env_reward_weight=1.0,
+        reward_weight=2.0,
+        reward_weight_end=0.0,
+        reward_weight_steps=10,
+    )
+    for env_steps, weight in ((0, 2.0), (5, 1.0), (20, 0.0)):
+        np.testing.assert_allclose(combine(ENV, PROB, mix, env_steps=env_steps), ENV + weight * PROB)
+    scale = RewardScale(count=1.0, mean=0.0, spread=4.0)
+    np.testing.assert_allclose(combine(ENV, PROB, mix, scale), ENV + PROB)  # of deviation 2

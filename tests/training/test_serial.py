@@ -75,8 +75,8 @@ def test_a_run_leaves_everything_in_its_folder(demos, tmp_path):
     fresh = create_reward_model(result.reward_model.cfg)
     fresh.load(folder / "checkpoints" / "last" / "reward_model.pt")
     shown = play(FIXED_CARTPOLE, lambda obs: np.zeros(len(obs), np.int64), 1)[0]
-    assert torch.equal(fresh.score(shown), result.reward_model.score(shown))
-    assert not torch.equal(create_reward_model(result.reward_model.cfg).score(shown), fresh.score(shown))
+    assert torch.equal(fresh.rewards(shown), result.reward_model.rewards(shown))
+    assert not torch.equal(create_reward_model(result.reward_model.cfg).rewards(shown), fresh.rewards(shown))
 
 
 def test_scalars_are_in_tensorboard(demos, tmp_path):
@@ -193,7 +193,7 @@ def test_pretraining_teaches_before_the_first_update(demos, monkeypatch):
 
 
 class Constant(ZooModel):
-    def score(self, batch: StepBatch) -> torch.Tensor:
+    def rewards(self, batch: StepBatch) -> torch.Tensor:
         return torch.full(batch.shape, 3.0)
 
 
@@ -265,7 +265,7 @@ def test_a_model_without_demonstrations_says_so():
 
 
 class Broken(Constant):
-    def score(self, batch: StepBatch) -> torch.Tensor:
+    def rewards(self, batch: StepBatch) -> torch.Tensor:
         return torch.full(batch.shape, float("nan"))
 
 

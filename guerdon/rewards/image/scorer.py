@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -24,24 +24,17 @@ from guerdon.rewards.image.checkpoint import load_checkpoint
 from guerdon.rewards.image.contract import Contract, changed_settings
 from guerdon.rewards.image.int8 import int8_scorer
 from guerdon.rewards.image.int8_file import int8_path, load_int8
+from guerdon.rewards.model import SuccessScores
 
 log = logging.getLogger("guerdon")
 
+Scores: TypeAlias = SuccessScores
+"""What is said of N frames; arrays [N]."""
 MINI_BATCH = 256
 """Frames that are judged at once."""
 COLOUR_FRAMES = 64
 """Batches of so many frames are checked for swapped colours each; fewer may show an odd moment, and only the
 first batch is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scores:
-    """What the model says of N frames."""
-
-    prob_success: FloatArray
-    """float32 [N], calibrated."""
-    disagreement: FloatArray
-    """float32 [N]; deviation between ensemble members, 0 for a single one."""
 
 
 class ImageScorer:

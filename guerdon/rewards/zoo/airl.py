@@ -33,7 +33,7 @@ from guerdon.rewards.zoo.base import ZooModel, ZooSettings
 from guerdon.rewards.zoo.gail import accuracy, cross_entropy, reward_of
 from guerdon.rewards.zoo.networks import RewardNetwork, perceptron
 
-Seen: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 """What g takes [N, F], observations [N, S], next ones [N, S], and 1 where the episode goes on [N]."""
 
 
@@ -77,12 +77,12 @@ class ShapedReward(RewardNetwork):
         """Cross entropy of telling them apart.
 
         Args:
-            drawn: log pi(a | s) [2 N] and the parts of `Seen`, the expert's rows first.
+            drawn: log pi(a | s) [2 N] and the parts of `Inputs`, the expert's rows first.
         """
         return cross_entropy(self.logits_expert_is_high(*drawn))
 
     def logits_expert_is_high(self, log_probs: Tensor, *seen: Tensor) -> Tensor:
-        """The discriminator's verdict f - log pi(a | s), float32 [N]."""
+        """The discriminator's output f - log pi(a | s), float32 [N]."""
         f: Tensor = self(*seen)
         return f - log_probs
 
@@ -101,20 +101,18 @@ class AIRL(ZooModel):
         size = self.num_features(PARTS[self.cfg.inputs])
         return ShapedReward(size, self.cfg.obs_size, self.cfg.hidden, self.cfg.gamma)
 
-    def draws(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
+    def sample_batches(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
         """What `learn` takes: log pi(a | s) and what the network sees, the expert's rows first."""
-        size = self.cfg.batch_size
-        expert = self.drawn_experts(num_updates * size)
-        policy = self.experience.sample(num_updates * size, self.generator)
-        log_probs = (demonstrated_log_probs(self, expert), chosen_log_probs(self, policy))
-        pairs = [log_probs, *zip(self.seen(expert), self.seen(policy), strict=True)]
-        sides = [zip(torch.split(left, size), torch.split(right, size), strict=True) for left, right in pairs]
-        return (tuple(torch.cat(both) for both in step) for step in zip(*sides, strict=True))
+        expert, policy = self.sample_pairs(num_updates)
+        of_expert = self.batches(demonstrated_log_probs(self, expert), *self.inputs_of(expert))
+        of_policy = self.batches(chosen_log_probs(self, policy), *self.inputs_of(policy))
+        for sides in zip(of_expert, of_policy, strict=True):
+            yield tuple(torch.cat(both) for both in zip(*sides, strict=True))
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """The reward in the chosen form, [*L]."""
         flat = batch.flat()
-        seen = self.seen(flat)
+        seen = self.inputs_of(flat)
         if self.cfg.reward_form == "plain":
             return self.network.plain(seen[0]).view(batch.shape)
         if self.cfg.reward_form == "shaped":
@@ -128,7 +126,7 @@ class AIRL(ZooModel):
         """How often the discriminator is right; 0.5 where it cannot tell them apart."""
         return {"accuracy": accuracy(self.network.logits_expert_is_high(*drawn))}
 
-    def seen(self, flat: StepBatch) -> Seen:
+    def inputs_of(self, flat: StepBatch) -> Inputs:
         """What the network takes of flat transitions."""
         return (
             self.features(flat, PARTS[self.cfg.inputs]),

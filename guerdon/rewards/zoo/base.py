@@ -7,26 +7,25 @@ logging, schedule, saving), so that a model is one short file: its formula, its 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from guerdon.config import build, to_plain
 from guerdon.config.build import Checked
 from guerdon.config.limits import NonNegativeInt, PositiveFloat, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.running_stats import Statistics
-from guerdon.rewards.model import BaseRewardModel
-from guerdon.rewards.steps import StepBatch, from_items, replaced_rewards, with_rewards
+from guerdon.rewards.model import BaseRewardModel, Scores, StreamState
+from guerdon.rewards.relabel import learned_rewards
+from guerdon.rewards.steps import StepBatch, from_items, with_rewards
 from guerdon.rewards.zoo.experience import Experience
 from guerdon.rewards.zoo.networks import Adam, RewardNetwork, action_features, check_actions
-
-Memory: TypeAlias = Any
-"""What a model that scores streams has to remember of running episodes; only the model looks into it."""
-
 
 LogProbs: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(observations [N, *S], actions [N] or [N, A]) -> their log-probabilities, float32 [N]."""
@@ -49,7 +48,7 @@ class ZooSettings(Checked):
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam."""
     batch_size: PositiveInt = 128
-    """StepBatch in a gradient step, of each kind."""
+    """Transitions in a gradient step, of each kind."""
     update_per_collect: PositiveInt = 10
     """Gradient steps after each collection."""
     pretrain_updates: PositiveInt = 500
@@ -59,7 +58,7 @@ class ZooSettings(Checked):
     target_new_data_count: NonNegativeInt = 0
     """Wait for so many new transitions before learning again."""
     buffer_size: PositiveInt = 100_000
-    """StepBatch that are kept, the latest ones."""
+    """Transitions that are kept, the latest ones."""
     normalize_obs: bool = True
     """Scale observations by their running statistics."""
     data_path: str | None = None
@@ -75,7 +74,7 @@ class ZooSettings(Checked):
 
 
 class ZooModel(BaseRewardModel):
-    """Shared by the models of the zoo. A subclass has `Settings`, `make_network`, `draw` and `score`.
+    """Shared by the models of the zoo. A subclass has `Settings`, `make_network`, `sample_batch`, `rewards`.
 
     Attributes:
         cfg: the settings.
@@ -93,12 +92,10 @@ class ZooModel(BaseRewardModel):
     that the experts do looks like one point. Without own experience it is the experts' in any case."""
     policy_log_probs: LogProbs | None = None
     """Asks the policy in training how likely actions are; set by pipelines whose policy can tell."""
-    scores: ClassVar[Literal["rows", "streams"]] = "rows"
-    """`rows`: a transition's reward depends on nothing but itself, so it is scored when it is learned from.
-    `streams`: it depends on the episode up to it, so it is scored as it is experienced."""
-
     obs_key: str | None = None
     """The camera whose frames it judges, in place of observations; None: it looks at observations."""
+    saved: ClassVar[tuple[str, ...]] = ()
+    """Attributes that are saved beside network and statistics: tensors, numbers and modules."""
     augments: ClassVar[bool] = False
     """Whether it makes further transitions of finished episodes, for the replay buffer."""
 
@@ -126,6 +123,7 @@ class ZooModel(BaseRewardModel):
         self.experience = Experience(config.buffer_size)
         self.experts: list[StepBatch] = []
         self.train_iter, self.new_data_count = 0, 0
+        self.setup()
         if config.data_path is not None and self.needs_experts:
             self.load_expert_data(config.data_path)
 
@@ -135,58 +133,66 @@ class ZooModel(BaseRewardModel):
         """The network, with weights from torch's global generator."""
         return RewardNetwork()
 
-    def draw(self) -> tuple[Any, ...]:
+    def setup(self) -> None:
+        """Make what the model has beside its network, before demonstrations are loaded."""
+
+    def sample_batch(self) -> tuple[Any, ...]:
         """What `network.learn` takes in one gradient step."""
-        raise NotImplementedError(f"{type(self).__name__} has a network that learns, and no method `draw`")
+        raise NotImplementedError(f"{type(self).__name__} has no method `sample_batch`")
 
-    def draws(self, num_updates: int) -> Iterator[tuple[Any, ...]]:
+    def sample_batches(self, num_updates: int) -> Iterator[tuple[Any, ...]]:
         """What a round of gradient steps takes; for models that draw for all of them at once."""
-        return (self.draw() for _ in range(num_updates))
+        return (self.sample_batch() for _ in range(num_updates))
 
-    def score(self, batch: StepBatch) -> Tensor:
-        """Rewards of transitions, float32 [*L], or of streams that begin here; changes nothing."""
-        if self.scores == "rows":
-            raise NotImplementedError(f"{type(self).__name__} has no method `score`")
+    def rewards(self, batch: StepBatch) -> Tensor:
+        """Rewards of checked transitions, float32 [*L]; changes nothing. See `stream_rewards`."""
+        if not self.history_dependent:
+            raise NotImplementedError(f"{type(self).__name__} has no method `rewards`")
         streams = batch.streams()
-        return self.score_stream(streams, self.begin(streams.shape[1]))[0].view(batch.shape)
+        return self.stream_rewards(streams, self.initial_state(streams.shape[1]))[0].view(batch.shape)
 
-    def begin(self, num_streams: int) -> Memory:
-        """What to remember where N episodes begin; of models that score streams."""
-        return None
+    def stream_rewards(self, batch: StepBatch, state: StreamState) -> tuple[Tensor, StreamState]:
+        """Rewards [T, N] of checked streams that go on from `state`, and the state after; changes nothing.
 
-    def score_stream(self, batch: StepBatch, memory: Memory) -> tuple[Tensor, Memory]:
-        """Rewards [T, N] of N streams that go on from `memory`, and the memory after; changes nothing."""
-        return self.score(batch), memory
+        History-dependent models have this method and `initial_state` in the place of `rewards`.
+        """
+        return self.rewards(batch), state
 
-    def meet(self, env: Any) -> None:
+    def bind_env(self, env: Any) -> None:
         """See the vector environments before the first step, and take from them what the model needs."""
 
     def augment(self, episodes: Sequence[StepBatch]) -> StepBatch:
         """Further transitions [N] made of finished episodes, [T] each; of models that augment."""
         raise NotImplementedError(f"{type(self).__name__} augments, and has no method `augment`")
 
-    def notice(self, batch: StepBatch) -> None:
+    def update_statistics(self, batch: StepBatch) -> None:
         """Bring further statistics up to date with what was collected, [*L]."""
 
     def measure(self, *drawn: Any) -> dict[str, float]:
         """Further scalars to log, of the last gradient step's data."""
         return {}
 
-    def check_experts(self, episodes: Sequence[StepBatch]) -> None:
-        """Raise if the demonstrations are not what the model needs."""
-
     # The interface
+
+    @torch.no_grad()
+    def score(self, batch: StepBatch) -> Scores:
+        """Scores of transitions [*L], or of streams that start here; changes nothing."""
+        return Scores(rewards=self.checked_values(self.rewards(self.checked(batch)), batch))
+
+    @torch.no_grad()
+    def score_stream(self, batch: StepBatch, state: StreamState) -> tuple[Scores, StreamState]:
+        """Scores [T, N] of N streams that go on from `state`, and the state after; changes nothing."""
+        rewards, state = self.stream_rewards(self.checked(batch), state)
+        return Scores(rewards=self.checked_values(rewards, batch)), state
 
     def estimate(self, data: Any) -> Any:
         """New transitions with the model's rewards, in the form of `data`."""
-        batch = self.checked(from_items(data))
-        with torch.no_grad():
-            rewards = self.score(batch).cpu()
-        if not bool(torch.isfinite(rewards).all()):
-            raise DataError(f"{type(self).__name__} gave rewards that are not finite numbers")
-        return (
-            replaced_rewards(batch, rewards) if isinstance(data, StepBatch) else with_rewards(data, rewards)
-        )
+        batch = from_items(data)
+        learned = learned_rewards(self.score(batch), batch.done.cpu().numpy(), self.mapping, self.threshold)
+        rewards = torch.from_numpy(learned)
+        if isinstance(data, StepBatch):
+            return replace(batch.to(self.device), env_rewards=rewards)
+        return with_rewards(data, rewards)
 
     def collect_data(self, data: Any) -> None:
         """Keep transitions of the policy, and bring the statistics up to date, if it learns from them."""
@@ -198,7 +204,7 @@ class ZooModel(BaseRewardModel):
         self.new_data_count += len(flat)
         if self.cfg.normalize_obs and self.scales_by == "policy":
             self.obs_statistics.update(flat.next_obs.to(self.device).flatten(1))
-        self.notice(batch)
+        self.update_statistics(batch)
 
     def clear_data(self, iter: int) -> None:
         """Forget the policy's transitions every `clear_buffer_per_iters` iterations."""
@@ -212,7 +218,6 @@ class ZooModel(BaseRewardModel):
         from guerdon.rewards.zoo.demonstrations import read_demonstrations
 
         episodes = [self.checked(each) for each in read_demonstrations(data)]
-        self.check_experts(episodes)
         self.experts, self._expert_rows = episodes, StepBatch.cat(episodes)
         if self.cfg.normalize_obs and (self.scales_by == "experts" or not self.needs_experience):
             self.obs_statistics.count.zero_()  # other demonstrations take the place of earlier ones
@@ -223,26 +228,26 @@ class ZooModel(BaseRewardModel):
         if self.new_data_count < self.cfg.target_new_data_count:
             return {}
         self.new_data_count = 0
-        return self._learn(self.cfg.update_per_collect)
+        return self._fit(self.cfg.update_per_collect)
 
     def pretrain(self) -> dict[str, float]:
         """`pretrain_updates` gradient steps."""
-        return self._learn(self.cfg.pretrain_updates)
+        return self._fit(self.cfg.pretrain_updates)
 
-    def _learn(self, num_updates: int) -> dict[str, float]:
+    def _fit(self, num_updates: int) -> dict[str, float]:
         if self.needs_experts and not self.experts:
             raise ConfigError(f"{type(self).__name__} has no demonstrations: set reward_model.data_path")
         if self.optimizer is None or (self.needs_experience and not len(self.experience)):
             return {}
         losses: list[Tensor] = []
         drawn: tuple[Any, ...] = ()
-        for drawn in self.draws(num_updates):
+        for drawn in self.sample_batches(num_updates):
             losses.append(self.network.gradients(*drawn))
-            self.optimizer.follow()
+            self.optimizer.fused_step()
         self.train_iter += num_updates
         with torch.no_grad():
             scalars = {"loss": float(torch.stack(losses).mean()), **self.measure(*drawn)}
-        if not all(map(_finite, scalars.values())):
+        if not all(map(math.isfinite, scalars.values())):
             raise DataError(f"{type(self).__name__}: the loss is not a finite number any more: {scalars}")
         self.log(scalars)
         return scalars
@@ -295,10 +300,19 @@ class ZooModel(BaseRewardModel):
         """F."""
         return sum(self.cfg.action_size if part == "action" else self.cfg.obs_size for part in parts)
 
-    def drawn_experts(self, count: int) -> StepBatch:
+    def sample_experts(self, count: int) -> StepBatch:
         """`count` demonstrated transitions, drawn with replacement."""
         rows = self.expert_rows
         return rows[torch.randint(len(rows), (count,), generator=self.generator).to(self.device)]
+
+    def sample_pairs(self, num_updates: int) -> tuple[StepBatch, StepBatch]:
+        """Demonstrated transitions and the policy's, [num_updates * batch_size] each."""
+        count = num_updates * self.cfg.batch_size
+        return self.sample_experts(count), self.experience.sample(count, self.generator)
+
+    def batches(self, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Tensors of the same length, cut into pieces for single gradient steps."""
+        return zip(*(torch.split(part, self.cfg.batch_size) for part in parts), strict=True)
 
     # Saving
 
@@ -306,9 +320,9 @@ class ZooModel(BaseRewardModel):
         """All that learning and scoring depend on, demonstrations aside; a copy."""
         return {
             "settings": json.dumps(to_plain(self.cfg)),
-            "network": _copied(self.network.state_dict()),
-            "statistics": _copied(self.obs_statistics.state_dict()),
-            "optimizer": None if self.optimizer is None else _copied(self.optimizer.state_dict()),
+            "network": deepcopy(dict(self.network.state_dict())),
+            "statistics": deepcopy(dict(self.obs_statistics.state_dict())),
+            "optimizer": None if self.optimizer is None else deepcopy(self.optimizer.state_dict()),
             "generator": self.generator.get_state(),
             "experience": self.experience.state_dict(),
             "train_iter": self.train_iter,
@@ -340,23 +354,29 @@ class ZooModel(BaseRewardModel):
         self.train_iter, self.new_data_count = int(state["train_iter"]), int(state["new_data_count"])
 
     def own_state(self) -> dict[str, Any]:
-        """What a model keeps beside network and statistics: tensors and plain containers."""
-        return {}
+        """What a model keeps beside network and statistics: the attributes of `saved`."""
+        kept = {name: getattr(self, name) for name in self.saved}
+        return {
+            name: deepcopy(dict(value.state_dict()) if isinstance(value, nn.Module) else value)
+            for name, value in kept.items()
+        }
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Take back what `own_state` gave."""
+        for name in self.saved:
+            held = getattr(self, name)
+            if isinstance(held, nn.Module):
+                held.load_state_dict(state[name])
+            else:
+                setattr(self, name, _moved(deepcopy(state[name]), self.device))
 
     def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
+        """Move all tensors, modules and transitions among the attributes to another device."""
         self.device = torch.device(device)
-        self.network.to(self.device)
-        self.obs_statistics.to(self.device)
+        for name, value in vars(self).items():
+            setattr(self, name, _moved(value, self.device))
         if self.optimizer is not None:  # loading puts its state where the weights are
             self.optimizer.load_state_dict(self.optimizer.state_dict())
-        if self.experts:
-            self.experts = [each.to(self.device) for each in self.experts]
-            self._expert_rows = self._expert_rows.to(self.device)
-        self.experience.to(self.device)
 
 
 INPUTS: dict[str, tuple[str, ...]] = {
@@ -370,14 +390,10 @@ SHAPES = ("obs_shape", "action_size", "discrete_actions")
 """Settings that follow from the environment."""
 
 
-def _finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")
-
-
-def _copied(value: Any) -> Any:
-    """Tensors copied, containers rebuilt."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
+def _moved(value: Any, device: torch.device) -> Any:
+    """Tensors, modules and transitions on another device, also those in lists and dicts."""
+    if isinstance(value, Tensor | nn.Module | StepBatch | Experience):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    return [_moved(item, device) for item in value] if isinstance(value, list) else value

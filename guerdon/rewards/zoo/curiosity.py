@@ -8,7 +8,7 @@ never by anything of the batch at hand. The rewards join those of the environmen
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -25,7 +25,7 @@ BLOCK = 128
 """Steps whose discounted sums are one matrix product."""
 AT_ONCE = 2**21
 """Numbers of observations that are drawn for gradient steps at a time."""
-FOLLOWED = 4
+TRACKED_STREAMS = 4
 """Streams whose rewards tell the deviation; more of the same policy cost time and tell little."""
 
 
@@ -47,10 +47,11 @@ class CuriosityModel(ZooModel):
     """A subclass has `make_network` and `novelty`."""
 
     Settings = CuriositySettings
+    saved = ("reward_statistics", "running_returns")
     cfg: Any
 
-    def __init__(self, config: Any, device: torch.device | str = "cpu", tb_logger: Any = None) -> None:
-        super().__init__(config, device, tb_logger)
+    def setup(self) -> None:
+        """The running deviation."""
         self.reward_statistics = Statistics().to(self.device)
         self.running_returns = torch.zeros(0, device=self.device)
 
@@ -58,20 +59,21 @@ class CuriosityModel(ZooModel):
     def novelty(self, batch: StepBatch) -> Tensor:
         """How new each transition is, float32 [*L], before any scaling; changes nothing."""
 
-    def draws(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
+    def sample_batches(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
         """What gradient steps take; it is drawn and scaled for many of them at once."""
         size = self.cfg.batch_size
         at_once = max(1, AT_ONCE // (size * self.cfg.obs_size))
         for first in range(0, num_updates, at_once):
-            parts = self.drawn(size * min(at_once, num_updates - first))
-            yield from zip(*(torch.split(part, size) for part in parts), strict=True)
+            yield from self.batches(*self.sample_features(size * min(at_once, num_updates - first)))
 
-    def drawn(self, count: int) -> tuple[Tensor, ...]:
+    def sample_features(self, count: int) -> tuple[Tensor, ...]:
         """What networks take of `count` transitions of the policy: by default (obs, action, next_obs)."""
-        obs, actions, next_obs = self.experience.draw(count, self.generator, "obs", "actions", "next_obs")
+        obs, actions, next_obs = self.experience.sample_parts(
+            count, self.generator, "obs", "actions", "next_obs"
+        )
         return self.obs_features(obs), self.action_features(actions), self.obs_features(next_obs)
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """Novelty over its running deviation, [*L]."""
         return self.scaled(self.novelty(batch))
 
@@ -79,12 +81,12 @@ class CuriosityModel(ZooModel):
         """Novelty in units of its deviation so far."""
         return novelty if self.cfg.scale_by == "nothing" else novelty / self.reward_statistics.deviation
 
-    def notice(self, batch: StepBatch) -> None:
+    def update_statistics(self, batch: StepBatch) -> None:
         """Bring the deviation up to date."""
         if self.cfg.scale_by == "nothing" or not len(batch):
             return
         with torch.no_grad():
-            novelty = self.novelty(followed(batch))
+            novelty = self.novelty(tracked(batch))
         if self.cfg.scale_by == "returns":
             if len(self.running_returns) != novelty.shape[1]:
                 self.running_returns = novelty.new_zeros(novelty.shape[1])
@@ -97,26 +99,10 @@ class CuriosityModel(ZooModel):
         flat = obs.flatten(1).float()
         return self.obs_statistics.normalized(flat, self.cfg.obs_limit) if self.cfg.normalize_obs else flat
 
-    def own_state(self) -> dict[str, Any]:
-        """The running deviation."""
-        statistics = {name: part.clone() for name, part in self.reward_statistics.state_dict().items()}
-        return {"reward_statistics": statistics, "running_returns": self.running_returns.clone()}
 
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with the deviation that was saved."""
-        self.reward_statistics.load_state_dict(state["reward_statistics"])
-        self.running_returns = state["running_returns"].to(self.device).clone()
-
-    def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
-        super().to_device(device)
-        self.reward_statistics.to(self.device)
-        self.running_returns = self.running_returns.to(self.device)
-
-
-def followed(batch: StepBatch) -> StepBatch:
+def tracked(batch: StepBatch) -> StepBatch:
     """The first streams of it, [T, N]."""
-    return batch.streams().map(lambda part: part[:, :FOLLOWED])
+    return batch.streams().map(lambda part: part[:, :TRACKED_STREAMS])
 
 
 def discounted_sums(rewards: Tensor, gamma: float, before: Tensor) -> Tensor:

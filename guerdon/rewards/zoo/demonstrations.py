@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
@@ -174,21 +175,7 @@ def _from_imitation(rows: Iterable[Row]) -> list[StepBatch]:
         count = len(actions)
         if len(obs) != count + 1 or not count:
             raise DataError(f"trajectory {number} has {len(obs)} observations, {count} actions")
-        rewards = row.get("rews")
-        ends = torch.arange(count) == count - 1
-        terminal = torch.tensor(bool(row.get("terminal", True)))
-        episodes.append(
-            StepBatch(
-                obs=torch.from_numpy(obs[:-1].copy()),
-                actions=as_actions(torch.from_numpy(actions.copy()), count),
-                next_obs=torch.from_numpy(obs[1:].copy()),
-                env_rewards=torch.from_numpy(
-                    np.full(count, np.nan, np.float32) if rewards is None else np.array(rewards, np.float32)
-                ),
-                terminated=ends & terminal,
-                truncated=ends & ~terminal,
-            )
-        )
+        episodes.append(_episode(obs, actions, row.get("rews"), bool(row.get("terminal", True))))
     if not episodes:
         raise DataError("holds no trajectories")
     return episodes
@@ -215,19 +202,23 @@ def _from_episode(episode: Episode, shown: str) -> StepBatch:
         raise DataError(f"{shown} has no {lack} to learn from; collect with collect.keep_states=true")
     first = 1 if episode.initial_state is None else 0
     states = episode.states if first else np.concatenate((episode.initial_state[None], episode.states))  # type: ignore[index]
-    count = len(states) - 1
-    ends = torch.arange(count) == count - 1
-    over = episode.terminated is not None and bool(episode.terminated[-1])
-    rewards = episode.env_rewards
+    rewards = None if episode.env_rewards is None else episode.env_rewards[first:]
+    terminated = episode.terminated is not None and bool(episode.terminated[-1])
+    return _episode(states, episode.actions[first:], rewards, terminated)
+
+
+def _episode(obs: NDArray[Any], actions: NDArray[Any], rewards: Any, terminated: bool) -> StepBatch:
+    """An episode [T] from T + 1 observations, T actions and T env rewards, which may be unknown (None)."""
+    count = len(actions)
+    last = torch.arange(count) == count - 1
+    known = np.full(count, np.nan) if rewards is None else rewards
     return StepBatch(
-        obs=torch.from_numpy(states[:-1].copy()),
-        actions=torch.from_numpy(episode.actions[first:].copy()),
-        next_obs=torch.from_numpy(states[1:].copy()),
-        env_rewards=torch.full((count,), float("nan"))
-        if rewards is None
-        else torch.from_numpy(rewards[first:].copy()),
-        terminated=ends & over,
-        truncated=ends & (not over),
+        obs=torch.from_numpy(obs[:-1].copy()),
+        actions=as_actions(torch.from_numpy(actions.copy()), count),
+        next_obs=torch.from_numpy(obs[1:].copy()),
+        env_rewards=torch.from_numpy(np.array(known, np.float32)),
+        terminated=last & terminated,
+        truncated=last & (not terminated),
     )
 
 

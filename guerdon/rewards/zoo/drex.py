@@ -5,8 +5,8 @@ probability `noise` an action is drawn at random. The more noise, the worse the 
 T-REX's network learns from that ranking (see `trex.py`, also on the length of trajectories). The reward
 extrapolates from noisy over less noisy to better than the demonstrations.
 
-The noisy trajectories have to be played in an environment: the serial pipelines do it (`run/rollouts.py`), or
-they are given with `load_ranked_data`.
+The noisy trajectories have to be played in an environment: the serial pipelines do it
+(`training/rollouts.py`), or they are given with `load_ranked_data`.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class DREX(TREX):
 
         return act
 
-    def _learn(self, num_updates: int) -> dict[str, float]:
+    def _fit(self, num_updates: int) -> dict[str, float]:
         if not self.ranked:
             raise ConfigError(
                 "D-REX has no noisy trajectories: a serial pipeline plays them, or use load_ranked_data"
             )
-        return super()._learn(num_updates)
+        return super()._fit(num_updates)

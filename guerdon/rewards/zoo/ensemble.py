@@ -1,7 +1,7 @@
 """Several reward models of one type that are doubted where they disagree.
 
 The members see the same data and differ in their first weights and in what they draw. Where the data say
-little they differ in their verdicts too, so that their deviation tells how far a reward can be trusted
+little they differ in their rewards too, so that their deviation tells how far a reward can be trusted
 (Lakshminarayanan et al., 2017, arXiv:1612.01474; against a policy that fools its reward: Coste et al., 2024,
 arXiv:2310.02743):
 
@@ -17,16 +17,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from guerdon.config.limits import NonNegativeFloat, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.rewards.model import Scores
+from guerdon.rewards.relabel import learned_rewards
 from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import LogProbs, ZooModel, ZooSettings
 
 NUM_MEASURED = 256
-"""StepBatch on which the disagreement is measured."""
+"""Transitions on which the disagreement is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class Ensemble(ZooModel):
         }
         section = {**passed, **cfg.member, "seed": cfg.seed * 1_000 + number}
         model = create_reward_model(section, self.device)
-        if not isinstance(model, ZooModel) or isinstance(model, Ensemble) or model.scores != "rows":
+        if not isinstance(model, ZooModel) or isinstance(model, Ensemble) or model.history_dependent:
             raise ConfigError(
                 f"reward_model.member.type is {cfg.member.get('type')}: members must be models of the zoo "
                 "that score single transitions, and no ensembles"
@@ -90,18 +92,15 @@ class Ensemble(ZooModel):
         for each in self.members:
             each.policy_log_probs = ask
 
-    def verdicts(self, batch: StepBatch) -> Tensor:
-        """Rewards of each member, float32 [size, *L]."""
-        return torch.stack([each.score(batch) for each in self.members])
-
-    def score(self, batch: StepBatch) -> Tensor:
-        """Mean less weighted deviation, [*L]."""
-        deviation, mean = torch.std_mean(self.verdicts(batch), dim=0, correction=0)
-        return mean - self.cfg.disagreement_weight * deviation
-
-    def disagreement(self, batch: StepBatch) -> Tensor:
-        """Deviation of the members, float32 [*L]."""
-        return self.verdicts(batch).std(dim=0, correction=0)
+    def score(self, batch: StepBatch) -> Scores:
+        """Mean less weighted deviation, and the deviation of the members, [*L]."""
+        ends = batch.done.cpu().numpy()
+        learned = [
+            learned_rewards(each.score(batch), ends, each.mapping, each.threshold) for each in self.members
+        ]
+        deviation, mean = torch.std_mean(torch.from_numpy(np.stack(learned)), dim=0, correction=0)
+        rewards = mean - self.cfg.disagreement_weight * deviation
+        return Scores(rewards=rewards.numpy(), disagreement=deviation.numpy())
 
     def collect_data(self, data: Any) -> None:
         """Give all members the policy's transitions."""
@@ -126,15 +125,16 @@ class Ensemble(ZooModel):
         """Teach all members before the first update of the policy."""
         return self._log([each.pretrain() for each in self.members])
 
-    def _log(self, told: list[dict[str, float]]) -> dict[str, float]:
+    def _log(self, metrics: list[dict[str, float]]) -> dict[str, float]:
         self.train_iter = self.members[0].train_iter
-        if not all(told):
+        if not all(metrics):
             return {}
-        scalars = {name: sum(each[name] for each in told) / len(told) for name in told[0]}
+        scalars = {name: sum(each[name] for each in metrics) / len(metrics) for name in metrics[0]}
         own = self.members[0].experience
         rows = own.sample(NUM_MEASURED, self.generator) if len(own) else self.members[0].expert_rows
-        with torch.no_grad():
-            scalars["disagreement"] = float(self.disagreement(rows).mean())
+        disagreement = self.score(rows).disagreement
+        assert disagreement is not None
+        scalars["disagreement"] = float(torch.from_numpy(disagreement).mean())
         self.log(scalars)
         return scalars
 
@@ -152,7 +152,7 @@ class Ensemble(ZooModel):
             each.load_state_dict(saved)
 
     def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
+        """Move all members to another device."""
         super().to_device(device)
         for each in self.members:
             each.to_device(device)

@@ -54,10 +54,10 @@ class Experience:
 
     def sample(self, count: int, generator: torch.Generator) -> StepBatch:
         """`count` rows, drawn with replacement; copies."""
-        parts: Any = dict(zip(self._ring, self.draw(count, generator, *self._ring), strict=True))
+        parts: Any = dict(zip(self._ring, self.sample_parts(count, generator, *self._ring), strict=True))
         return StepBatch(**parts)
 
-    def draw(self, count: int, generator: torch.Generator, *names: str) -> list[Tensor]:
+    def sample_parts(self, count: int, generator: torch.Generator, *names: str) -> list[Tensor]:
         """These parts of `count` rows, drawn with replacement; copies."""
         if not self._size:
             raise DataError("there is no experience yet")
@@ -68,9 +68,10 @@ class Experience:
         """Forget everything."""
         self._next, self._size = 0, 0
 
-    def to(self, device: torch.device) -> None:
-        """Move to another device."""
+    def to(self, device: torch.device) -> Experience:
+        """Move to another device; returns itself."""
         self._ring = {name: part.to(device) for name, part in self._ring.items()}
+        return self
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of what is there."""
@@ -89,18 +90,16 @@ class RunningEpisodes:
     """Puts the episodes of N streams together again that come in pieces."""
 
     def __init__(self, num_streams: int) -> None:
-        self._begun: list[list[StepBatch]] = [[] for _ in range(num_streams)]
+        self._running: list[list[StepBatch]] = [[] for _ in range(num_streams)]
 
     def add(self, streams: StepBatch) -> list[StepBatch]:
         """Take the next steps, [T, N]; returns the episodes that are finished by them, [T] each."""
         finished: list[StepBatch] = []
-        for env, begun in enumerate(self._begun):
-            mine = streams.map(lambda part, env=env: part[:, env])  # type: ignore[misc]
-            first = 0
-            for last in torch.nonzero(mine.done).flatten().tolist():
-                finished.append(StepBatch.cat([*begun, mine[first : last + 1]]))
-                begun.clear()
-                first = last + 1
-            if first < len(mine):
-                begun.append(mine[first:])
+        for env, running in enumerate(self._running):
+            *ended, rest = streams.stream(env).pieces()
+            for piece in ended:
+                finished.append(StepBatch.cat([*running, piece]))
+                running.clear()
+            if len(rest):
+                running.append(rest)
         return finished

@@ -37,7 +37,7 @@ class GAILSettings(ZooSettings):
     inputs: Literal["state_action", "state", "state_next_state"] = "state_action"
     """What the discriminator sees of a transition; in the latter two actions do not matter."""
     reward_form: Literal["logit", "positive", "negative"] = "logit"
-    """How the discriminator's verdict becomes a reward; see the top of this file."""
+    """How the discriminator's output becomes a reward; see the top of this file."""
     gradient_penalty: NonNegativeFloat = 0.0
     """Weight of the penalty on gradients whose norm is not 1; 0: none."""
 
@@ -84,18 +84,16 @@ class GAIL(ZooModel):
         size = self.num_features(INPUTS[self.cfg.inputs])
         return Discriminator(size, self.cfg.hidden, self.cfg.gradient_penalty)
 
-    def draws(self, num_updates: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def sample_batches(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
         """The expert's and the policy's features, and places between them; drawn at once for all steps."""
-        count, parts = num_updates * self.cfg.batch_size, INPUTS[self.cfg.inputs]
-        expert = self.features(self.drawn_experts(count), parts)
-        policy = self.features(self.experience.sample(count, self.generator), parts)
-        between = torch.rand(count, 1, generator=self.generator).to(self.device)
-        return zip(
-            *(torch.split(part, self.cfg.batch_size) for part in (expert, policy, between)), strict=True
+        expert, policy = (
+            self.features(rows, INPUTS[self.cfg.inputs]) for rows in self.sample_pairs(num_updates)
         )
+        between = torch.rand(len(policy), 1, generator=self.generator).to(self.device)
+        return self.batches(expert, policy, between)
 
-    def score(self, batch: StepBatch) -> Tensor:
-        """The discriminator's verdict in the chosen form, [*L]."""
+    def rewards(self, batch: StepBatch) -> Tensor:
+        """The discriminator's output in the chosen form, [*L]."""
         flat = batch.flat()
         logits_expert_is_high = self.network(self.features(flat, INPUTS[self.cfg.inputs]))
         return reward_of(logits_expert_is_high, self.cfg.reward_form).view(batch.shape)
@@ -121,6 +119,6 @@ def cross_entropy(logits_expert_is_high: Tensor) -> Tensor:
 
 
 def accuracy(logits_expert_is_high: Tensor) -> float:
-    """Share of right verdicts; the first half is the expert's."""
+    """Share of right answers; the first half is the expert's."""
     expert, policy = logits_expert_is_high.chunk(2)
     return float(torch.cat([expert > 0.0, policy <= 0.0]).float().mean())

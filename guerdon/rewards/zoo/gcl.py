@@ -86,23 +86,15 @@ class GCL(ZooModel):
         size = self.num_features(INPUTS[self.cfg.inputs])
         return Cost(size, self.cfg.hidden, self.cfg.cost_sign, self.cfg.cost_penalty)
 
-    def draws(self, num_updates: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def sample_batches(self, num_updates: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The expert's and the policy's features and the log-probabilities of both, for each step."""
-        size, parts = self.cfg.batch_size, INPUTS[self.cfg.inputs]
-        expert = self.drawn_experts(num_updates * size)
-        policy = self.experience.sample(num_updates * size, self.generator)
-        sides = (
-            self.features(expert, parts),
-            self.features(policy, parts),
-            demonstrated_log_probs(self, expert),
-            chosen_log_probs(self, policy),
-        )
-        for of_expert, of_policy, *log_probs in zip(
-            *(torch.split(part, size) for part in sides), strict=True
-        ):
-            yield of_expert, of_policy, torch.cat(log_probs)
+        expert, policy = self.sample_pairs(num_updates)
+        features = (self.features(rows, INPUTS[self.cfg.inputs]) for rows in (expert, policy))
+        log_probs = demonstrated_log_probs(self, expert), chosen_log_probs(self, policy)
+        for of_expert, of_policy, *both in self.batches(*features, *log_probs):
+            yield of_expert, of_policy, torch.cat(both)
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """The negative cost, [*L]."""
         costs_expert_is_low: Tensor = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         return -costs_expert_is_low.view(batch.shape)

@@ -66,14 +66,14 @@ class HER(ZooModel):
     changes = ("obs", "next_obs", "reward")
     cfg: HERSettings
 
-    def __init__(self, config: Any, device: torch.device | str = "cpu", tb_logger: Any = None) -> None:
-        super().__init__(config, device, tb_logger)
+    def setup(self) -> None:
+        """Goals and rules, where the settings know them."""
         self.goal_size = 0
         self.rules: Any = None if self.cfg.tolerance is None else NearGoal(self.cfg.tolerance)
         if self.cfg.goal_size:
             self._take_goal_size(self.cfg.goal_size)
 
-    def meet(self, env: Any) -> None:
+    def bind_env(self, env: Any) -> None:
         """Take the rules of goal-conditioned environments; `tolerance`, if set, has the last word."""
         rules, goal_size = goal_rules(env)
         self._take_goal_size(goal_size)
@@ -94,7 +94,7 @@ class HER(ZooModel):
 
     # Rewards and goals
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """What the environment gives for reaching `next_obs` with the goal that is wanted, [*L]."""
         rewards = self._asked("compute_reward", batch.flat())
         return torch.from_numpy(np.array(rewards, np.float32)).view(batch.shape).to(batch.obs.device)
@@ -125,7 +125,7 @@ class HER(ZooModel):
         goals = rows.next_obs[chosen, -2 * size : -size]
         obs, next_obs = (torch.cat([part[:, :-size], goals], 1) for part in (rows.obs, rows.next_obs))
         new = replace(rows, obs=obs, next_obs=next_obs)
-        new = replace(new, env_rewards=self.score(new))
+        new = replace(new, env_rewards=self.rewards(new))
         if hasattr(self.rules, "compute_terminated"):
             ended = torch.from_numpy(np.array(self._asked("compute_terminated", new), np.bool_))
             new = replace(new, terminated=ended.to(rows.obs.device))

@@ -21,7 +21,6 @@ from torch.nn import functional
 
 from guerdon.config.limits import Fraction
 from guerdon.rewards.steps import StepBatch
-from guerdon.rewards.zoo.by_hand import Arrays, Pass, squares
 from guerdon.rewards.zoo.curiosity import CuriosityModel, CuriositySettings
 from guerdon.rewards.zoo.networks import RewardNetwork, in_blocks, perceptron, relu
 
@@ -52,10 +51,10 @@ class InverseFeatures(RewardNetwork):
 
     def inverse_loss(self, phi: Tensor, next_phi: Tensor, actions: Tensor) -> Tensor:
         """How badly the action [N, A] (one-hot if discrete) is told from the features [N, F] around it."""
-        told = self.inverse(torch.cat([phi, next_phi], 1))
+        predicted = self.inverse(torch.cat([phi, next_phi], 1))
         if self.discrete:
-            return functional.cross_entropy(told, actions.argmax(1))
-        return functional.mse_loss(told, actions)
+            return functional.cross_entropy(predicted, actions.argmax(1))
+        return functional.mse_loss(predicted, actions)
 
     def learn(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> Tensor:
         """The loss of the inverse model."""
@@ -79,14 +78,6 @@ class Curiosity(InverseFeatures):
         self.forward_share = forward_share
         self.losses: dict[str, Tensor] = {}
         """The two parts of the latest loss."""
-        self.feature_size = feature_size
-        arrays = self._arrays = Arrays()
-        self._passes = (
-            Pass("obs", self.encoder, arrays),
-            Pass("next_obs", self.encoder, arrays),
-            Pass("inverse", self.inverse, arrays),
-            Pass("ahead", self.ahead, arrays),
-        )
 
     def surprise(self, phi: Tensor, actions: Tensor, next_phi: Tensor) -> Tensor:
         """Half the squared error of the forward model, float32 [N]."""
@@ -99,40 +90,8 @@ class Curiosity(InverseFeatures):
         inverse = self.inverse_loss(phi, next_phi, actions)
         expected = self.ahead(torch.cat([phi, actions], 1))
         ahead = functional.mse_loss(expected, next_phi, reduction="sum") * (0.5 / len(obs))
-        return self._shared(inverse, ahead)
-
-    def _shared(self, inverse: Tensor, ahead: Tensor) -> Tensor:
         self.losses = {"inverse_loss": inverse.detach(), "forward_loss": ahead.detach()}
         return (1.0 - self.forward_share) * inverse + self.forward_share * ahead
-
-    @torch.no_grad()
-    def gradients(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> Tensor:
-        """Of `learn`, by hand."""
-        count, size = len(obs), self.feature_size
-        both, of_both = (self._arrays(name, count, 2 * size, obs) for name in ("features", "their gradient"))
-        (phi, next_phi), (of_phi, of_next_phi) = both.chunk(2, 1), of_both.chunk(2, 1)
-        first, second, inverse, ahead = self._passes
-        first.forward(obs, phi)
-        second.forward(next_obs, next_phi)
-        missed = ahead.forward(torch.cat([phi, actions], 1)).sub_(next_phi)
-        ahead_loss = squares(missed) * (0.5 / count)
-        missed.mul_(self.forward_share / count)
-        of_phi.zero_()
-        torch.neg(missed, out=of_next_phi)
-        ahead.backward(missed, inputs=of_phi)
-        told = inverse.forward(both)
-        if self.discrete:
-            logs = torch.log_softmax(told, 1)
-            inverse_loss = (logs * actions).sum() / -count
-            error = logs.exp_().sub_(actions).mul_((1.0 - self.forward_share) / count)
-        else:
-            error = told.sub_(actions)
-            inverse_loss = squares(error) / error.numel()
-            error.mul_((1.0 - self.forward_share) * 2.0 / error.numel())
-        inverse.backward(error, inputs=of_both)
-        first.backward(of_phi)
-        second.backward(of_next_phi, add=True)
-        return self._shared(inverse_loss, ahead_loss)
 
 
 class ICM(CuriosityModel):
@@ -154,18 +113,17 @@ class ICM(CuriosityModel):
             cfg.forward_share,
         )
 
-    def _parts(self, batch: StepBatch) -> tuple[Tensor, Tensor, Tensor]:
-        actions = self.action_features(batch.actions)
-        return self.obs_features(batch.obs), actions, self.obs_features(batch.next_obs)
-
     def novelty(self, batch: StepBatch) -> Tensor:
         """Half the squared error of the forward model, [*L]."""
-        obs, actions, next_obs = self._parts(batch.flat())
+        flat = batch.flat()
+        obs, next_obs = self.obs_features(flat.obs), self.obs_features(flat.next_obs)
         phi = in_blocks(self.network, obs)
         width = math.prod(batch.shape[1:])  # the next step of a stream: where it goes on, it was reached
         next_phi, apart = phi.roll(-width, 0), (obs.roll(-width, 0) != next_obs).any(1)
         next_phi[apart] = in_blocks(self.network, next_obs[apart])
-        return in_blocks(self.network.surprise, phi, actions, next_phi).view(batch.shape)
+        return in_blocks(self.network.surprise, phi, self.action_features(flat.actions), next_phi).view(
+            batch.shape
+        )
 
     def measure(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> dict[str, float]:
         """The two losses apart."""

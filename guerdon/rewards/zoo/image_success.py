@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.config import RewardConfig
 from guerdon.config.limits import Fraction
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards.image.contract import Contract
 from guerdon.rewards.image.scorer import MINI_BATCH, ImageScorer
+from guerdon.rewards.model import SuccessScores
 from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import ZooModel, ZooSettings
 from guerdon.rewards.zoo.networks import RewardNetwork
@@ -43,18 +45,18 @@ class ImageSuccessSettings(ZooSettings):
 
 
 class SuccessClassifier(RewardNetwork):
-    """A fitted classifier of one camera's frames; its verdicts are those of a `RewardManager`."""
+    """A fitted classifier of one camera's frames; its scores are those of a `RewardManager`."""
 
-    def __init__(self, judge: ImageScorer) -> None:
+    def __init__(self, scorer: ImageScorer) -> None:
         super().__init__()
-        self.judge = judge
-        self.camera = judge.model.config.image_keys[0]
-        self.classifier = judge.model.requires_grad_(False)  # its weights are what is saved
+        self.scorer = scorer
+        self.camera = scorer.model.config.image_keys[0]
+        self.classifier = scorer.model.requires_grad_(False)  # its weights are what is saved
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [N, H, W, C] -> calibrated prob_success, float32 [N]."""
         parts = [
-            self.judge.score({self.camera: part.cpu().numpy()}).prob_success
+            self.scorer.score({self.camera: part.cpu().numpy()}).prob_success
             for part in torch.split(images, MINI_BATCH)
             if len(part)
         ]
@@ -73,16 +75,19 @@ class ImageSuccess(ZooModel):
         """The classifier from its checkpoint."""
         if self.cfg.checkpoint_path is None:
             raise ConfigError("reward_model.checkpoint_path is missing: it names the fitted classifier")
-        judge = ImageScorer.load(
+        scorer = ImageScorer.load(
             self.cfg.checkpoint_path, threshold=self.cfg.reward_threshold, device=str(self.device)
         )
-        contract, cameras = judge.contract, judge.model.config.image_keys
+        contract, cameras = scorer.contract, scorer.model.config.image_keys
         if len(cameras) != 1 or contract.num_frames != 1:
             raise ConfigError(
                 f"image_success judges single frames of one camera, the checkpoint looks at "
                 f"{contract.num_frames} frames of {list(cameras)}: use a RewardManager"
             )
-        self.obs_key = cameras[0]
+        cfg, self.obs_key = self.cfg, cameras[0]
+        self.mapping = RewardConfig(
+            reward_type=cfg.reward_type, success_reward=cfg.success_reward, fail_reward=cfg.fail_reward
+        )
         if contract.only_at_rest:
             raise ConfigError(
                 "the checkpoint judges robots at rest alone, which image_success does not know about: use a "
@@ -91,22 +96,19 @@ class ImageSuccess(ZooModel):
         unknown = contract.threshold is None and self.cfg.reward_threshold is None
         if unknown and self.cfg.reward_type == "binary":
             raise ConfigError("the checkpoint has no threshold: set reward_model.reward_threshold")
-        return SuccessClassifier(judge)
+        return SuccessClassifier(scorer)
 
     @property
-    def threshold(self) -> float:
+    def threshold(self) -> float:  # type: ignore[override]
         """Above which a probability counts as success."""
-        return self.network.judge.threshold
+        return self.network.scorer.threshold
 
-    def score(self, batch: StepBatch) -> Tensor:
-        """What the reached frames are worth, [*L]."""
-        flat = batch.flat()
+    @torch.no_grad()
+    def score(self, batch: StepBatch) -> SuccessScores:
+        """Probabilities that the frames which the actions led to show success, [*L]."""
+        flat = self.checked(batch).flat()
         images = flat.next_obs.round().to(torch.uint8) if flat.frames is None else flat.frames
-        prob_success: Tensor = self.network(images).view(batch.shape)
-        if self.cfg.reward_type == "continuous":
-            return prob_success
-        fired = torch.from_numpy(self.network.judge.fires(prob_success.numpy()))
-        return torch.where(fired, self.cfg.success_reward, self.cfg.fail_reward).float()
+        return SuccessScores(prob_success=self.checked_values(self.network(images).view(batch.shape), batch))
 
     def checked(self, batch: StepBatch) -> StepBatch:
         """The batch, if it has frames, or observations that are images with values of 0 to 255."""
@@ -125,17 +127,17 @@ class ImageSuccess(ZooModel):
 
     def own_state(self) -> dict[str, Any]:
         """The contract: the weights mean little without their calibration and threshold."""
-        return {"contract": json.dumps(self.network.judge.contract.to_dict())}
+        return {"contract": json.dumps(self.network.scorer.contract.to_dict())}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Judge with the weights that were loaded, as their own contract says."""
-        judge = self.network.judge
+        """Score with the weights that were loaded, as their own contract says."""
+        scorer = self.network.scorer
         kept = state.get("contract")  # older runs have none: the checkpoint's holds
-        contract = judge.contract if kept is None else Contract.from_dict(json.loads(kept), "the saved run")
-        self.network.judge = ImageScorer(
+        contract = scorer.contract if kept is None else Contract.from_dict(json.loads(kept), "the saved run")
+        self.network.scorer = ImageScorer(
             self.network.classifier.eval(),
             contract,
-            source=judge.source,
+            source=scorer.source,
             threshold=self.cfg.reward_threshold,
             device=str(self.device),
         )
@@ -143,4 +145,4 @@ class ImageSuccess(ZooModel):
     def to_device(self, device: torch.device | str) -> None:
         """Move to another device."""
         super().to_device(device)
-        self.network.judge.to_device(str(device))
+        self.network.scorer.to_device(str(device))

@@ -43,8 +43,8 @@ class Distillation(RewardNetwork):
 
     def forward(self, features: Tensor) -> Tensor:
         """[N, F] -> squared errors, mean over the outputs, float32 [N]: low where it has learned."""
-        told = self.predictor(features), self.target(features)
-        return functional.mse_loss(*told, reduction="none").mean(1)
+        predicted, wanted = self.predictor(features), self.target(features)
+        return functional.mse_loss(predicted, wanted, reduction="none").mean(1)
 
     def learn(self, features: Tensor) -> Tensor:
         """The mean error."""
@@ -73,7 +73,7 @@ class Adam(torch.optim.Adam):
     def __init__(self, weights: Sequence[nn.Parameter], lr: float) -> None:
         super().__init__(weights, lr, betas=BETAS, eps=EPS, fused=True)
 
-    def follow(self) -> None:
+    def fused_step(self) -> None:
         """One step along the gradients that are there."""
         group = self.param_groups[0]
         moved = [weight for weight in group["params"] if weight.grad is not None]

@@ -16,9 +16,7 @@ It depends on the episode so far: streams are scored, and the memory of running 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +24,7 @@ from torch import Tensor
 from guerdon.config.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from guerdon.core.running_stats import Statistics
 from guerdon.rewards.steps import StepBatch
-from guerdon.rewards.zoo.curiosity import CuriosityModel, CuriositySettings, followed
+from guerdon.rewards.zoo.curiosity import CuriosityModel, CuriositySettings, tracked
 from guerdon.rewards.zoo.icm import InverseFeatures
 from guerdon.rewards.zoo.networks import Distillation, in_blocks, relu
 
@@ -86,12 +84,14 @@ class NGU(CuriosityModel):
     """Rewards what is new in the episode, and more what is new at all."""
 
     Settings = NGUSettings
-    scores = "streams"
+    history_dependent = True
+    saved = (*CuriosityModel.saved, "error_statistics", "mean_distance")
     cfg: NGUSettings
     network: EpisodicFeatures
 
-    def __init__(self, config: Any, device: torch.device | str = "cpu", tb_logger: Any = None) -> None:
-        super().__init__(config, device, tb_logger)
+    def setup(self) -> None:
+        """Statistics of errors and distances too."""
+        super().setup()
         self.error_statistics = Statistics(horizon=self.cfg.error_horizon).to(self.device)
         self.mean_distance = torch.zeros((), device=self.device)
         """d2_mean; 0 before the first neighbours."""
@@ -103,23 +103,23 @@ class NGU(CuriosityModel):
             cfg.obs_size, cfg.action_size, cfg.feature_size, cfg.hidden, cfg.discrete_actions
         )
 
-    def begin(self, num_streams: int) -> EpisodicMemory:
+    def initial_state(self, num_streams: int) -> EpisodicMemory:
         """Nothing is remembered where episodes begin."""
         keys = torch.zeros(num_streams, 0, self.cfg.feature_size, device=self.device)
         return EpisodicMemory(
             keys=keys, valid=torch.zeros(num_streams, 0, dtype=torch.bool, device=self.device)
         )
 
-    def score_stream(self, batch: StepBatch, memory: EpisodicMemory) -> tuple[Tensor, EpisodicMemory]:
-        """Rewards [T, N] of streams that go on from `memory`, and the memory after them."""
+    def stream_rewards(self, batch: StepBatch, state: EpisodicMemory) -> tuple[Tensor, EpisodicMemory]:
+        """Rewards [T, N] of streams that go on from the memory `state`, and the memory after them."""
         features = self.obs_features(batch.flat().next_obs)
-        nearest, memory = self._neighbours(features, batch, memory)
-        return self.scaled(self._novelty(features, nearest).view(batch.shape)), memory
+        nearest, state = self._neighbours(features, batch, state)
+        return self.scaled(self._novelty(features, nearest).view(batch.shape)), state
 
     def novelty(self, batch: StepBatch) -> Tensor:
         """Of streams that begin here, before scaling, [*L]."""
         features = self.obs_features(batch.flat().next_obs)
-        nearest, _ = self._neighbours(features, batch.streams(), self.begin(batch.streams().shape[1]))
+        nearest, _ = self._neighbours(features, batch.streams(), self.initial_state(batch.streams().shape[1]))
         return self._novelty(features, nearest).view(batch.shape)
 
     def _neighbours(
@@ -147,40 +147,19 @@ class NGU(CuriosityModel):
         return torch.where(similarity > cfg.max_similarity, 0.0, 1.0 / similarity)
 
     @torch.no_grad()
-    def notice(self, batch: StepBatch) -> None:
+    def update_statistics(self, batch: StepBatch) -> None:
         """Bring the mean distance, the statistics of the errors and the deviation up to date."""
         if not len(batch):
             return
-        some = followed(batch)
+        some = tracked(batch)
         features = self.obs_features(some.flat().next_obs)
         self.error_statistics.update(self.network.lifelong(features))
-        nearest, _ = self._neighbours(features, some, self.begin(some.shape[1]))
+        nearest, _ = self._neighbours(features, some, self.initial_state(some.shape[1]))
         found = nearest[torch.isfinite(nearest)]
         if len(found):
             rate = FOLLOWING if self.mean_distance > 0.0 else 1.0
             self.mean_distance = torch.lerp(self.mean_distance, found.mean(), rate)
-        super().notice(batch)
-
-    def own_state(self) -> dict[str, Any]:
-        """Statistics of distances and errors too."""
-        errors = {name: part.clone() for name, part in self.error_statistics.state_dict().items()}
-        return {
-            **super().own_state(),
-            "error_statistics": errors,
-            "mean_distance": self.mean_distance.clone(),
-        }
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with what was saved."""
-        super().load_own_state(state)
-        self.error_statistics.load_state_dict(state["error_statistics"])
-        self.mean_distance = state["mean_distance"].to(self.device).clone()
-
-    def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
-        super().to_device(device)
-        self.error_statistics.to(self.device)
-        self.mean_distance = self.mean_distance.to(self.device)
+        super().update_statistics(batch)
 
 
 def nearest_in_episode(

@@ -16,7 +16,6 @@ pays. Until states of the policy were collected, p_policy is the expert's densit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,40 +54,41 @@ class PDEIL(ZooModel):
 
     Settings = PDEILSettings
     needs_experts = True
+    saved = ("kernels", "scale", "action_scale")
     cfg: PDEILSettings
 
-    _kernels: dict[str, Tensor]
-    """`obs` [M, S] and `actions` [M, A] of the expert, `policy_obs` [K, S], scaled; empty without data."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        self._kernels = {}
-        super().__init__(*arguments, **named)
+    def setup(self) -> None:
+        """Without demonstrations yet."""
+        self.kernels: dict[str, Tensor] = {}
+        """`obs` [M, S], `actions` [M, A] of the expert, `policy_obs` [K, S], scaled; empty without data."""
+        self.scale = Statistics((self.cfg.obs_size,)).to(self.device)
+        self.action_scale = Statistics((self.cfg.action_size,)).to(self.device)
 
     def load_expert_data(self, data: Any) -> None:
         """Take demonstrations, and the scale from them."""
         super().load_expert_data(data)
         rows = self.expert_rows
-        self._scale = Statistics((self.cfg.obs_size,)).to(self.device)
-        self._scale.update(rows.obs.flatten(1))
-        self._action_scale = Statistics((self.cfg.action_size,)).to(self.device)
+        self.scale.count.zero_()  # other demonstrations take the place of earlier ones
+        self.scale.update(rows.obs.flatten(1))
+        self.action_scale.count.zero_()
         if not self.cfg.discrete_actions:
-            self._action_scale.update(rows.actions)
+            self.action_scale.update(rows.actions)
         picked = self._picked(rows)
-        self._kernels = {"obs": self._obs(picked), "actions": self._actions(picked)}
+        self.kernels = {"obs": self._obs(picked), "actions": self._actions(picked)}
 
-    def _learn(self, num_updates: int) -> dict[str, float]:
+    def _fit(self, num_updates: int) -> dict[str, float]:
         """Take the collected states as the policy's; there are no gradient steps."""
         self._expert()
         if not len(self.experience):
             return {}
-        self._kernels["policy_obs"] = self._obs(self._picked(self.experience.rows))
+        self.kernels["policy_obs"] = self._obs(self._picked(self.experience.rows))
         self.train_iter += 1
-        log_expert, _ = self._log_expert(self._kernels["policy_obs"], None)
+        log_expert, _ = self._log_expert(self.kernels["policy_obs"], None)
         scalars = {"log_density_of_policy_states": float(log_expert.mean())}
         self.log(scalars)
         return scalars
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """The ratio of densities, [*L]."""
         flat, rewards = batch.flat(), list[Tensor]()
         size = max(1, CHUNK // len(self._expert()["obs"]))
@@ -140,42 +140,18 @@ class PDEIL(ZooModel):
 
     def _obs(self, rows: StepBatch) -> Tensor:
         """float64 [N, S], scaled."""
-        return (rows.obs.flatten(1).double() - self._scale.mean) / self._scale.deviation.double()
+        return (rows.obs.flatten(1).double() - self.scale.mean) / self.scale.deviation.double()
 
     def _actions(self, rows: StepBatch) -> Tensor:
         """int64 [N], or float64 [N, A], scaled."""
         if self.cfg.discrete_actions:
             return rows.actions
-        return (rows.actions.double() - self._action_scale.mean) / self._action_scale.deviation.double()
+        return (rows.actions.double() - self.action_scale.mean) / self.action_scale.deviation.double()
 
     def _expert(self) -> dict[str, Tensor]:
-        if not self._kernels:
+        if not self.kernels:
             len(self.expert_rows)  # raises: there are no demonstrations
-        return self._kernels
-
-    def own_state(self) -> dict[str, Any]:
-        """The kernels and the scale."""
-        state: dict[str, Any] = {"kernels": {name: part.clone() for name, part in self._kernels.items()}}
-        if self._kernels:
-            for name, part in (("scale", self._scale), ("action_scale", self._action_scale)):
-                state[name] = {key: value.clone() for key, value in part.state_dict().items()}
-        return state
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what `own_state` gave."""
-        self._kernels = {name: part.to(self.device).clone() for name, part in state["kernels"].items()}
-        if self._kernels:
-            self._scale = Statistics((self.cfg.obs_size,)).to(self.device)
-            self._action_scale = Statistics((self.cfg.action_size,)).to(self.device)
-            self._scale.load_state_dict(state["scale"])
-            self._action_scale.load_state_dict(state["action_scale"])
-
-    def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
-        super().to_device(device)
-        self._kernels = {name: part.to(self.device) for name, part in self._kernels.items()}
-        if self._kernels:
-            self._scale, self._action_scale = self._scale.to(self.device), self._action_scale.to(self.device)
+        return self.kernels
 
 
 def _log_kernels(points: Tensor, centres: Tensor, width: float) -> Tensor:

@@ -18,7 +18,6 @@ that streams are scored as they are experienced.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,37 +56,41 @@ class PWIL(ZooModel):
     Settings = PWILSettings
     needs_experts = True
     needs_experience = False
-    scores = "streams"
+    history_dependent = True
+    saved = ("atoms", "steps", "scale")
     cfg: PWILSettings
 
-    _atoms: Tensor | None = None
-    """Demonstrated steps, float32 [D, F], scaled."""
-    _steps: int = 0
-    """T."""
+    def setup(self) -> None:
+        """Without demonstrations yet."""
+        self.atoms: Tensor | None = None
+        """Demonstrated steps, float32 [D, F], scaled."""
+        self.steps = 0
+        """T."""
+        self.scale = Statistics((self.num_features(PARTS),)).to(self.device)
 
     def load_expert_data(self, data: Any) -> None:
         """Take demonstrations, and the scale of the distance from them."""
         super().load_expert_data(data)
-        self._scale = Statistics((self.num_features(PARTS),)).to(self.device)
-        self._scale.update(self.features(self.expert_rows, PARTS))
-        self._atoms = self._scaled(self.expert_rows)[:: self.cfg.subsample]
-        self._steps = self.cfg.horizon or max(len(each) for each in self.experts)
+        self.scale.count.zero_()  # other demonstrations take the place of earlier ones
+        self.scale.update(self.features(self.expert_rows, PARTS))
+        self.atoms = self._scaled(self.expert_rows)[:: self.cfg.subsample]
+        self.steps = self.cfg.horizon or max(len(each) for each in self.experts)
 
-    def begin(self, num_streams: int) -> Tensor:
+    def initial_state(self, num_streams: int) -> Tensor:
         """Units of mass that are left, all of them: int64 [N, D]."""
         atoms = self._demonstrated()
-        return torch.full((num_streams, len(atoms)), self._steps, device=self.device)
+        return torch.full((num_streams, len(atoms)), self.steps, device=self.device)
 
-    def score_stream(self, batch: StepBatch, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Rewards [T, N] of streams that go on with the masses of `memory`, and the masses left after."""
-        atoms, left = self._demonstrated(), memory.clone()
+    def stream_rewards(self, batch: StepBatch, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Rewards [T, N] of streams that go on with the masses of `state`, and the masses left after."""
+        atoms, left = self._demonstrated(), state.clone()
         points = self._scaled(batch.flat()).view(*batch.shape, -1)
         ended = batch.done
         costs = torch.empty(batch.shape, device=self.device)
         for t in range(batch.shape[0]):
             costs[t], left = self._coupled(torch.cdist(points[t], atoms), left)
             if bool(ended[t].any()):
-                left[ended[t]] = self._steps
+                left[ended[t]] = self.steps
         return self.cfg.alpha * torch.exp(-self.cfg.beta / math.sqrt(points.shape[-1]) * costs), left
 
     def _coupled(self, distances: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +101,7 @@ class PWIL(ZooModel):
         """
         units, available = distances.shape[1], left.sum(1, keepdim=True)
         distances = distances.masked_fill(left == 0, math.inf)
-        count = units // self._steps + SPARE
+        count = units // self.steps + SPARE
         while True:
             count = min(count, units)
             nearest, rows = distances.topk(count, dim=1, largest=False)
@@ -112,33 +115,10 @@ class PWIL(ZooModel):
         return costs, left.scatter_add(1, rows, -taken)
 
     def _scaled(self, rows: StepBatch) -> Tensor:
-        return (self.features(rows, PARTS) - self._scale.mean.float()) / self._scale.deviation
+        return (self.features(rows, PARTS) - self.scale.mean.float()) / self.scale.deviation
 
     def _demonstrated(self) -> Tensor:
-        if self._atoms is None:
+        if self.atoms is None:
             len(self.expert_rows)  # raises: there are no demonstrations
-        assert self._atoms is not None
-        return self._atoms
-
-    def own_state(self) -> dict[str, Any]:
-        """Scaled demonstrations and the scale: scoring depends on them."""
-        if self._atoms is None:
-            return {"atoms": None}
-        return {"atoms": self._atoms.clone(), "steps": self._steps, "scale": _copies(self._scale)}
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what `own_state` gave."""
-        if state["atoms"] is not None:
-            self._atoms, self._steps = state["atoms"].to(self.device).clone(), int(state["steps"])
-            self._scale = Statistics((self.num_features(PARTS),)).to(self.device)
-            self._scale.load_state_dict(state["scale"])
-
-    def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
-        super().to_device(device)
-        if self._atoms is not None:
-            self._atoms, self._scale = self._atoms.to(self.device), self._scale.to(self.device)
-
-
-def _copies(statistics: Statistics) -> dict[str, Tensor]:
-    return {name: part.clone() for name, part in statistics.state_dict().items()}
+        assert self.atoms is not None
+        return self.atoms

@@ -83,14 +83,14 @@ class RED(ZooModel):
         features = self.features(self.expert_rows, INPUTS[self.cfg.inputs])
         self._held, self._learned = features[order[:aside]], features[order[aside:]]
 
-    def draw(self) -> tuple[Tensor]:
+    def sample_batch(self) -> tuple[Tensor]:
         """Demonstrated steps, [N, F]."""
         rows = torch.randint(len(self._learned), (self.cfg.batch_size,), generator=self.generator)
         return (self._learned[rows.to(self.device)],)
 
-    def _learn(self, num_updates: int) -> dict[str, float]:
+    def _fit(self, num_updates: int) -> dict[str, float]:
         """Gradient steps, then sigma from the steps that were not learned from."""
-        scalars = super()._learn(num_updates)
+        scalars = super()._fit(num_updates)
         with torch.no_grad():
             errors = self.network(self._held)
             limit = torch.quantile(errors, self.cfg.expert_quantile).clamp(min=1e-12)
@@ -99,13 +99,7 @@ class RED(ZooModel):
         self.log(found)
         return scalars | found
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """exp(-sigma * error), [*L]."""
         errors_expert_is_low = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         return torch.exp(-self.network.sigma * errors_expert_is_low).view(batch.shape)
-
-    def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
-        super().to_device(device)
-        if self.experts:
-            self._held, self._learned = self._held.to(self.device), self._learned.to(self.device)

@@ -11,14 +11,11 @@ limited; without that the random network sees next to nothing of parts that vary
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from guerdon.rewards.steps import StepBatch
-from guerdon.rewards.zoo.by_hand import Arrays, Pass, squares
 from guerdon.rewards.zoo.curiosity import CuriosityModel, CuriositySettings
 from guerdon.rewards.zoo.networks import Distillation, in_blocks, relu
 
@@ -28,37 +25,20 @@ class RNDSettings(CuriositySettings):
     """`reward_model` of type `rnd`."""
 
 
-class Novelty(Distillation):
-    """The two networks, with gradients by hand."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        super().__init__(sizes, relu)
-        arrays = Arrays()
-        self._told, self._wanted = Pass("told", self.predictor, arrays), Pass("wanted", self.target, arrays)
-
-    @torch.no_grad()
-    def gradients(self, features: Tensor) -> Tensor:
-        """Of `learn`."""
-        errors = self._told.forward(features).sub_(self._wanted.forward(features))
-        loss = squares(errors) / errors.numel()
-        self._told.backward(errors.mul_(2.0 / errors.numel()))
-        return loss
-
-
 class RND(CuriosityModel):
     """Rewards what was seldom reached."""
 
     Settings = RNDSettings
     cfg: RNDSettings
-    network: Novelty
+    network: Distillation
 
-    def make_network(self) -> Novelty:
+    def make_network(self) -> Distillation:
         """Both networks."""
-        return Novelty((self.cfg.obs_size, *self.cfg.hidden, self.cfg.feature_size))
+        return Distillation((self.cfg.obs_size, *self.cfg.hidden, self.cfg.feature_size), relu)
 
-    def drawn(self, count: int) -> tuple[Tensor]:
+    def sample_features(self, count: int) -> tuple[Tensor]:
         """Observations that the policy reached."""
-        (next_obs,) = self.experience.draw(count, self.generator, "next_obs")
+        (next_obs,) = self.experience.sample_parts(count, self.generator, "next_obs")
         return (self.obs_features(next_obs),)
 
     def novelty(self, batch: StepBatch) -> Tensor:

@@ -168,7 +168,7 @@ class TREX(ZooModel):
         rows = [self.features(each, INPUTS[self.cfg.inputs]) for each in trajectories]
         self._features = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
-    def draw(self) -> tuple[Tensor, Tensor, Tensor, bool]:
+    def sample_batch(self) -> tuple[Tensor, Tensor, Tensor, bool]:
         """Parts of trajectories [B, L, F], their lengths and ranks, and whether to cut them equally."""
         count = min(self.cfg.batch_size, len(self._ranks))
         rows = torch.randperm(len(self._ranks), generator=self.generator)[:count].to(self.device)
@@ -180,11 +180,11 @@ class TREX(ZooModel):
         steps = steps.clamp(max=self._features.shape[1] - 1)
         return self._features[rows[:, None], steps], used, self._ranks[rows], self.cfg.snippet_length > 0
 
-    def _learn(self, num_updates: int) -> dict[str, float]:
+    def _fit(self, num_updates: int) -> dict[str, float]:
         """Gradient steps, then each member's scale from the demonstrations."""
         if not hasattr(self, "_ranks"):
             raise ConfigError(f"{type(self).__name__} has no ranked trajectories")
-        scalars = super()._learn(num_updates)
+        scalars = super()._fit(num_updates)
         with torch.no_grad():
             there = torch.arange(self._features.shape[1], device=self.device) < self._lengths[:, None]
             rewards = self.network(self._features[there])
@@ -199,16 +199,9 @@ class TREX(ZooModel):
         found = margins(self.network.rewards_of(features, lengths), lengths, ranks, equal)
         return {"accuracy": float((found > 0.0).float().mean()) if found.numel() else 0.5}
 
-    def score(self, batch: StepBatch) -> Tensor:
+    def rewards(self, batch: StepBatch) -> Tensor:
         """The members' mean, each scaled, less what they disagree by, [*L]."""
         rewards = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         rewards = (rewards - self.network.offset) / self.network.scale
         lower: Tensor = rewards.mean(0) - self.cfg.pessimism * rewards.std(0, correction=0)
         return lower.view(batch.shape)
-
-    def to_device(self, device: torch.device | str) -> None:
-        """Move to another device."""
-        super().to_device(device)
-        if hasattr(self, "_ranks"):
-            self._ranks, self._lengths = self._ranks.to(self.device), self._lengths.to(self.device)
-            self._features = self._features.to(self.device)

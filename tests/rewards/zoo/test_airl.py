@@ -57,7 +57,7 @@ def test_the_discriminator_is_the_papers():
     """D = exp(f) / (exp(f) + pi), the expert's rows first."""
     airl = with_known_networks()
     expert, policy = rows(2, 5), rows(2, 6)
-    seen = [torch.cat(both) for both in zip(airl.seen(expert), airl.seen(policy), strict=True)]
+    seen = [torch.cat(both) for both in zip(airl.inputs_of(expert), airl.inputs_of(policy), strict=True)]
     pi = torch.tensor([0.2, 0.9, 0.4, 0.5])
     exp_f = torch.exp(airl.network(*seen))
     share = exp_f / (exp_f + pi)

@@ -6,10 +6,11 @@ import pytest
 import torch
 from zoo_tasks import run, zoo_config
 
+from benchmarks.bench_manual_gradients import curiosity_gradients, distillation_gradients
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.zoo.curiosity import discounted_sums
-from guerdon.rewards.zoo.networks import Adam, RewardNetwork, perceptron
+from guerdon.rewards.zoo.networks import Adam, perceptron
 
 MODELS = ("rnd", "icm", "ngu")
 SHAPE = {"obs_shape": 3, "action_size": 2}
@@ -56,7 +57,7 @@ def test_rnd_is_the_mean_squared_error_on_scaled_next_obs_over_the_deviation_of_
         sums.append(error + 0.5 * sums[-1])
     expected = errors / torch.stack(sums).std(unbiased=False)
     torch.testing.assert_close(model.novelty(batch), errors)
-    torch.testing.assert_close(model.score(batch), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.rewards(batch), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_icm_is_half_the_squared_error_of_the_forward_model_in_features():
@@ -69,10 +70,11 @@ def test_icm_is_half_the_squared_error_of_the_forward_model_in_features():
     batch.obs[:] = torch.tensor([[1.0], [1.0]])
     batch.next_obs[:] = torch.tensor([[1.0], [4.0]])
     batch.actions[:] = torch.tensor([0, 1])
-    torch.testing.assert_close(model.score(batch), torch.tensor([0.0, 0.5 * (2.0 + 3.0 - 8.0) ** 2]))
+    torch.testing.assert_close(model.rewards(batch), torch.tensor([0.0, 0.5 * (2.0 + 3.0 - 8.0) ** 2]))
     linear(model.network.inverse[0], [[0.0, 0.0]], [0.0])
     linear(model.network.inverse[2], [[0.0], [0.0]], [0.0, 1.0])
-    loss = model.network.learn(*model._parts(batch))
+    actions = model.action_features(batch.actions)
+    loss = model.network.learn(model.obs_features(batch.obs), actions, model.obs_features(batch.next_obs))
     inverse = (torch.log(torch.tensor(1.0 + torch.e)) * 2 - 1.0) / 2  # cross entropies of logits 0 and 1
     torch.testing.assert_close(loss, 0.8 * inverse + 0.2 * 2.25)
 
@@ -108,19 +110,19 @@ def test_discounted_sums_go_on_from_before_and_over_blocks():
 
 
 @pytest.mark.parametrize("hidden", [[16], [8, 16, 16]])
-@pytest.mark.parametrize("discrete", [True, False])
 @pytest.mark.parametrize("kind", ["rnd", "icm"])
-def test_gradients_by_hand_are_those_of_autograd(kind, discrete, hidden):
-    model = made(kind, hidden=hidden, discrete_actions=discrete, batch_size=32)
-    model.collect_data(steps(16, 4, discrete=discrete))
+def test_manual_gradients_of_the_benchmark_are_those_of_autograd(kind, hidden):
+    manual = {"rnd": distillation_gradients, "icm": curiosity_gradients}[kind]
+    model = made(kind, hidden=hidden, batch_size=32)
+    model.collect_data(steps(16, 4))
     weights = [each for each in model.network.parameters() if each.requires_grad]
-    for drawn in model.draws(2):  # the second time in arrays that hold the first one's numbers
-        loss = model.network.gradients(*drawn)
-        by_hand = [each.grad.clone() for each in weights]
-        expected = RewardNetwork.gradients(model.network, *drawn)
+    for batch in model.sample_batches(2):  # the second time in arrays that hold the first one's numbers
+        loss = manual(model.network, *batch)
+        found = [each.grad.clone() for each in weights]
+        expected = model.network.gradients(*batch)
         torch.testing.assert_close(loss, expected)
-        torch.testing.assert_close(by_hand, [each.grad for each in weights])
-        assert all(float(each.abs().max()) > 0.0 for each in by_hand)
+        torch.testing.assert_close(found, [each.grad for each in weights])
+        assert all(float(each.abs().max()) > 0.0 for each in found)
 
 
 def test_steps_are_those_of_torch_adam_also_after_loading():
@@ -134,7 +136,7 @@ def test_steps_are_those_of_torch_adam_also_after_loading():
         for each, optimizer in ((network, ours), (twin, theirs)):
             optimizer.zero_grad()
             each(torch.full((4, 3), float(number))).square().sum().backward()
-        ours.follow()
+        ours.fused_step()
         theirs.step()
         torch.testing.assert_close(list(network.parameters()), list(twin.parameters()))
 
@@ -148,7 +150,7 @@ def test_weights_may_take_turns():
         for each, optimizer in ((parts, ours), (twin, theirs)):
             optimizer.zero_grad()
             sum(each[number](torch.ones(4, 2)).square().sum() for number in used).backward()
-        ours.follow()
+        ours.fused_step()
         theirs.step()
         torch.testing.assert_close(list(parts.parameters()), list(twin.parameters()))
 
@@ -158,9 +160,9 @@ def test_batches_do_not_depend_on_how_many_are_drawn_at_once(kind, monkeypatch):
     model, other = made(kind), made(kind)
     for each in (model, other):
         each.collect_data(steps(64, 4))
-    at_once = list(model.draws(5))
+    at_once = list(model.sample_batches(5))
     monkeypatch.setattr("guerdon.rewards.zoo.curiosity.AT_ONCE", 2 * 128 * 3)
-    torch.testing.assert_close(list(other.draws(5)), at_once)
+    torch.testing.assert_close(list(other.sample_batches(5)), at_once)
     assert len(at_once) == 5 and all(len(part) == 128 for drawn in at_once for part in drawn)
 
 
@@ -184,7 +186,7 @@ def test_scoring_changes_nothing_and_learning_lowers_the_novelty_of_what_was_see
     assert torch.isnan(batch.env_rewards).all()
     model.train()
     share = 0.9 if kind == "ngu" else 0.7  # what is new in the episode stays so
-    assert model.score(batch).mean() < share * first.mean()
+    assert model.rewards(batch).mean() < share * first.mean()
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -192,8 +194,8 @@ def test_the_scale_is_that_of_the_run_and_not_of_the_batch(kind):
     model = made(kind)
     model.collect_data(steps(32, 2))
     batch = steps(8, 2, seed=1)
-    whole = model.score(batch)
-    torch.testing.assert_close(model.score(batch[:4]), whole[:4], rtol=1e-4, atol=1e-5)
+    whole = model.rewards(batch)
+    torch.testing.assert_close(model.rewards(batch[:4]), whole[:4], rtol=1e-4, atol=1e-5)
     deviation = float(model.reward_statistics.deviation)
     torch.testing.assert_close(whole * deviation, model.novelty(batch), rtol=1e-4, atol=1e-5)
 
@@ -206,11 +208,11 @@ def test_saved_models_score_and_learn_alike(kind, tmp_path):
     model.save(tmp_path / "model.pt")
     other.load(tmp_path / "model.pt")
     batch = steps(8, 2, seed=3)
-    assert torch.equal(model.score(batch), other.score(batch))
+    assert torch.equal(model.rewards(batch), other.rewards(batch))
     for each in (model, other):
         each.collect_data(batch)
         each.train()
-    assert torch.equal(model.score(batch), other.score(batch))
+    assert torch.equal(model.rewards(batch), other.rewards(batch))
 
 
 @pytest.mark.parametrize("kind", MODELS)

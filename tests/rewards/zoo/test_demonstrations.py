@@ -17,7 +17,7 @@ from guerdon.data.store import StoreWriter
 from guerdon.rewards import StepBatch, create_reward_model, read_demonstrations, write_demonstrations
 from guerdon.rewards.steps import to_items
 from guerdon.rewards.zoo.demonstrations import returns_of
-from guerdon.rewards.zoo.made_up import made_up, same
+from guerdon.rewards.zoo.synthetic import same, synthetic_steps
 from tests.rewards.zoo.zoo_tasks import FIXED_CARTPOLE, POINT_REACH
 from tests.training.serial_tools import small
 
@@ -27,7 +27,7 @@ CONTINUOUS = {"obs_shape": 4, "action_size": 2, "discrete_actions": False}
 
 def episodes(shapes=DISCRETE):
     """Three whole ones, of unequal length; the second ends by itself."""
-    made = [made_up(shapes, length, 1, seed) for seed, length in enumerate((5, 8, 3))]
+    made = [synthetic_steps(shapes, length, 1, seed) for seed, length in enumerate((5, 8, 3))]
     flip = {"terminated": made[1].truncated, "truncated": made[1].terminated}
     made[1] = StepBatch(**{**made[1].parts(), **flip})
     return made

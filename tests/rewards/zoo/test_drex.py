@@ -29,7 +29,7 @@ def test_less_noise_is_better_whatever_the_env_rewards_say():
     assert isinstance(model, DREX)
     model.load_ranked_data(groups())
     model.pretrain()
-    rewards = [float(model.score(steps(1, obs=torch.full((2, 1), -n)))) for n in (0.0, 0.5, 1.0)]
+    rewards = [float(model.rewards(steps(1, obs=torch.full((2, 1), -n)))) for n in (0.0, 0.5, 1.0)]
     assert rewards == sorted(rewards, reverse=True) and rewards[0] > rewards[2] + 1.0
 
 

@@ -36,8 +36,8 @@ def test_it_doubts_what_it_has_not_seen():
     near, far = rows(30, 2), replace(rows(30, 2), obs=5.0 * rows(30, 2).obs)
     for _ in range(20):
         told = made.train()
-    assert told["disagreement"] == pytest.approx(float(made.disagreement(near).mean()), rel=0.2)
-    assert made.disagreement(far).mean() > 1.5 * made.disagreement(near).mean()
+    assert told["disagreement"] == pytest.approx(float(made.score(near).disagreement.mean()), rel=0.2)
+    assert made.score(far).disagreement.mean() > 1.5 * made.score(near).disagreement.mean()
 
 
 def test_saving_keeps_every_member(tmp_path):

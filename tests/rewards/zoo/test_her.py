@@ -126,7 +126,7 @@ def test_episodes_that_come_in_pieces_are_put_together():
 def test_the_environment_says_what_a_goal_pays_and_when_it_ends():
     env = task("guerdon/BitFlip-v0", 2, num_bits=3)
     model = create_reward_model({"type": "her", "obs_shape": 9, "action_size": 3, "strategy": "final"})
-    model.meet(env)
+    model.bind_env(env)
     assert model.goal_size == 3
 
     class Ends:
@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(DataError, match="desired_goal"):
         create_reward_model(WALK).estimate([{**items_of(walk(1))[0], "obs": np.zeros(3)}])
     with pytest.raises(ConfigError, match="not goal-conditioned"):
-        made().meet(task("guerdon/FixedCartPole-v0"))
+        made().bind_env(task("guerdon/FixedCartPole-v0"))
     settings = zoo_config("bit_flip_her")
     settings["learner"] = {"algorithm": "ppo"}
     with pytest.raises(ConfigError, match="dqn or sac"):

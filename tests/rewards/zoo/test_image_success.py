@@ -15,7 +15,7 @@ from guerdon.training.serial import resolved, serial_pipeline_reward_model, shap
 from guerdon.training.serial_loops import OnPolicySerial, make_env
 from guerdon.training.serial_offpolicy import OffPolicySerial
 from guerdon.wrappers import LearnedRewardWrapper
-from tests.rewards.zoo.zoo_tasks import CONTROLS, run
+from tests.rewards.zoo.zoo_tasks import BASELINES, run
 from tests.training.serial_tools import POINT_REACH, small
 
 SHAPE = (16, 16, 3)
@@ -136,7 +136,7 @@ def test_a_policy_learns_from_pictures_of_success_alone(classifier):
     assert result.evaluations[-1][2].success_at_end >= 0.95
 
 
-@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize("control", BASELINES)
 @pytest.mark.slow
 def test_without_the_classifier_the_same_run_fails(control):
     result = run(zoo_images.settings(), control=control)

@@ -92,10 +92,10 @@ def test_streams_in_pieces_get_the_rewards_of_the_whole():
     model.collect_data(steps(40, 3))
     batch = steps(30, 3, seed=1)
     batch.truncated[11, 1] = True
-    whole, _ = model.score_stream(batch, model.begin(3))
-    memory, found = model.begin(3), []
+    whole, _ = model.stream_rewards(batch, model.initial_state(3))
+    memory, found = model.initial_state(3), []
     for rows in (slice(0, 7), slice(7, 12), slice(12, 30)):
-        rewards, memory = model.score_stream(batch[rows], memory)
+        rewards, memory = model.stream_rewards(batch[rows], memory)
         found.append(rewards)
     torch.testing.assert_close(torch.cat(found), whole, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(model.score(batch), whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.rewards(batch), whole, rtol=1e-4, atol=1e-5)

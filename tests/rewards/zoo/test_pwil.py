@@ -56,25 +56,25 @@ def test_rewards_are_those_of_a_slow_coupling(lengths, horizon):
     model = made(experts, horizon=horizon, beta=1.0)
     episode = steps(horizon, seed=99)
     slow = slow_rewards(experts, episode, horizon, 5.0, 1.0)
-    torch.testing.assert_close(model.score(episode), slow.float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.rewards(episode), slow.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_an_episode_of_full_length_uses_all_mass_to_the_unit_and_later_steps_get_nothing():
     experts = [steps(11, seed=1), steps(6, seed=2)]
     model = made(experts)
     episode = steps(13, seed=3).streams()
-    _, left = model.score_stream(episode[:10], model.begin(1))
+    _, left = model.stream_rewards(episode[:10], model.initial_state(1))
     assert int(left.sum()) == 17  # of 11 steps one is to come, of D = 17 units
-    rewards, left = model.score_stream(episode[10:12], left)
+    rewards, left = model.stream_rewards(episode[10:12], left)
     assert int(left.abs().sum()) == 0 and rewards[0, 0] > 0.0 and rewards[1, 0] == 0.0
 
 
 def test_the_demonstration_itself_gets_the_highest_reward_once():
     episode = steps(9, seed=4)
     model = made([episode])
-    torch.testing.assert_close(model.score(episode), torch.full((9,), 5.0))
+    torch.testing.assert_close(model.rewards(episode), torch.full((9,), 5.0))
     again = StepBatch.cat([episode[:1]] * 3)
-    rewards = model.score(again.map(lambda part: part.clone()))
+    rewards = model.rewards(again.map(lambda part: part.clone()))
     assert rewards[0] == pytest.approx(5.0) and rewards[1] < 4.9  # the nearest is used up
 
 
@@ -87,25 +87,25 @@ def test_streams_are_scored_in_pieces_side_by_side_and_begin_afresh_after_an_end
             for name in first[0].parts()
         }
     )
-    whole, _ = model.score_stream(streams, model.begin(2))
-    memory, pieces = model.begin(2), []
+    whole, _ = model.stream_rewards(streams, model.initial_state(2))
+    memory, pieces = model.initial_state(2), []
     for start in (0, 2, 6):
-        piece, memory = model.score_stream(
+        piece, memory = model.stream_rewards(
             streams[start : min(start + 4, 6) if start == 2 else start + 2], memory
         )
         pieces.append(piece)
     torch.testing.assert_close(torch.cat(pieces), whole)
-    alone = torch.cat([model.score(each) for each in first])
+    alone = torch.cat([model.rewards(each) for each in first])
     torch.testing.assert_close(whole[:, 0], alone)
-    torch.testing.assert_close(whole[:, 1], model.score(second[0]))
+    torch.testing.assert_close(whole[:, 1], model.rewards(second[0]))
 
 
 def test_scoring_changes_neither_memory_nor_model():
     model = made([steps(8, seed=1)])
-    memory = model.begin(1)
+    memory = model.initial_state(1)
     kept, episode = memory.clone(), steps(4, seed=2).streams()
-    first, _ = model.score_stream(episode, memory)
-    second, _ = model.score_stream(episode, memory)
+    first, _ = model.stream_rewards(episode, memory)
+    second, _ = model.stream_rewards(episode, memory)
     assert torch.equal(first, second) and torch.equal(memory, kept)
 
 
@@ -117,5 +117,5 @@ def test_a_saved_model_scores_without_its_demonstrations(tmp_path):
         other.estimate(steps(3))
     other.load(tmp_path / "pwil.pt")
     episode = steps(6, seed=3)
-    assert torch.equal(other.score(episode), model.score(episode))
-    assert model.begin(3).shape == (3, 4)
+    assert torch.equal(other.rewards(episode), model.rewards(episode))
+    assert model.initial_state(3).shape == (3, 4)

@@ -27,7 +27,7 @@ def test_rewards_follow_the_formula_and_the_target_never_learns():
     assert all(torch.equal(a, b) for a, b in zip(target, model.network.target.parameters(), strict=True))
     features = model.features(batch, ("obs", "action"))
     error = (model.network.predictor(features) - model.network.target(features)).square().mean(1)
-    torch.testing.assert_close(model.score(batch), torch.exp(-model.network.sigma * error))
+    torch.testing.assert_close(model.rewards(batch), torch.exp(-model.network.sigma * error))
 
 
 def test_sigma_gives_the_quantile_of_the_held_out_steps_its_reward():
@@ -45,15 +45,15 @@ def test_what_is_unlike_the_demonstrations_gets_less():
     model = made(pretrain_updates=300)
     model.pretrain()
     near, far = steps(200, seed=50), steps(200, obs=5.0 + torch.randn(201, 2))
-    assert float(model.score(near).mean()) > 0.5 > 0.05 > float(model.score(far).mean())
+    assert float(model.rewards(near).mean()) > 0.5 > 0.05 > float(model.rewards(far).mean())
 
 
 def test_the_policy_s_states_change_nothing():
     model, batch = made(), steps(6, seed=3)
     model.pretrain()
-    before = model.score(batch)
+    before = model.rewards(batch)
     model.collect_data(steps(50, obs=100.0 + torch.randn(51, 2)))
-    assert torch.equal(model.score(batch), before) and not len(model.experience)
+    assert torch.equal(model.rewards(batch), before) and not len(model.experience)
 
 
 def test_sigma_is_saved(tmp_path):
@@ -62,7 +62,7 @@ def test_sigma_is_saved(tmp_path):
     model.save(tmp_path / "red.pt")
     other = create_reward_model(SETTINGS)
     other.load(tmp_path / "red.pt")
-    assert torch.equal(other.score(batch), model.score(batch))
+    assert torch.equal(other.rewards(batch), model.rewards(batch))
 
 
 def test_bad_settings_and_data_are_refused():

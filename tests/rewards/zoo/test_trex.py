@@ -66,7 +66,7 @@ def test_parts_are_drawn_from_inside_the_trajectories():
     ]
     model, starts = made(episodes, snippet_length=6), set()
     for _ in range(60):
-        features, used, ranks, equal = model.draw()
+        features, used, ranks, equal = model.sample_batch()
         assert equal and sorted(used.tolist()) == [4, 6, 6]
         for part, count, rank in zip(features[..., 0], used.tolist(), ranks.tolist(), strict=True):
             first = float(part[0])
@@ -85,14 +85,14 @@ def test_what_better_trajectories_have_more_of_is_rewarded(snippet_length):
     model = made(episodes, snippet_length=snippet_length, pretrain_updates=200)
     scalars = model.pretrain()
     assert scalars["accuracy"] == 1.0
-    rewards = [float(model.score(constant(3, value, 0.0)).mean()) for value in (-1, 0, 1, 2)]
+    rewards = [float(model.rewards(constant(3, value, 0.0)).mean()) for value in (-1, 0, 1, 2)]
     if snippet_length:
         assert rewards == sorted(rewards) and rewards[3] > rewards[0] + 1.0
     features = torch.cat([each.next_obs for each in episodes])
     scaled = (model.network(features) - model.network.offset) / model.network.scale
     torch.testing.assert_close(scaled.std(1), torch.ones(5), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(
-        torch.cat([model.score(each) for each in episodes]), scaled.mean(0) - scaled.std(0, correction=0)
+        torch.cat([model.rewards(each) for each in episodes]), scaled.mean(0) - scaled.std(0, correction=0)
     )
 
 
@@ -110,7 +110,7 @@ def test_a_constant_explains_unequal_lengths_but_nothing_in_equal_parts():
 def test_zero_is_where_it_was_chosen(zero_at, share):
     model = made([steps(50, seed=n, size=1, reward=n) for n in range(4)], zero_at=zero_at, num_members=1)
     model.pretrain()
-    rewards = torch.cat([model.score(each) for each in model.experts])
+    rewards = torch.cat([model.rewards(each) for each in model.experts])
     if share is None:
         assert float(rewards.mean()) == pytest.approx(0.0, abs=1e-4)
     else:
@@ -124,14 +124,14 @@ def test_members_learn_apart_and_what_they_disagree_by_is_taken_off():
     alone = create_reward_model({**SETTINGS, "num_members": 1})
     torch.testing.assert_close(create_reward_model(SETTINGS).network.weights[0][:1], alone.network.weights[0])
     near, far = steps(9, size=1, seed=1), steps(9, obs=torch.full((10, 1), 30.0))
-    lost = [float((trusting.score(each) - model.score(each)).mean()) for each in (near, far)]
+    lost = [float((trusting.rewards(each) - model.rewards(each)).mean()) for each in (near, far)]
     assert 0.0 < lost[0] < lost[1]
 
 
 def test_beyond_the_edge_of_the_demonstrations_nothing_changes():
     model = made([steps(20, seed=n, size=1, reward=n) for n in range(4)], normalize_obs=True, obs_limit=2.0)
     model.pretrain()
-    out, far_out = (model.score(steps(1, obs=torch.full((2, 1), at))) for at in (10.0, 1e6))
+    out, far_out = (model.rewards(steps(1, obs=torch.full((2, 1), at))) for at in (10.0, 1e6))
     assert torch.equal(out, far_out)
 
 
@@ -142,7 +142,7 @@ def test_the_scale_is_saved(tmp_path):
     other = create_reward_model(SETTINGS)
     other.load(tmp_path / "trex.pt")
     batch = steps(6, size=1, seed=9)
-    assert torch.equal(other.score(batch), model.score(batch))
+    assert torch.equal(other.rewards(batch), model.rewards(batch))
 
 
 def test_rankings_that_cannot_be_learned_from_are_refused():

@@ -17,7 +17,7 @@ from guerdon.envs.classic.experts import scripted_policy
 from guerdon.envs.classic.goals import FlatGoals, has_goals
 from guerdon.envs.hidden import HiddenReward
 from guerdon.rewards import BaseRewardModel, StepBatch, create_reward_model
-from guerdon.rewards.zoo.controls import CONTROLS
+from guerdon.rewards.zoo.baselines import BASELINES
 from guerdon.training.rollouts import play_episodes
 from guerdon.training.serial import (
     SerialResult,
@@ -103,7 +103,7 @@ def run(
         if demonstrations is not None:
             model.load_expert_data(demonstrations)
     else:
-        model = CONTROLS[control]({**shapes_of(env), "seed": seed})
+        model = BASELINES[control]({**shapes_of(env), "seed": seed})
     on_policy = settings["learner"]["algorithm"] == "ppo"
     pipeline = serial_pipeline_reward_model_onpolicy if on_policy else serial_pipeline_reward_model_offpolicy
     quiet = {**settings, "output_dir": None}

@@ -1,9 +1,9 @@
-"""Made-up transitions for checks, and comparing what they leave behind."""
+"""Synthetic transitions for checks, and comparing what they leave behind."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from guerdon.rewards.steps import StepBatch
 
 
-def made_up(shapes: Mapping[str, Any], num_steps: int, num_streams: int, seed: int) -> StepBatch:
+def synthetic_steps(shapes: Mapping[str, Any], num_steps: int, num_streams: int, seed: int) -> StepBatch:
     """Streams [T, N] of random numbers in the given shapes; episodes end after ten steps and at the end.
 
     With a single stream it is one episode, [T].
@@ -41,19 +41,6 @@ def made_up(shapes: Mapping[str, Any], num_steps: int, num_streams: int, seed: i
         log_probs=-torch.rand(lead, generator=draw),
     )
     return made if num_streams > 1 else made.stream(0)
-
-
-def copied(value: Any) -> Any:
-    """Nested containers with tensors of their own; what is neither is shared."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{item.name: copied(getattr(value, item.name)) for item in fields(value)})
-    if isinstance(value, Mapping):
-        return {key: copied(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [copied(item) for item in value]
-    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def same(one: Any, other: Any) -> bool:
