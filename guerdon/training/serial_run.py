@@ -10,14 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from omegaconf import OmegaConf
-
 from guerdon.agents.agent import AnyAgent
-from guerdon.config import to_plain
 from guerdon.config.schema_zoo import SerialConfig
-from guerdon.core import strict_json
-from guerdon.core.atomic import make_directory, storage_errors, write_atomic
+from guerdon.core.atomic import make_directory, storage_errors
 from guerdon.core.errors import ConfigError, DataError, RunInterrupted
 from guerdon.core.interrupts import Interrupts
 from guerdon.core.progress import progress_bar
@@ -38,6 +33,14 @@ from guerdon.training.checkpoints import (
 from guerdon.training.evaluation import Evaluation, evaluate
 from guerdon.training.folders import CHECKPOINTS, held, new_run_folder
 from guerdon.training.rollouts import play_for
+from guerdon.training.runs import (
+    check_finite,
+    check_same_agent,
+    episode_seed,
+    is_due,
+    write_config,
+    write_summary,
+)
 from guerdon.training.serial_loops import SerialLoop
 
 log = logging.getLogger("guerdon")
@@ -149,8 +152,7 @@ class SerialRun:
     def _train_in(self, folder: Path) -> SerialResult:
         """The run with all that it leaves in its folder."""
         cfg, loop, budget = self.cfg, self.loop, self.cfg.learner.total_steps
-        text = OmegaConf.to_yaml(OmegaConf.create(to_plain(cfg))).encode()
-        write_atomic(folder / "config.yaml", lambda file: file.write(text))
+        write_config(folder, cfg)
         resume_step = None if self._saved is None else loop.env_steps
         with (
             self.interrupts,
@@ -169,15 +171,13 @@ class SerialRun:
                 place = display_path(folder / CHECKPOINTS / LAST)
                 raise RunInterrupted(loop.env_steps, place, "resume_dir") from None
         self._save(LAST)
-        summary = {**self._about(), **self.result.summary()}
-        content = strict_json.dumps(summary, indent=1).encode()
-        write_atomic(folder / "summary.json", lambda file: file.write(content))
+        write_summary(folder, {**self._about(), **self.result.summary()})
         return self.result
 
     def _begin(self) -> None:
         """The first episodes, and what the reward model learns before the policy does."""
         if self._saved is not None:
-            self.loop.reset(self._env_seed(self.loop.env_steps))
+            self.loop.reset(episode_seed(self.cfg.seed, self.loop.env_steps))
             return
         self.loop.reset(self.cfg.seed)
         if self.cfg.pretrain_reward:
@@ -191,11 +191,11 @@ class SerialRun:
             with self.interrupts.deferred():
                 metrics = loop.advance(before / budget)
             metrics |= self.notes.pop()
-            self._check_finite(metrics)
+            check_finite(metrics, loop.env_steps)
             last = loop.env_steps >= budget or self._enough()
             stopping = self.interrupts.requested
             try:
-                if (_due(before, loop.env_steps, cfg.eval_interval) and not stopping) or last:
+                if (is_due(before, loop.env_steps, cfg.eval_interval) and not stopping) or last:
                     start = time.perf_counter()
                     found = self._evaluate()
                     measuring += time.perf_counter() - start
@@ -210,9 +210,9 @@ class SerialRun:
             self._note(begin)
             if self.result.solved:
                 break
-            if _due(before, loop.env_steps, cfg.save_interval) and not last:
+            if is_due(before, loop.env_steps, cfg.save_interval) and not last:
                 self._save(LAST)
-                loop.reset(self._env_seed(loop.env_steps))
+                loop.reset(episode_seed(self.cfg.seed, loop.env_steps))
             self.interrupts.check()
 
     def _enough(self) -> bool:
@@ -239,15 +239,6 @@ class SerialRun:
             episodes=cfg.learner.eval_episodes,
             seed=cfg.seed + 10_000,
         )[0]
-
-    def _check_finite(self, metrics: dict[str, float]) -> None:
-        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if bad:
-            raise DataError(f"training broke down at step {self.loop.env_steps}: {bad[0]} is not finite")
-
-    def _env_seed(self, step: int) -> int:
-        """Seed of the episodes after a checkpoint; it follows from the step alone."""
-        return int(np.random.SeedSequence([self.cfg.seed, step]).generate_state(1)[0] >> 2)
 
     # Files
 
@@ -300,11 +291,7 @@ class SerialRun:
         saved = load_policy(find_sound_policy(place, "resume_dir"), self.cfg.seed)
         if "reward_model" not in saved.state:
             raise DataError(f"{display_path(place)} holds a policy, but not of a serial pipeline")
-        if type(saved.learner) is not type(self.loop.learner):
-            raise ConfigError(
-                f"{display_path(place)} holds a policy of {type(saved.learner).__name__}, "
-                f"the config asks for {type(self.loop.learner).__name__}"
-            )
+        check_same_agent(saved, self.loop.learner, place)
         if saved.state["seed"] != self.cfg.seed:
             raise ConfigError(
                 f"{display_path(place)} was trained with seed {saved.state['seed']}, not {self.cfg.seed}"
@@ -320,11 +307,6 @@ class SerialRun:
             self._seconds_before = float(saved.state["seconds"])
         log.info("resumed from %s at step %d", display_path(place), saved.step)
         return saved
-
-
-def _due(before: int, now: int, interval: int) -> bool:
-    """Whether a multiple of `interval` lies between two steps."""
-    return now // interval > before // interval
 
 
 def _or_none(value: float) -> float | None:

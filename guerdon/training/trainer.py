@@ -8,27 +8,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
-from omegaconf import OmegaConf
 
 from guerdon.agents.agent import AnyAgent
-from guerdon.agents.cloning import demonstrations
-from guerdon.agents.networks import ObsSpec
 from guerdon.agents.registry import agent_class, make_agent
-from guerdon.config import GuerdonConfig, to_plain
+from guerdon.config import GuerdonConfig
 from guerdon.config.unused import log_without_effect
-from guerdon.core import strict_json
-from guerdon.core.atomic import make_directory, write_atomic
+from guerdon.core.atomic import make_directory
 from guerdon.core.errors import (
-    ClusterError,
     ConfigError,
-    DataError,
     GuerdonError,
     RunInterrupted,
-    WorkerLostError,
 )
-from guerdon.core.images import stack_episode
 from guerdon.core.interrupts import Interrupts
 from guerdon.core.progress import progress_bar
 from guerdon.core.types import display_path
@@ -36,7 +27,6 @@ from guerdon.distributed import Engine, make_engine
 from guerdon.fit.logs import MetricLog
 from guerdon.monitoring.monitor import RewardMonitor
 from guerdon.monitoring.report import write_report
-from guerdon.monitoring.video import write_video
 from guerdon.rewards.image.worker import ImageRewardWorker
 from guerdon.training.acting import PolicySpec, RolloutWorker
 from guerdon.training.asynchronous import AsynchronousLoop
@@ -57,6 +47,19 @@ from guerdon.training.refits import Refits
 from guerdon.training.replay_learning import LearningParts
 from guerdon.training.reward_workers import RewardWorkers
 from guerdon.training.robots import fit_for_robots
+from guerdon.training.runs import (
+    all_finite,
+    check_finite,
+    check_same_agent,
+    episode_seed,
+    is_due,
+    progress_text,
+    warm_start,
+    with_note,
+    write_config,
+    write_films,
+    write_summary,
+)
 
 log = logging.getLogger("guerdon")
 
@@ -187,7 +190,7 @@ class EmbodiedRunner:
     def run(self) -> dict[str, Any]:
         """Train to the end; returns what `summary.json` holds."""
         started = time.perf_counter()
-        self._write_config()
+        write_config(self.folder, self.config)
         cfg = self.config.learner
         stopped: str | None = None
         boards = "tensorboard" in self.config.runner.logger.backends
@@ -231,14 +234,14 @@ class EmbodiedRunner:
             try:
                 metrics |= self._refit(before, step, iteration)
                 metrics |= self.monitor.metrics() if self.monitor else {}
-                if _due(before, step, cfg.eval_interval) and step < cfg.total_steps:
+                if is_due(before, step, cfg.eval_interval) and step < cfg.total_steps:
                     self.interrupts.check()
                     metrics |= self._evaluate(cfg.eval_episodes)[0].metrics()
             finally:  # also after Ctrl-C, which does not wait for a refit or an evaluation
                 logs.write(step, metrics)
             bar.update(step - before)
-            bar.set_postfix_str(_postfix(metrics), refresh=False)
-            if _due(before, step, cfg.save_interval) or step >= cfg.total_steps or stopped:
+            bar.set_postfix_str(progress_text(metrics), refresh=False)
+            if is_due(before, step, cfg.save_interval) or step >= cfg.total_steps or stopped:
                 self._save(step)
             self.interrupts.check()
         return stopped
@@ -258,20 +261,16 @@ class EmbodiedRunner:
         place = self.config.runner.resume_dir
         if place is not None:
             saved = load_policy(find_sound_policy(Path(place), "runner.resume_dir"))
-            if type(saved.learner) is not type(self.learner):
-                raise ConfigError(
-                    f"{display_path(place)} holds a policy of {type(saved.learner).__name__}, "
-                    f"the config asks for {type(self.learner).__name__}"
-                )
+            check_same_agent(saved, self.learner, place)
             saved.check_fits(self.spaces, self.envs.facts.control_mode)
             self.learner.load_state_dict(saved.learner.state_dict())
             with readable_state(saved.folder):
                 self._take_up(saved)
             log.info("resumed from %s at step %d", display_path(place), saved.step)
         elif self.config.learner.warm_start.data is not None:
-            self._warm_start()
+            warm_start(self.learner, self.config, self.spaces, self.envs.facts.control_mode)
         self.learner.check_reference()
-        self.loop.reset(self._env_seed(self.loop.env_steps))
+        self.loop.reset(episode_seed(self.config.seed, self.loop.env_steps))
         return place is not None
 
     def _take_up(self, saved: SavedPolicy) -> None:
@@ -287,45 +286,18 @@ class EmbodiedRunner:
             # All episodes are reset, perhaps in another number of environments: none is carried on.
             self.monitor.load_state_dict({**saved.state["monitor"], "running": None})
 
-    def _warm_start(self) -> None:
-        """Clone the successes of a data set into the policy."""
-        section = self.config.learner.warm_start
-        shown = demonstrations(
-            Path(str(section.data)),
-            ObsSpec.of(self.spaces[0]),
-            self.envs.facts.control_mode,
-            intended=section.intended,
-        )
-        outcome = self.learner.clone(shown, section, self.config.seed)
-        log.info(
-            "warm start: %d demonstrated actions, loss %.3f to %.3f",
-            outcome["num_transitions"],
-            outcome["loss_first"],
-            outcome["loss_last"],
-        )
-
-    def _env_seed(self, step: int) -> int:
-        """Of the environments from `step` on.
-
-        They are reset at every checkpoint, with a seed that follows from the step: a resumed run and one
-        that was never interrupted then see the same episodes.
-        """
-        return int(np.random.SeedSequence([self.config.seed, step]).generate_state(1)[0] >> 2)
-
     def _advance(self, progress: float) -> Iteration:
         """One iteration; if it fails, the last good state is saved first."""
         try:
             iteration = self.loop.advance(progress)
         except GuerdonError as error:
-            if all(bool(torch.isfinite(value).all()) for value in _tensors(self.learner.state_dict())):
+            if all_finite(self.learner.state_dict()):
                 step = self.loop.env_steps
                 kept = display_path(self._write_checkpoint(step))
-                raise _with_note(error, f"(step {step}; the last good state is {kept})") from error
+                raise with_note(error, f"(step {step}; the last good state is {kept})") from error
             raise
         self.engine.log_notices(wait=not self.config.asynchronous.enabled)  # busy workers are not waited for
-        bad = [name for name, value in iteration.metrics.items() if not np.isfinite(value)]
-        if bad:
-            raise DataError(f"training broke down at step {self.loop.env_steps}: {bad[0]} is not finite")
+        check_finite(iteration.metrics, self.loop.env_steps)
         return iteration
 
     def _watch(self, step: int, iteration: Iteration) -> str | None:
@@ -346,11 +318,11 @@ class EmbodiedRunner:
         if self.refits is None:
             return {}
         self.refits.add(step, iteration)
-        due = _due(before, step, self.config.reward.refit_interval) and not self.interrupts.requested
+        due = is_due(before, step, self.config.reward.refit_interval) and not self.interrupts.requested
         if due and self.refits.refit(step):
             self._renew_monitor()
             if self.config.reward.cache_verdicts:  # those of the model before hold no longer
-                self.loop.reset(self._env_seed(step))
+                self.loop.reset(episode_seed(self.config.seed, step))
         return self.refits.metrics()
 
     def _renew_monitor(self) -> None:
@@ -376,7 +348,7 @@ class EmbodiedRunner:
     def _save(self, step: int) -> Path:
         """Save everything, then begin new episodes, as a resumed run does."""
         folder = self._write_checkpoint(step)
-        self.loop.reset(self._env_seed(step))
+        self.loop.reset(episode_seed(self.config.seed, step))
         return folder
 
     def _write_checkpoint(self, step: int) -> Path:
@@ -402,15 +374,11 @@ class EmbodiedRunner:
 
     # What is left behind
 
-    def _write_config(self) -> None:
-        text = OmegaConf.to_yaml(OmegaConf.create(to_plain(self.config))).encode()
-        write_atomic(self.folder / "config.yaml", lambda file: file.write(text))
-
     def _finish(
         self, result: Evaluation, films: list[FilmedEpisode], stopped: str | None, seconds: float
     ) -> dict[str, Any]:
-        for number, film in enumerate(films):
-            self._write_film(number, film)
+        if self.rewards is not None:
+            write_films(self.folder, films, self.rewards)
         section = self.config.reward
         summary = {
             "algorithm": self.config.learner.algorithm,
@@ -426,50 +394,6 @@ class EmbodiedRunner:
             "checkpoint": str(self.folder / "checkpoints" / f"step_{self.loop.env_steps}"),
             "seconds": round(seconds, 2),
         }
-        text = strict_json.dumps(summary, indent=1).encode()
-        write_atomic(self.folder / "summary.json", lambda file: file.write(text))
+        write_summary(self.folder, summary)
         write_report(self.folder)
         return summary
-
-    def _write_film(self, number: int, film: FilmedEpisode) -> None:
-        assert self.rewards is not None
-        facts = self.rewards.facts
-        count = facts.contract.num_frames
-        stacks = {name: stack_episode(film.frames[name], count) for name in facts.image_keys}
-        verdict = self.rewards.score(stacks)
-        make_directory(self.folder / "videos")
-        write_video(
-            self.folder / "videos" / f"eval_{number}.gif",
-            film.frames[facts.image_keys[0]],
-            verdict.prob_success,
-            facts.threshold,
-            film.env_success,
-            fps=10,
-        )
-
-
-def _with_note(error: GuerdonError, note: str) -> GuerdonError:
-    """The same kind of error with more to say; what was lost with a worker ends the run as its cluster's."""
-    kind = ClusterError if isinstance(error, WorkerLostError) else type(error)
-    return kind(f"{error} {note}")
-
-
-def _due(before: int, now: int, interval: int) -> bool:
-    """Whether a multiple of `interval` lies between two steps."""
-    return now // interval > before // interval
-
-
-def _postfix(metrics: dict[str, float]) -> str:
-    shown = {"success": "env/success_once", "fires": "reward/fire_rate", "steps/s": "time/steps_per_second"}
-    return " ".join(f"{key} {metrics[name]:.3g}" for key, name in shown.items() if name in metrics)
-
-
-def _tensors(state: Any) -> list[torch.Tensor]:
-    """All floating-point tensors in nested containers."""
-    if isinstance(state, torch.Tensor):
-        return [state] if state.is_floating_point() else []
-    if isinstance(state, dict):
-        return [item for value in state.values() for item in _tensors(value)]
-    if isinstance(state, list | tuple):
-        return [item for value in state for item in _tensors(value)]
-    return []

@@ -1,0 +1,132 @@
+"""What every run does in the same way, whatever it trains: seeds, checks, what it leaves in its folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from guerdon.agents.agent import AnyAgent
+from guerdon.agents.cloning import demonstrations
+from guerdon.agents.networks import ObsSpec
+from guerdon.config import GuerdonConfig, to_plain
+from guerdon.core import strict_json
+from guerdon.core.atomic import make_directory, write_atomic
+from guerdon.core.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
+from guerdon.core.images import stack_episode
+from guerdon.core.types import display_path
+from guerdon.monitoring.video import write_video
+from guerdon.training.checkpoints import SavedPolicy
+from guerdon.training.evaluation import FilmedEpisode
+from guerdon.training.reward_workers import RewardWorkers
+
+log = logging.getLogger("guerdon")
+
+
+def is_due(before: int, now: int, interval: int) -> bool:
+    """Whether a multiple of `interval` lies between two steps."""
+    return now // interval > before // interval
+
+
+def episode_seed(seed: int, step: int) -> int:
+    """Of the environments from `step` on.
+
+    They are reset at every checkpoint, with a seed that follows from the step: a resumed run and one that was
+    never interrupted then see the same episodes.
+    """
+    return int(np.random.SeedSequence([seed, step]).generate_state(1)[0] >> 2)
+
+
+def check_finite(metrics: Mapping[str, float], step: int) -> None:
+    """Raise if a metric of an iteration is not a finite number."""
+    bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+    if bad:
+        raise DataError(f"training broke down at step {step}: {bad[0]} is not finite")
+
+
+def check_same_agent(saved: SavedPolicy, agent: AnyAgent, place: Path | str) -> None:
+    """Raise if a run would be resumed with another algorithm."""
+    if type(saved.learner) is not type(agent):
+        raise ConfigError(
+            f"{display_path(place)} holds a policy of {type(saved.learner).__name__}, "
+            f"the config asks for {type(agent).__name__}"
+        )
+
+
+def all_finite(state: Any) -> bool:
+    """Whether all floating-point tensors in nested containers are finite."""
+    if isinstance(state, torch.Tensor):
+        return not state.is_floating_point() or bool(torch.isfinite(state).all())
+    if isinstance(state, dict):
+        return all(map(all_finite, state.values()))
+    return not isinstance(state, list | tuple) or all(map(all_finite, state))
+
+
+def warm_start(
+    agent: AnyAgent,
+    config: GuerdonConfig,
+    spaces: tuple[gym.Space[Any], gym.Space[Any]],
+    control_mode: str | None,
+) -> None:
+    """Clone the successes of `learner.warm_start.data` into the policy."""
+    section = config.learner.warm_start
+    shown = demonstrations(
+        Path(str(section.data)), ObsSpec.of(spaces[0]), control_mode, intended=section.intended
+    )
+    outcome = agent.clone(shown, section, config.seed)
+    log.info(
+        "warm start: %d demonstrated actions, loss %.3f to %.3f",
+        outcome["num_transitions"],
+        outcome["loss_first"],
+        outcome["loss_last"],
+    )
+
+
+def with_note(error: GuerdonError, note: str) -> GuerdonError:
+    """The same kind of error with more to say; what was lost with a worker ends the run as its cluster's."""
+    kind = ClusterError if isinstance(error, WorkerLostError) else type(error)
+    return kind(f"{error} {note}")
+
+
+def progress_text(metrics: dict[str, float]) -> str:
+    """What a progress bar shows of an iteration."""
+    shown = {"success": "env/success_once", "fires": "reward/fire_rate", "steps/s": "time/steps_per_second"}
+    return " ".join(f"{key} {metrics[name]:.3g}" for key, name in shown.items() if name in metrics)
+
+
+# Files
+
+
+def write_config(folder: Path, config: Any) -> None:
+    """The resolved settings, as `config.yaml`."""
+    text = OmegaConf.to_yaml(OmegaConf.create(to_plain(config))).encode()
+    write_atomic(folder / "config.yaml", lambda file: file.write(text))
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """What came of the run, as `summary.json`."""
+    text = strict_json.dumps(summary, indent=1).encode()
+    write_atomic(folder / "summary.json", lambda file: file.write(text))
+
+
+def write_films(folder: Path, films: list[FilmedEpisode], rewards: RewardWorkers) -> None:
+    """Evaluation episodes as GIFs with the learned probability under the picture."""
+    facts = rewards.facts
+    for number, film in enumerate(films):
+        count = facts.contract.num_frames
+        stacks = {name: stack_episode(film.frames[name], count) for name in facts.image_keys}
+        make_directory(folder / "videos")
+        write_video(
+            folder / "videos" / f"eval_{number}.gif",
+            film.frames[facts.image_keys[0]],
+            rewards.score(stacks).prob_success,
+            facts.threshold,
+            film.env_success,
+            fps=10,
+        )
