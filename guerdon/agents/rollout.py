@@ -85,6 +85,9 @@ class Rollout:
     """int64 [T, N]; the step within its episode, from 0."""
     policy_version: int = 0
     """Updates of the policy that played it."""
+    next_obs: Tensor | None = None
+    """float32 [T, N, S]; states that the actions led to, the final ones where an episode ended, if the
+    collector keeps them."""
     reward_version: str | None = None
     """The reward model that `training_rewards` come from; None: they are the environment's."""
 
@@ -96,6 +99,8 @@ class Rollout:
     def arrays(self) -> RolloutArrays:
         """All that was played, without copies; `join` makes a rollout of it again."""
         named = {name: getattr(self, name).numpy() for name in _ARRAYS}
+        if self.next_obs is not None:
+            named["next_obs"] = self.next_obs.numpy()
         return {**named, **{f"{OBS_PREFIX}{name}": part.numpy() for name, part in self.obs.items()}}
 
     @classmethod
@@ -114,7 +119,10 @@ class Rollout:
             joined[name] = torch.from_numpy(array)
         named: dict[str, Any] = {name: joined[name] for name in _ARRAYS}
         return cls(
-            obs={name[len(OBS_PREFIX) :]: part for name, part in joined.items() if name not in _ARRAYS},
+            obs={
+                name[len(OBS_PREFIX) :]: part for name, part in joined.items() if name.startswith(OBS_PREFIX)
+            },
+            next_obs=joined.get("next_obs"),
             training_rewards=joined["env_rewards"].clone(),
             policy_version=policy_version,
             **named,
@@ -140,8 +148,11 @@ class RolloutCollector:
         env_steps: steps taken so far, all environments together.
     """
 
-    def __init__(self, env: AnyVectorEnv, num_steps: int) -> None:
-        """Set up for rollouts of `num_steps` steps; `env` must auto-reset in the same step."""
+    def __init__(self, env: AnyVectorEnv, num_steps: int, *, keep_next_obs: bool = False) -> None:
+        """Set up for rollouts of `num_steps` steps; `env` must auto-reset in the same step.
+
+        `keep_next_obs` also keeps the states that the actions led to.
+        """
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.SAME_STEP:
             raise ConfigError(
@@ -161,6 +172,8 @@ class RolloutCollector:
         self._elapsed: IntArray = np.zeros(shape, np.int64)
         self._log_probs, self._values, self._final_values = (torch.zeros(shape) for _ in range(3))
         self._actions: Tensor | None = None
+        self._keep_next_obs = keep_next_obs
+        self._next_obs: FloatArray | None = None
         self._obs: dict[str, NDArray[Any]] = {}  # [T + 1, N, ...]; the last row is where the next one begins
         self._rows: list[Obs] = []  # views of each of them
 
@@ -199,11 +212,14 @@ class RolloutCollector:
             self._terminated[t], self._truncated[t] = to_numpy(terminated), to_numpy(truncated)
             done: BoolArray = self._terminated[t] | self._truncated[t]
             cut = np.flatnonzero(self._truncated[t] & ~self._terminated[t])
-            reached = obs if on_step is None and not len(cut) else _reached(obs, info, done)
+            needed = on_step is not None or self._keep_next_obs or len(cut)
+            reached = _reached(obs, info, done) if needed else obs
             if len(cut):
                 finals.append((t, cut, {name: part[cut] for name, part in _parts(reached).items()}))
             self._put(t + 1, obs)
             self._count(t, done, info)
+            if self._keep_next_obs:
+                self._put_next(t, _parts(reached)[STATE])
             if on_step is not None:
                 on_step(t, self.env, reached, done, info)
         self.env_steps += self.num_steps * self.env.num_envs
@@ -225,6 +241,11 @@ class RolloutCollector:
     def _put(self, row: int, observation: Any) -> None:
         for name, part in _parts(observation).items():
             np.copyto(self._obs[name][row], part, casting="same_kind")
+
+    def _put_next(self, t: int, states: NDArray[Any]) -> None:
+        if self._next_obs is None:
+            self._next_obs = np.zeros((self.num_steps, *states.shape), np.float32)
+        self._next_obs[t] = states
 
     def _count(self, t: int, done: BoolArray, info: Mapping[str, Any]) -> None:
         """Bring the episode statistics up to step t."""
@@ -259,6 +280,7 @@ class RolloutCollector:
             last_values=policy.values(self._rows[-1]).cpu(),
             success=torch.from_numpy(self._success),
             elapsed=torch.from_numpy(self._elapsed),
+            next_obs=None if self._next_obs is None else torch.from_numpy(self._next_obs),
         )
 
 

@@ -189,6 +189,9 @@ class GuerdonConfig(Checked):
     env: EnvsConfig = field(default_factory=EnvsConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    reward_model: dict[str, Any] = field(default_factory=dict)
+    """A reward model of the zoo that learns beside the policy: `type`, its settings, `weight` of its rewards,
+    `cooptrain`. Empty: there is none."""
     fit: FitConfig = field(default_factory=FitConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)

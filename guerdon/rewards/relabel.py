@@ -109,9 +109,14 @@ def training_rewards(
     cfg: RewardConfig,
     threshold: float,
     scale: RewardScale | None = None,
+    extra: FloatArray | float = 0.0,
 ) -> FloatArray:
-    """From scores to what the learner trains on: map, scale if asked for, combine; float32."""
-    return combine(env_rewards, learned_rewards(scores, done, cfg, threshold), cfg, scale)
+    """From scores to what the learner trains on: map, scale if asked for, combine; float32.
+
+    `extra` is the learned reward of another model, of the same shape, which is added after the mapping.
+    """
+    learned = learned_rewards(scores, done, cfg, threshold) + np.float32(extra)
+    return combine(env_rewards, learned, cfg, scale)
 
 
 @dataclass

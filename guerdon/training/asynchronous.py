@@ -18,12 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.agents.episodes import EpisodeTracker
+from guerdon.agents.networks import STATE
 from guerdon.agents.replay_parts import ReplayParts
 from guerdon.config import AsynchronousConfig
 from guerdon.core.errors import GuerdonError, WorkerError, WorkerLostError
 from guerdon.core.types import BoolArray
 from guerdon.distributed.engine import Engine, Pending
 from guerdon.rewards.relabel import learned_rewards
+from guerdon.rewards.steps import StepBatch
 from guerdon.training.acting import PolicySpec, StepChunk
 from guerdon.training.interventions import store_interventions
 from guerdon.training.loop import Iteration, Stopwatch, episode_metrics, fill_scores, frame_metrics
@@ -65,6 +67,8 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
             self.truncate_running_episodes()
         for worker, obs in zip(self.workers, self.envs.reset_acting(seed, self.env_steps), strict=True):
             worker.reset(obs)
+        if self.online is not None:
+            self.online.reset()
 
     def truncate_running_episodes(self) -> None:
         """The running episodes will not go on, from the latest stored step of each."""
@@ -99,10 +103,11 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         metrics |= episode_metrics([record for worker in self.workers for record in worker.records()])
         metrics |= clock.metrics(self.env_steps - begin) | self.envs.fault_metrics() | self._pace_metrics()
         metrics |= self._intervention_metrics()
+        if self.online is not None:
+            metrics |= self.online.learn([self._steps_of(item.chunk) for item in self._stored])
         joined = {name: _flat(self._stored, name) for name in ("env_rewards", "done", "success")}
         if self.rewards is None:
-            mean = float(joined["env_rewards"].mean())
-            return Iteration(metrics={**metrics, "rollout/rewards": mean, "rollout/env_rewards": mean})
+            return Iteration(metrics=metrics | self._unscored_metrics(joined["env_rewards"]))
         joined["prob_success"] = _flat(self._stored, "prob_success")
         watched = watch(self._stored, self.envs.parts, self.rewards, self.env_steps, self.knows_success())
         metrics |= frame_metrics(
@@ -260,6 +265,8 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         worker.replay.cut(worker.obs)
         begun = self.envs.restart_acting(worker.rank, error, self.env_steps, len(worker.requests))
         worker.reset(begun)
+        if self.online is not None:
+            self.online.reset(worker.rank)
 
     def _store(self, worker: WorkerState, request: Request) -> None:
         """Put a judged chunk into the replay buffer and note it; raises if its frames were lost."""
@@ -284,6 +291,8 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
         if self.scale is not None and self.rewards is not None:
             self.scale.update(learned_rewards(prob, done, self.cfg, self.rewards.facts.threshold))
         extras = self._extras(request, chunk, prob)
+        if self.online is not None and self.online.history_dependent:
+            extras["online_rewards"] = self.online.stream_rewards(self._steps_of(chunk), worker.rank)
         elapsed = worker.store(chunk, done, extras)
         self._store_interventions(chunk, done, extras)
         self._count(len(chunk), worker.num_envs)
@@ -310,6 +319,15 @@ class AsynchronousLoop(ReplayLearning[ReplayParts]):
             return
         if chunk.intervened.any():
             store_interventions(self._intervened(), chunk, done, extras)
+
+    def _steps_of(self, chunk: StepChunk) -> StepBatch:
+        """A chunk as the online reward model sees it, [K, n]."""
+        assert self.online is not None
+        next_obs = [chunk.final_obs.get(t, chunk.obs_after(t)) for t in range(len(chunk))]
+        states = [obs[STATE] if isinstance(obs, dict) else obs for obs in next_obs]
+        return self.online.of_steps(
+            chunk.obs, chunk.actions, np.stack(states), chunk.env_rewards, chunk.terminated, chunk.truncated
+        )
 
     def _count(self, num_steps: int, num_envs: int) -> None:
         """Steps of some environments are stored; updates are owed for those after the start of learning."""

@@ -105,6 +105,7 @@ class EnvWorker:
         num_frames: int = 1,
         only_at_rest: bool = False,
         num_steps: int = 1,
+        keep_next_obs: bool = False,
         first_env: int = 0,
         total_envs: int | None = None,
     ) -> None:
@@ -118,6 +119,7 @@ class EnvWorker:
             num_frames: how many of the latest frames it judges together.
             only_at_rest: whether it judges robots that stand still alone.
             num_steps: steps of each environment in a rollout.
+            keep_next_obs: rollouts also hold the states that actions led to.
             first_env: the number of the first of them, where several workers divide the environments.
             total_envs: environments of all workers together; None: `cfg.num_envs`.
         """
@@ -157,7 +159,7 @@ class EnvWorker:
         self.reward_frames: RewardFrames | None = None
         if cameras:
             self.reward_frames = RewardFrames(self.env, cameras, num_steps, reward, num_frames, only_at_rest)
-        self.rollouts = RolloutCollector(self.env, num_steps)
+        self.rollouts = RolloutCollector(self.env, num_steps, keep_next_obs=keep_next_obs)
 
     @property
     def num_envs(self) -> int:

@@ -47,6 +47,7 @@ class EnvWorkers:
         seed: int,
         num_frames: int = 1,
         only_at_rest: bool = False,
+        keep_next_obs: bool = False,
     ) -> None:
         """Divide the environments over the workers that the settings ask for; see `EnvWorker`."""
         count = engine.num_workers("env")
@@ -63,6 +64,7 @@ class EnvWorkers:
                 "num_steps": num_steps,
                 "num_frames": num_frames,
                 "only_at_rest": only_at_rest,
+                "keep_next_obs": keep_next_obs,
             }
             section = replace(cfg, num_envs=stop - start)
             share = (start, stop, cfg.num_envs)

@@ -14,6 +14,7 @@ from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.fit.refit import Judged
 from guerdon.monitoring.monitor import Watched
 from guerdon.rewards.relabel import learned_rewards
+from guerdon.rewards.steps import StepBatch
 from guerdon.training.acting import EnvStep, random_actions
 from guerdon.training.interventions import store_step
 from guerdon.training.loop import (
@@ -25,6 +26,7 @@ from guerdon.training.loop import (
     frame_metrics,
     scored_frames_only,
 )
+from guerdon.training.online_reward import OnlineReward
 from guerdon.training.replay_learning import ITERATION_STEPS, LearningParts, ReplayLearning
 
 
@@ -42,6 +44,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         self._num_frames = [0, 0]  # rendered, judged; in this iteration
         self._kept: list[tuple[IntArray, dict[str, UInt8Array]]] = []  # what was judged, for refits
         self._watched: list[dict[str, Any]] = []
+        self._new_steps: list[StepBatch] = []  # for the online reward model
 
     def reset(self, seed: int) -> None:
         """Begin new episodes; those that ran are cut off in the buffer."""
@@ -49,6 +52,8 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
             self.truncate_running_episodes()
         self._obs = self.envs.reset_obs(seed, self.env_steps)
         self.episodes.reset()
+        if self.online is not None:
+            self.online.reset()
 
     def truncate_running_episodes(self) -> None:
         """The running episodes will not go on."""
@@ -60,7 +65,7 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         """A stretch of steps and updates."""
         watch, train = Stopwatch(), dict[str, float]()
         steps = -(-ITERATION_STEPS // self.envs.num_envs)
-        self._watched, self._num_frames, self._kept = [], [0, 0], []
+        self._watched, self._num_frames, self._kept, self._new_steps = [], [0, 0], [], []
         frames: dict[str, UInt8Array] = {}
         for t in range(steps):
             frames = self._step(t, progress, watch) or frames
@@ -76,9 +81,10 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         metrics |= episode_metrics(self.episodes.pop())
         metrics |= watch.metrics(steps * self.envs.num_envs) | self.envs.fault_metrics()
         joined = {name: np.stack([item[name] for item in self._watched]) for name in self._watched[0]}
+        if self.online is not None:
+            metrics |= self.online.learn([StepBatch.cat(self._new_steps)])
         if self.rewards is None:
-            mean = float(joined["env_rewards"].mean())
-            return Iteration(metrics={**metrics, "rollout/rewards": mean, "rollout/env_rewards": mean})
+            return Iteration(metrics=metrics | self._unscored_metrics(joined["env_rewards"]))
         return self._judged_iteration(metrics, joined, frames)
 
     def _judged_iteration(
@@ -139,6 +145,8 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         watch.lap("compute_model_rewards")
         env_rewards = step.env_rewards
         stored = {name: value for name, value in extras.items() if name != "disagreement"}
+        if self.online is not None:
+            stored |= self._score_online(self.online, actions, step)
         self.replay.add(
             self._obs, actions, env_rewards, step.terminated, step.truncated, step.next_obs, **stored
         )
@@ -160,6 +168,17 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         noted = {"env_rewards": env_rewards, "done": done, "success": success, "elapsed": elapsed}
         self._watched.append({**noted, **{k: v for k, v in extras.items() if not k.startswith("frames/")}})
         return frames
+
+    def _score_online(
+        self, online: OnlineReward, actions: NDArray[Any], step: EnvStep
+    ) -> dict[str, NDArray[Any]]:
+        """Keep a step for the online reward model; rewards that depend on the episode are given now."""
+        rows = (self._obs, actions, step.next_obs, step.env_rewards, step.terminated, step.truncated)
+        steps = online.of_steps(*(_one_step(part) for part in rows))
+        self._new_steps.append(steps)
+        if not online.history_dependent:
+            return {}
+        return {"online_rewards": online.stream_rewards(steps, "run")[0]}
 
     def _take_step(self, progress: float) -> tuple[NDArray[Any], EnvStep]:
         """Choose actions and step; where a worker was lost, its episodes are cut off and new ones begin."""
@@ -207,6 +226,13 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
                     kept[rows] = frames[name]
                 values[f"frames/{name}"] = kept
         return values
+
+
+def _one_step(part: Any) -> Any:
+    """[N, ...] -> [1, N, ...]."""
+    if isinstance(part, dict):
+        return {name: _one_step(each) for name, each in part.items()}
+    return np.asarray(part)[None]
 
 
 def _with_rows(obs: Any, rows: slice, fresh: Any) -> Any:

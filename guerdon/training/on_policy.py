@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from guerdon.agents.agent import OnPolicyAgent
 from guerdon.agents.rollout import Rollout
@@ -17,7 +18,7 @@ from guerdon.fit.refit import Judged
 from guerdon.monitoring.monitor import Watched
 from guerdon.monitoring.reward_path import check_reward_path
 from guerdon.rewards.image.scorer import Scores
-from guerdon.rewards.relabel import RewardScale, learned_rewards, training_rewards
+from guerdon.rewards.relabel import RewardScale, combine, learned_rewards, training_rewards
 from guerdon.training.env_worker import Actor, WorkerRollout
 from guerdon.training.env_workers import EnvWorkers
 from guerdon.training.loop import (
@@ -30,6 +31,7 @@ from guerdon.training.loop import (
     reward_metrics,
     scored_frames_only,
 )
+from guerdon.training.online_reward import OnlineReward, load_online
 from guerdon.training.reward_workers import FramesLostError, RewardWorkers, StreamingScorer
 
 
@@ -43,12 +45,15 @@ class OnPolicyLoop:
         envs: EnvWorkers,
         rewards: RewardWorkers | None,
         cfg: RewardConfig,
+        online: OnlineReward | None = None,
     ) -> None:
-        self.envs, self.rewards, self.cfg = envs, rewards, cfg
+        self.envs, self.rewards, self.cfg, self.online = envs, rewards, cfg, online
         self.learner, self.actor = learner, Actor(learner)
         self.scale = RewardScale() if cfg.normalize else None
         self.env_steps = 0
         self.path_checked = rewards is None
+        self._online_checked = online is None
+        self._online_rewards: FloatArray | float = 0.0
         self._engine = engine
         self._parts: list[WorkerRollout] = []
         self._verdicts: list[Scores] = []
@@ -69,6 +74,8 @@ class OnPolicyLoop:
     def reset(self, seed: int) -> None:
         """Begin new episodes."""
         self.envs.reset(seed, self.env_steps)
+        if self.online is not None:
+            self.online.reset()
 
     def advance(self, progress: float) -> Iteration:
         """A rollout, its rewards, an update."""
@@ -141,9 +148,9 @@ class OnPolicyLoop:
         """Make training rewards of the verdicts and hand them to the actor."""
         rollout = self.actor.rollout
         env_rewards = rollout.env_rewards.numpy()
+        online = self._learn_online()
         if self.rewards is None:
-            mean = float(env_rewards.mean())
-            return {"rollout/rewards": mean, "rollout/env_rewards": mean}, None
+            return online or _env_metrics(env_rewards), None
         done = (rollout.terminated | rollout.truncated).numpy()
         prob: FloatArray = np.full(done.shape, np.nan, np.float32)
         spread: FloatArray = np.full(done.shape, np.nan, np.float32)
@@ -159,13 +166,13 @@ class OnPolicyLoop:
         if not self.path_checked and (done.any() or self.cfg.reward_mode == "per_step"):
             check_reward_path(self._relabel, self.actor.objective, done, self.cfg, threshold)
             self.path_checked = True
-        learned = learned_rewards(prob, done, self.cfg, threshold)
+        learned = learned_rewards(prob, done, self.cfg, threshold) + np.float32(self._online_rewards)
         if self.scale is not None:
             self.scale.update(learned)
         held = self._relabel(prob)
         rollout.reward_version = facts.version
         success = rollout.success.numpy() if self.knows_success() else None
-        metrics = reward_metrics(prob, env_rewards, held, learned, success, threshold)
+        metrics = online | reward_metrics(prob, env_rewards, held, learned, success, threshold)
         metrics |= frame_metrics(
             sum(part.num_rendered for part in self._parts), sum(len(part.rows) for part in self._parts)
         )
@@ -179,6 +186,35 @@ class OnPolicyLoop:
             frame=self._frame,
         )
         return metrics, watched
+
+    def _learn_online(self) -> dict[str, float]:
+        """Teach the online reward model and score the rollout with it; returns what is to be logged."""
+        if self.online is None:
+            return {}
+        rollout = self.actor.rollout
+        steps = self.online.of_rollout(rollout)
+        metrics = self.online.learn([steps])
+        if not self._online_checked:
+            self.online.check_path(self._hold, self.actor.objective, steps.shape, self.cfg)
+            self._online_checked = True
+        self._online_rewards = self.online.stream_rewards(steps, "rollout")
+        metrics["reward_model/rewards"] = float(np.mean(self._online_rewards))
+        if self.rewards is not None:
+            return metrics
+        if self.scale is not None:
+            self.scale.update(self._online_rewards)
+        held = self._hold(self._online_rewards)
+        return metrics | {
+            "rollout/rewards": float(held.mean()),
+            "rollout/env_rewards": float(rollout.env_rewards.mean()),
+            "rollout/learned_rewards": float(self._online_rewards.mean()),
+        }
+
+    def _hold(self, learned: FloatArray) -> FloatArray:
+        """From learned rewards [T, N] to the training rewards that the actor holds."""
+        return self.actor.update_rewards(
+            combine(self.actor.rollout.env_rewards.numpy(), learned, self.cfg, self.scale)
+        )
 
     def _frames(self) -> list[Pending]:
         """The scored frames of each worker, wherever they are."""
@@ -213,16 +249,25 @@ class OnPolicyLoop:
             self.cfg,
             self.rewards.facts.threshold,
             self.scale,
+            self._online_rewards if self.path_checked else 0.0,
         )
         return self.actor.update_rewards(rewards)
 
     def state_dict(self, folder: Path) -> dict[str, Any]:
         """Counters and statistics; the learner is saved beside."""
         scale = None if self.scale is None else [self.scale.count, self.scale.mean, self.scale.spread]
-        return {"env_steps": self.env_steps, "version": self.actor.version, "scale": scale}
+        online = None if self.online is None else self.online.state_dict()
+        return {"env_steps": self.env_steps, "version": self.actor.version, "scale": scale, "online": online}
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
         """Go on from `state_dict`."""
         self.env_steps, self.actor.version = int(state["env_steps"]), int(state["version"])
         if self.scale is not None and state["scale"] is not None:
             self.scale = RewardScale(*state["scale"])
+        load_online(self.online, state)
+
+
+def _env_metrics(env_rewards: NDArray[Any]) -> dict[str, float]:
+    """Of a run that trains on the env's rewards."""
+    mean = float(env_rewards.mean())
+    return {"rollout/rewards": mean, "rollout/env_rewards": mean}

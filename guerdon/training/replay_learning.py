@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -21,10 +22,11 @@ from guerdon.config import LearnerConfig, RewardConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import BoolArray, FloatArray
 from guerdon.monitoring.reward_path import check_reward_path
-from guerdon.rewards.relabel import RewardScale, learned_rewards, training_rewards
+from guerdon.rewards.relabel import RewardScale, combine, learned_rewards, training_rewards
 from guerdon.training.demonstrations import fill_with_demonstrations
 from guerdon.training.env_workers import EnvWorkers
 from guerdon.training.loop import reward_metrics
+from guerdon.training.online_reward import OnlineReward, load_online
 from guerdon.training.reward_workers import RewardWorkers
 
 ITERATION_STEPS = 512
@@ -47,6 +49,8 @@ class LearningParts:
     spaces: tuple[gym.Space[Any], gym.Space[Any]]
     """Of observations and of actions, for a single environment."""
     seed: int
+    online: OnlineReward | None = None
+    """A reward model of the zoo; None: there is none."""
 
 
 class ReplayLearning(ABC, Generic[Replay]):
@@ -60,6 +64,9 @@ class ReplayLearning(ABC, Generic[Replay]):
         self.scale = RewardScale() if self.cfg.normalize else None
         self.env_steps = 0
         self.path_checked = self.rewards is None
+        self.online = parts.online
+        self._online_checked = self.online is None
+        self._sampled: dict[str, float] = {}  # rewards of the latest sample that the online model scored
         self._pending_updates = 0.0  # updates that are due
         self._action_space = parts.spaces[1]
         self._rng = np.random.default_rng(parts.seed)
@@ -96,6 +103,8 @@ class ReplayLearning(ABC, Generic[Replay]):
                         "reward.relabel_at=sampling needs a checkpoint that knows its frame size"
                     )
                 extras |= {f"frames/{name}": (sizes[name], np.uint8) for name in self._cameras}
+        if self.online is not None and self.online.history_dependent:
+            extras["online_rewards"] = ((), np.float32)
         space = self._action_space
         discrete = isinstance(space, gym.spaces.Discrete)
         shape, dtype = ((), np.int64) if discrete else (space.shape or (), np.float32)
@@ -118,6 +127,12 @@ class ReplayLearning(ABC, Generic[Replay]):
         learned = learned_rewards(prob, done, self.cfg, facts.threshold)
         held = training_rewards(prob, joined["env_rewards"], done, self.cfg, facts.threshold, self.scale)
         return reward_metrics(prob, joined["env_rewards"], held, learned, success, facts.threshold)
+
+    def _unscored_metrics(self, env_rewards: NDArray[Any]) -> dict[str, float]:
+        """Rewards of a run without an image model; with an online one, of the latest sampled batch."""
+        mean = float(env_rewards.mean())
+        own = {"rollout/rewards": mean} if self.online is None else self._sampled
+        return {**own, "rollout/env_rewards": mean}
 
     # Learning
 
@@ -153,13 +168,31 @@ class ReplayLearning(ABC, Generic[Replay]):
         batch = replay.sample(count, gamma=self.section.gamma, num_n_steps=self.learner.num_n_steps)
         if not self.path_checked:
             self._check_path(batch)
+        if not self._online_checked and self.online is not None:
+            online, cfg = self.online, self.cfg
+            self._drive(
+                batch,
+                self._hold,
+                lambda relabel, objective: online.check_path(relabel, objective, (len(batch), 1), cfg),
+            )
+            self._online_checked = True
         return batch
 
     def _train_batch(self, batch: ReplayBatch) -> TrainBatch:
         """A sample with its training rewards, which follow from the verdicts on its frames."""
-        if self.rewards is None:
+        if self.rewards is not None:
+            return batch.train_batch(torch.from_numpy(self._relabel(batch, self._verdicts(batch))))
+        if self.online is None:
             return batch.train_batch(batch.env_rewards)
-        return batch.train_batch(torch.from_numpy(self._relabel(batch, self._verdicts(batch))))
+        learned = self._online_rewards(batch)
+        if self.scale is not None:
+            self.scale.update(learned)
+        held = self._hold(batch, learned)
+        self._sampled = {
+            "rollout/rewards": float(held.mean()),
+            "rollout/learned_rewards": float(learned.mean()),
+        }
+        return batch.train_batch(torch.from_numpy(held))
 
     def _relabel(self, batch: ReplayBatch, prob_success: FloatArray) -> FloatArray:
         """Training rewards of each step of a sample, float32 [B, n]."""
@@ -171,7 +204,20 @@ class ReplayLearning(ABC, Generic[Replay]):
             self.cfg,
             self.rewards.facts.threshold,
             self.scale,
+            0.0 if self.online is None or not self.path_checked else self._online_rewards(batch),
         )
+
+    def _hold(self, batch: ReplayBatch, learned: FloatArray) -> FloatArray:
+        """Training rewards of each step of a sample from learned ones, float32 [B, n]."""
+        return combine(batch.env_rewards.numpy(), learned, self.cfg, self.scale)
+
+    def _online_rewards(self, batch: ReplayBatch) -> FloatArray:
+        """What the online reward model says of a sample now, or said when its steps came; float32 [B, 1]."""
+        assert self.online is not None
+        if self.online.history_dependent:
+            stored: FloatArray = batch.extras["online_rewards"].numpy()
+            return stored
+        return self.online.rewards(self.online.of_sample(batch))[:, None]
 
     def _verdicts(self, batch: ReplayBatch) -> FloatArray:
         """Probabilities float32 [B, n], stored at insertion or computed from the stored frames now."""
@@ -190,11 +236,26 @@ class ReplayLearning(ABC, Generic[Replay]):
         done = _done_steps(batch)
         if self.cfg.reward_mode == "terminal" and not done.any():
             return
+        cfg, threshold = self.cfg, self.rewards.facts.threshold
+        self._drive(
+            batch,
+            self._relabel,
+            lambda relabel, objective: check_reward_path(relabel, objective, done, cfg, threshold),
+        )
+        self.path_checked = True
+
+    def _drive(
+        self,
+        batch: ReplayBatch,
+        relabel: Callable[[ReplayBatch, FloatArray], FloatArray],
+        check: Callable[[Callable[[FloatArray], FloatArray], Callable[[], NDArray[np.floating]]], None],
+    ) -> None:
+        """Let `check` drive values through `relabel` to the targets; the learner is as before afterwards."""
         held: list[TrainBatch] = []
         state = copy.deepcopy(self.learner.state_dict())
 
-        def relabel(prob_success: FloatArray) -> FloatArray:
-            rewards = self._relabel(batch, prob_success)
+        def relabelled(values: FloatArray) -> FloatArray:
+            rewards = relabel(batch, values)
             held[:] = [batch.train_batch(torch.from_numpy(rewards))]
             return rewards
 
@@ -203,9 +264,8 @@ class ReplayLearning(ABC, Generic[Replay]):
             targets: NDArray[np.floating] = self.learner.targets(held[0]).detach().cpu().numpy()
             return targets
 
-        check_reward_path(relabel, objective, done, self.cfg, self.rewards.facts.threshold)
+        check(relabelled, objective)
         self.learner.load_state_dict(state)
-        self.path_checked = True
 
     # State
 
@@ -222,6 +282,7 @@ class ReplayLearning(ABC, Generic[Replay]):
             "env_steps": self.env_steps,
             "owed": self._pending_updates,
             "scale": scale,
+            "online": None if self.online is None else self.online.state_dict(),
             "rng": self._rng.bit_generator.state,
         }
 
@@ -231,6 +292,7 @@ class ReplayLearning(ABC, Generic[Replay]):
         if self.scale is not None and state["scale"] is not None:
             self.scale = RewardScale(*state["scale"])
         self._rng.bit_generator.state = state["rng"]
+        load_online(self.online, state)
         if isinstance(self.replay, ReplayBuffer):
             check_layout(folder / REPLAY_FILE, 1)
         self.replay.load(folder / REPLAY_FILE)

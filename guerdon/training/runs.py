@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from guerdon.agents.agent import AnyAgent
 from guerdon.agents.cloning import demonstrations
 from guerdon.agents.networks import ObsSpec
+from guerdon.agents.registry import agent_class
 from guerdon.config import GuerdonConfig, to_plain
 from guerdon.core import strict_json
 from guerdon.core.atomic import make_directory, write_atomic
@@ -41,6 +42,22 @@ def episode_seed(seed: int, step: int) -> int:
     never interrupted then see the same episodes.
     """
     return int(np.random.SeedSequence([seed, step]).generate_state(1)[0] >> 2)
+
+
+def check_settings(config: GuerdonConfig) -> None:
+    """Raise if settings of a training do not fit together."""
+    if config.runner.task_type == "text":
+        raise ConfigError("runner.task_type is text, and text tasks have no environment to train in")
+    if config.reward.cache_verdicts and config.reward.relabel_at == "sampling":
+        raise ConfigError(
+            "reward.cache_verdicts leaves frames out, and reward.relabel_at=sampling judges all of them "
+            "later: use one of the two"
+        )
+    if config.asynchronous.enabled and agent_class(config.learner.algorithm).on_policy:
+        raise ConfigError(
+            "asynchronous.enabled is for off-policy agents (sac, td3, dqn): "
+            f"{config.learner.algorithm} learns only from steps of its present weights"
+        )
 
 
 def check_finite(metrics: Mapping[str, float], step: int) -> None:

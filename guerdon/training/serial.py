@@ -10,18 +10,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
 
-from guerdon.agents.networks import STATE
 from guerdon.agents.registry import agent_class, make_agent
 from guerdon.config.load_zoo import load_serial
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.config.unused import log_without_effect
 from guerdon.core.errors import ConfigError
 from guerdon.rewards import BaseRewardModel, create_reward_model
+from guerdon.training.online_reward import Notes, space_shapes
 from guerdon.training.serial_loops import OnPolicySerial, SerialLoop, make_env
 from guerdon.training.serial_offpolicy import OffPolicySerial
-from guerdon.training.serial_run import Notes, SerialResult, SerialRun
+from guerdon.training.serial_run import SerialResult, SerialRun
 
 
 def serial_pipeline_reward_model_onpolicy(
@@ -117,7 +116,11 @@ def _run(
         learner = make_agent(cfg.learner, env.single_observation_space, env.single_action_space, cfg.seed)
         notes = Notes()
         if model is None:
-            section = {**shapes_of(env), "seed": cfg.seed, **cfg.reward_model}
+            section = {
+                **shapes_of(env),
+                "seed": cfg.seed,
+                **cfg.reward_model,
+            }
             model = create_reward_model(section, cfg.learner.device, notes)
         loop: SerialLoop
         if learner.on_policy:
@@ -144,19 +147,8 @@ def _drawn_from(seed: int) -> Iterator[None]:
 
 
 def shapes_of(env: Any) -> dict[str, Any]:
-    """What a reward model has to know of the environments; beside cameras it gets the state."""
-    space, actions = env.single_observation_space, env.single_action_space
-    if isinstance(space, Dict) and STATE in space.spaces:
-        space = space[STATE]
-    if not isinstance(space, Box):
-        raise ConfigError(
-            f"the serial pipelines take observations that are vectors, or dicts with a vector `{STATE}` and "
-            f"cameras, not {space}"
-        )
-    if isinstance(actions, Discrete):
-        return {"obs_shape": list(space.shape), "action_size": int(actions.n), "discrete_actions": True}
-    size = int(actions.shape[0])
-    return {"obs_shape": list(space.shape), "action_size": size, "discrete_actions": False}
+    """What a reward model has to know of vector environments."""
+    return space_shapes(env.single_observation_space, env.single_action_space)
 
 
 __all__ = [

@@ -32,6 +32,7 @@ from guerdon.training.checkpoints import (
 )
 from guerdon.training.evaluation import Evaluation, evaluate
 from guerdon.training.folders import CHECKPOINTS, held, new_run_folder
+from guerdon.training.online_reward import Notes
 from guerdon.training.rollouts import play_for
 from guerdon.training.runs import (
     check_finite,
@@ -90,31 +91,6 @@ class SerialResult:
             ],
             "folder": None if self.folder is None else str(self.folder),
         }
-
-
-class Notes:
-    """What a reward model has for a logger: scalars are noted and logged with the next line of metrics.
-
-    Everything else goes to TensorBoard as it comes, or nowhere if nothing is written.
-    """
-
-    def __init__(self) -> None:
-        self.scalars: dict[str, float] = {}
-        self.board: Any = None
-
-    def add_scalar(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Note a number; the latest one of a name counts."""
-        self.scalars[name] = float(value)
-
-    def pop(self) -> dict[str, float]:
-        """What was noted since the last call."""
-        noted, self.scalars = self.scalars, {}
-        return noted
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("add_") and name not in ("flush", "close"):
-            raise AttributeError(name)
-        return (lambda *args, **kwargs: None) if self.board is None else getattr(self.board, name)
 
 
 class SerialRun:

@@ -43,6 +43,7 @@ from guerdon.training.evaluation import Evaluation, FilmedEpisode, evaluate
 from guerdon.training.loop import Iteration, Loop
 from guerdon.training.off_policy import OffPolicyLoop
 from guerdon.training.on_policy import OnPolicyLoop
+from guerdon.training.online_reward import OnlineReward
 from guerdon.training.refits import Refits
 from guerdon.training.replay_learning import LearningParts
 from guerdon.training.reward_workers import RewardWorkers
@@ -51,6 +52,7 @@ from guerdon.training.runs import (
     all_finite,
     check_finite,
     check_same_agent,
+    check_settings,
     episode_seed,
     is_due,
     progress_text,
@@ -82,19 +84,8 @@ class EmbodiedRunner:
             raise ConfigError(f"EmbodiedRunner takes a GuerdonConfig (see load_config), not {config!r:.80}")
         log_without_effect(config)
         self.config, self.folder = config, Path(folder)
-        if config.runner.task_type == "text":
-            raise ConfigError("runner.task_type is text, and text tasks have no environment to train in")
+        check_settings(config)
         config = self.config = fit_for_robots(config)
-        if config.reward.cache_verdicts and config.reward.relabel_at == "sampling":
-            raise ConfigError(
-                "reward.cache_verdicts leaves frames out, and reward.relabel_at=sampling judges all of them "
-                "later: use one of the two"
-            )
-        if config.asynchronous.enabled and agent_class(config.learner.algorithm).on_policy:
-            raise ConfigError(
-                "asynchronous.enabled is for off-policy agents (sac, td3, dqn): "
-                f"{config.learner.algorithm} learns only from steps of its present weights"
-            )
         if config.learner.num_threads is not None:
             torch.set_num_threads(config.learner.num_threads)
         self.alarms: list[str] = []
@@ -126,12 +117,14 @@ class EmbodiedRunner:
             num_frames=1 if self.rewards is None else self.rewards.facts.contract.num_frames,
             only_at_rest=self.rewards is not None and self.rewards.facts.contract.only_at_rest,
             num_steps=self._steps_at_a_time(),
+            keep_next_obs=bool(config.reward_model),
             seed=config.seed,
         )
         if self.rewards is not None:
             self.rewards.facts.contract.check_frames(self.envs.facts.first_frames)
         self.spaces = self.envs.facts.spaces
         self.learner: AnyAgent = make_agent(config.learner, *self.spaces, config.seed)
+        self.online = OnlineReward.of(config, self.spaces, self.learner)
         self.loop: Loop = self._make_loop()
         self.engine.log_notices()
 
@@ -145,7 +138,9 @@ class EmbodiedRunner:
         if self.learner.on_policy:
             policy = PolicySpec(cfg=self.config.learner, spaces=self.spaces)
             self.envs.attach(policy, RolloutWorker(self.learner))
-            return OnPolicyLoop(self.engine, self.learner, self.envs, self.rewards, self.config.reward)
+            return OnPolicyLoop(
+                self.engine, self.learner, self.envs, self.rewards, self.config.reward, self.online
+            )
         parts = LearningParts(
             learner=self.learner,
             envs=self.envs,
@@ -154,6 +149,7 @@ class EmbodiedRunner:
             learner_cfg=self.config.learner,
             spaces=self.spaces,
             seed=self.config.seed,
+            online=self.online,
         )
         if self.config.asynchronous.enabled:
             return AsynchronousLoop(self.engine, parts, self.config.asynchronous)
@@ -184,6 +180,11 @@ class EmbodiedRunner:
         if self.rewards is None or not self.config.reward.refit_interval:
             return None
         return Refits(self.config, self.rewards, self.folder, knows_success=self.loop.knows_success())
+
+    @property
+    def learns_reward(self) -> bool:
+        """Whether the policy trains on a learned reward."""
+        return self.rewards is not None or self.online is not None
 
     # A run
 
@@ -267,8 +268,11 @@ class EmbodiedRunner:
             with readable_state(saved.folder):
                 self._take_up(saved)
             log.info("resumed from %s at step %d", display_path(place), saved.step)
-        elif self.config.learner.warm_start.data is not None:
-            warm_start(self.learner, self.config, self.spaces, self.envs.facts.control_mode)
+        else:
+            if self.config.learner.warm_start.data is not None:
+                warm_start(self.learner, self.config, self.spaces, self.envs.facts.control_mode)
+            if self.online is not None:
+                self.online.pretrain()
         self.learner.check_reference()
         self.loop.reset(episode_seed(self.config.seed, self.loop.env_steps))
         return place is not None
@@ -383,7 +387,7 @@ class EmbodiedRunner:
         summary = {
             "algorithm": self.config.learner.algorithm,
             "env": self.config.env.train.id,
-            "reward": f"learned ({section.combine_mode})" if section.use_reward_model else "env",
+            "reward": f"learned ({section.combine_mode})" if self.learns_reward else "env",
             "success_rate": result.success_once,
             **asdict(result),
             "env_steps": self.loop.env_steps,
