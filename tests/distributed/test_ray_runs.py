@@ -19,6 +19,7 @@ from guerdon.training.trainer import EmbodiedRunner
 from tests.distributed.ranks import Warns
 from tests.training.conftest import views
 from tests.training.test_embodied import SAC, lines, without_times
+from tests.training.test_online_reward import DQN, RND, SHORT
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -310,3 +311,15 @@ def test_what_a_busy_worker_warns_of_is_told_later(tmp_path, caplog):
         assert caplog.messages.count("env worker: the lens is dirty") == 1
     finally:
         engine.close()
+
+
+def test_a_reward_model_of_the_zoo_sees_the_same_steps(tmp_path):
+    """The model is with the learner, the environments are elsewhere; also with workers at their own pace."""
+    ppo, _ = curve([*SHORT, *RND], tmp_path / "local")
+    remote, summary = curve([*SHORT, *RND], tmp_path / "ray", ["engine=ray"])
+    assert remote == ppo and summary["reward"] == "learned (replace)"
+    assert any("reward_model/rewards" in row for row in remote)
+    asynchronous = ["engine=ray", "asynchronous.enabled=true", TWO_ENVS]
+    rows, summary = curve([*SHORT, *DQN, *RND], tmp_path / "asynchronous", asynchronous)
+    assert summary["env_steps"] >= 1600 and (tmp_path / "asynchronous" / "report.html").is_file()
+    assert any(row.get("rollout/learned_rewards") for row in rows)
