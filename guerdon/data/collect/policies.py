@@ -10,8 +10,7 @@ import numpy as np
 
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import BoolArray, FloatArray, display_path
-from guerdon.data.files.rebuild import one_line
-from guerdon.data.files.small_files import read_json
+from guerdon.data.files.bounds import one_line, read_json
 
 ACTIVATIONS = {"tanh": "Tanh", "relu": "ReLU", "gelu": "GELU"}
 """Names in `policy.json` -> modules of `torch.nn`."""

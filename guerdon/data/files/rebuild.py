@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import reprlib
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
+from guerdon.data.files.bounds import one_line
 
 _DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|O8?|[SU]\d{1,7})")
 _FOREIGN_ORDER: Literal["<", ">"] = ">" if sys.byteorder == "little" else "<"
@@ -44,33 +44,6 @@ class Token:
 
     name: str
     value: Any = None
-
-
-class _Brief(reprlib.Repr):
-    """`repr` of data from a file, however it is nested and whatever it shares."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel = 2
-        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 12
-        self.maxstring = 200
-
-    def repr_int(self, x: int, level: int) -> str:
-        return repr(x) if x.bit_length() < 256 else f"an integer of {x.bit_length()} bits"
-
-    def repr_instance(self, x: Any, level: int) -> str:
-        plain = isinstance(x, float | complex | type(None) | np.bool_ | np.number)
-        return repr(x) if plain else f"<{type(x).__name__}>"
-
-
-_BRIEF = _Brief()
-
-
-def one_line(value: object, limit: int = 160) -> str:
-    """Text, an error or data from a file, for a message: one printable line of bounded length."""
-    text = str(value) if isinstance(value, str | BaseException) else _BRIEF.repr(value)
-    line = "".join(char if char.isprintable() else "?" for char in text[: limit + 1])
-    return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def check_keys(items: Any) -> int:

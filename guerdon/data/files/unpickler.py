@@ -24,14 +24,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from guerdon.core.errors import DataError, UnsafeDataError
-from guerdon.data.files.rebuild import Allowed, check_keys, one_line, set_state
+from guerdon.data.files.bounds import one_line
+from guerdon.data.files.rebuild import Allowed, check_keys, set_state
 
 Names: TypeAlias = Mapping[tuple[str, str], Any]
 
 _MAX_LINE = 1024  # of a module or function name
 _ROOT_STATE = "_metadata"  # the one attribute that torch sets on the OrderedDict of a state dict
-
-
 _MAX_ARGUMENTS = 16
 _MAX_INTEGER = 1024  # bytes
 _SIZED = (bytes, bytearray, str, list, tuple, dict)
@@ -65,9 +64,7 @@ class Work:
             raise DataError(f"calls a function with {len(arguments)} arguments")
         for each in arguments:
             self.copies -= len(each) if isinstance(each, _SIZED) else 0
-            if (
-                type(each) is tuple and len(each) <= _MAX_ARGUMENTS
-            ):  # an array's state, within other arguments
+            if type(each) is tuple and len(each) <= _MAX_ARGUMENTS:  # an array's state
                 self.copies -= sum(len(part) for part in each if isinstance(part, _SIZED))
         if self.copies < 0:
             raise DataError("makes many copies of the same data")
@@ -341,31 +338,19 @@ _HANDLERS: dict[int, _Handler] = {
         pickle.INST: PickleMachine._instance,
         pickle.REDUCE: PickleMachine._reduce,
         pickle.BUILD: PickleMachine._build,
-        pickle.OBJ: PickleMachine._refuse,
-        pickle.NEWOBJ: PickleMachine._refuse,
-        pickle.NEWOBJ_EX: PickleMachine._refuse,
-        pickle.EXT1: PickleMachine._refuse,
-        pickle.EXT2: PickleMachine._refuse,
-        pickle.EXT4: PickleMachine._refuse,
+        **dict.fromkeys((pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX), PickleMachine._refuse),
+        **dict.fromkeys((pickle.EXT1, pickle.EXT2, pickle.EXT4), PickleMachine._refuse),
         pickle.BINPERSID: PickleMachine._persistent,
     }.items()
 }
 
 _HEAVY = {
-    pickle.EMPTY_LIST: 2,
-    pickle.EMPTY_DICT: 2,
-    pickle.EMPTY_SET: 8,
-    pickle.FROZENSET: 4,
-    pickle.SETITEM: 4,
-    pickle.SETITEMS: 4,
-    pickle.ADDITEMS: 2,
-    pickle.MARK: 2,
-    pickle.MEMOIZE: 2,
-    pickle.BINPUT: 2,
-    pickle.LONG_BINPUT: 2,
-    pickle.BYTEARRAY8: 2,
-    pickle.REDUCE: 8,
-    pickle.BUILD: 4,
+    **dict.fromkeys(
+        (pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.BYTEARRAY8, pickle.ADDITEMS, pickle.MARK), 2
+    ),
+    **dict.fromkeys((pickle.MEMOIZE, pickle.BINPUT, pickle.LONG_BINPUT), 2),
+    **dict.fromkeys((pickle.FROZENSET, pickle.SETITEM, pickle.SETITEMS, pickle.BUILD), 4),
+    **dict.fromkeys((pickle.EMPTY_SET, pickle.REDUCE), 8),
 }
 _UNITS = [_HEAVY.get(bytes([code]), 1) for code in range(256)]
 """What an opcode may add to memory, in units of 64 bytes."""

@@ -32,29 +32,28 @@ from guerdon.core.atomic import (
     clear_stale,
     fsync_directory,
     locked_directory,
-    make_directory,
     next_number,
     storage_errors,
     write_atomic,
 )
 from guerdon.core.errors import DataError
 from guerdon.core.types import Episode, Fault, UInt8Array, display_path, is_positive
-from guerdon.data.files.rebuild import one_line
-from guerdon.data.files.safe_pickle import memory_budget
-from guerdon.data.formats.base import EpisodeWriter, Format
-from guerdon.data.formats.common import (
-    BASE_CAMERA,
+from guerdon.data.files.bounds import memory_budget, one_line
+from guerdon.data.formats.base import (
     UNFINISHED,
+    Format,
+    LabelledWriter,
     attempt,
     existing,
     files_in,
-    stack_images,
+    labelled_files,
     to_fault,
 )
+from guerdon.data.formats.values import BASE_CAMERA, stack_images
 
 log = logging.getLogger("guerdon")
 
-SUCCESS, FAILURE = "success", "failure"
+KINDS = SUCCESS, FAILURE = "success", "failure"
 WRITING = ".writing"
 MAX_LOOKS = 4
 _SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -199,33 +198,27 @@ def _read_image(path: Path) -> UInt8Array:
         raise DataError(f"is not a readable picture: {one_line(error) or type(error).__name__}") from error
 
 
-class FolderWriter(EpisodeWriter):
-    """Writes each frame as a picture; episodes that were cut off go to `unfinished/` beside the others."""
+class FolderWriter(LabelledWriter):
+    """Writes each frame as a picture; returns the common beginning of an episode's paths."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._directories = {True: make_directory(path / SUCCESS), False: make_directory(path / FAILURE)}
-        self._apart: FolderWriter | None = None
-        for directory in (path, *self._directories.values()):
+    def __init__(self, success_dir: Path, failure_dir: Path) -> None:
+        super().__init__(success_dir, failure_dir)
+        for directory in (self.root, *self.directories.values()):
             clear_stale(directory)
 
-    def add(self, episode: Episode) -> str:
-        """Write one episode; return the common beginning of its files' paths."""
-        if not episode.complete and self._path.absolute().name != UNFINISHED:
-            self._apart = self._apart or FolderWriter(self._path / UNFINISHED)
-            return self._apart.add(episode)
+    def _write(self, episode: Episode, positive: bool) -> str:
         source = _file_name_part(episode.source)
         written: list[Path] = []
-        with locked_directory(self._path) as locked:  # no other writer takes the same number
+        with locked_directory(self.root) as locked:  # no other writer takes the same number
             if locked:
                 self._clear_unfinished()
-            number = max(next_number(directory, _NUMBER) for directory in self._directories.values())
+            number = max(next_number(directory, _NUMBER) for directory in self.directories.values())
             stem = f"{source}_{number:06d}"
-            mark = self._path / f".{stem}{WRITING}"
+            mark = self.root / f".{stem}{WRITING}"
             write_atomic(mark, lambda file: file.write(b""))
             try:
-                for name, positive, image in _named_frames(episode, stem):
-                    path = self._directories[positive] / name
+                for name, shows_success, image in _named_frames(episode, stem):
+                    path = self.directories[shows_success] / name
                     write_atomic(path, partial(_write_png, image), exclusive=True)
                     written.append(path)
             except BaseException:
@@ -235,15 +228,15 @@ class FolderWriter(EpisodeWriter):
                 raise
             with storage_errors(mark):
                 mark.unlink()
-                fsync_directory(self._path)
-        return str(self._path / stem)
+                fsync_directory(self.root)
+        return str(self.root / stem)
 
     def _clear_unfinished(self) -> None:
         """Remove what a killed writer left of its last episode; nobody else writes at this moment."""
-        marks = _being_written(self._path)
+        marks = _being_written(self.root)
         if not marks:
             return
-        for directory in self._directories.values():
+        for directory in self.directories.values():
             for path in files_in(directory, *_SUFFIXES):
                 if _stem(path.stem) in marks:
                     path.unlink()
@@ -281,11 +274,10 @@ class Folder(Format):
 
     def detect(self, path: Path) -> bool:
         """Whether there is a picture where they are kept."""
-        places = [root / kind for root in (path, path / UNFINISHED) for kind in (SUCCESS, FAILURE)]
-        return any(files_in(place, *_SUFFIXES) for place in places)
+        return bool(labelled_files(path, KINDS, *_SUFFIXES))
 
     def read(self, path: Path) -> Iterator[Episode | Fault]:
-        """In the order of episode numbers; those that were cut off come last."""
+        """In the order of episode numbers; truncated ones come last."""
         for root in (existing(path), path / UNFINISHED):
             complete = root.absolute().name != UNFINISHED
             groups, unfinished = _settled(root)
@@ -298,4 +290,4 @@ class Folder(Format):
 
     def writer(self, path: Path) -> FolderWriter:
         """Append to `success/` and `failure/` below `path`."""
-        return FolderWriter(Path(path))
+        return FolderWriter(Path(path) / SUCCESS, Path(path) / FAILURE)

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import Episode, Fault, display_path
-from guerdon.data.files.safe_pickle import memory_budget
-from guerdon.data.formats.common import attempt
+from guerdon.data.files.bounds import memory_budget
+from guerdon.data.formats.base import attempt
 
 START_SECONDS = 60.0
 """For Python to start and to import h5py, on a busy machine."""

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import (
-    BoolArray,
     Episode,
     Fault,
     FloatArray,
@@ -34,21 +33,9 @@ from guerdon.core.types import (
     is_positive,
     with_control_mode,
 )
-from guerdon.data.files.rebuild import one_line
-from guerdon.data.files.safe_pickle import memory_budget
-from guerdon.data.files.small_files import read_json
-from guerdon.data.formats import h5_process
-from guerdon.data.formats.base import Format
-from guerdon.data.formats.common import (
-    attempt,
-    existing,
-    files_in,
-    stack_images,
-    to_flags,
-    to_floats,
-    to_labels,
-    to_vectors,
-)
+from guerdon.data.files.bounds import memory_budget, one_line, read_json
+from guerdon.data.formats import h5_process, values
+from guerdon.data.formats.base import Format, attempt, existing, files_in, head_of
 from guerdon.data.store.shard import MAX_SIZE
 
 NO_CAMERA = "no_camera"
@@ -85,11 +72,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _is_hdf5(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return path.suffix.lower() in (".h5", ".hdf5") and file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
+    return path.suffix.lower() in (".h5", ".hdf5") and head_of(path, len(_MAGIC)) == _MAGIC
 
 
 def read_file(path: Path, done: Collection[str], begin: Callable[[str], None]) -> Iterator[Episode | Fault]:
@@ -151,35 +134,30 @@ def _episode(file: Any, name: str, about: Mapping[str, Any], source: str) -> Epi
     count = len(actions)
     if not 0 < count <= MAX_SIZE:
         raise DataError(f"has {count} actions; an episode has 1 to {MAX_SIZE}")
-    terminated, truncated = (_flags(group, each, count) for each in ("terminated", "truncated"))
-    success = _flags(group, "success", count)
-    if success is None:
+    stored = {"env_rewards": "rewards", "terminated": "terminated", "truncated": "truncated"}
+    columns = {field: _array(group, key) for field, key in stored.items() if key in group}
+    if "success" in group:
+        success = values.to_row(_array(group, "success"), count, "success flags").astype(np.bool_)
+    else:
         success = np.zeros(count, np.bool_)
         success[-1] = bool(about.get("success", False))
     frames, states = _observed(group, count)
-    grasped: BoolArray | None = None
     obs: Any = _member(group, "obs") if "obs" in group else {}
     if _is_group(obs) and "extra" in obs and "is_grasped" in _member(obs, "extra"):
-        grasped = (
-            _after_reset(_array(_member(obs, "extra"), "is_grasped"), count).astype(np.bool_).reshape(-1)
-        )
-    ended = [flags[-1] for flags in (terminated, truncated) if flags is not None]
+        columns["is_grasped"] = _after_reset(_array(_member(obs, "extra"), "is_grasped"), count)
+    fields = values.step_fields({"actions": actions, **columns}, count)
+    ended = [flags[-1] for each in ("terminated", "truncated") if (flags := fields[each]) is not None]
     seed, mode = about.get("episode_seed"), about.get("control_mode")
-    rewards = _array(group, "rewards") if "rewards" in group else None
     return Episode(
         frames=frames,
-        labels=to_labels(success, count),
+        labels=success.astype(np.float32),
         success=is_positive(success, bool(about.get("success", False))),
-        actions=to_vectors(actions, count, "actions"),
         states=None if states is None else states[1:],
         initial_state=None if states is None else states[0],
-        env_rewards=to_floats(rewards, count, "rewards"),
-        terminated=terminated,
-        truncated=truncated,
-        is_grasped=grasped,
         seed=seed if isinstance(seed, int) else None,
         source=with_control_mode(source, mode if isinstance(mode, str) else None),
         complete=not ended or any(ended) or bool(success.any()),
+        **fields,
     )
 
 
@@ -190,7 +168,7 @@ def _observed(group: Any, count: int) -> tuple[dict[str, UInt8Array], FloatArray
         return {NO_CAMERA: blank}, None
     obs = _member(group, "obs")
     if not _is_group(obs):
-        states = to_vectors(_checked(obs, "obs"), count + 1, "states")
+        states = values.to_vectors(_checked(obs, "obs"), count + 1, "states")
         return {NO_CAMERA: blank}, states
     frames: dict[str, UInt8Array] = {}
     if "sensor_data" in obs:
@@ -198,7 +176,7 @@ def _observed(group: Any, count: int) -> tuple[dict[str, UInt8Array], FloatArray
         for camera in sensors:
             sensor = _member(sensors, camera)
             if "rgb" in sensor:
-                frames[camera] = stack_images(_after_reset(_images(sensor), count), camera)
+                frames[camera] = values.stack_images(_after_reset(_images(sensor), count), camera)
     parts = [part for key in ("agent", "extra") if key in obs for part in _leaves(_member(obs, key))]
     rows = [np.asarray(part, np.float32).reshape(len(part), -1) for part in parts]
     for row in rows:
@@ -281,10 +259,6 @@ def _is_written(data: Any, size: int) -> bool:
         wanted = math.prod(-(-side // chunk) for side, chunk in zip(data.shape, data.chunks, strict=True))
         return bool(data.id.get_num_chunks() >= wanted)
     return bool(data.id.get_storage_size() >= size)
-
-
-def _flags(group: Any, name: str, count: int) -> BoolArray | None:
-    return to_flags(_array(group, name), count, f"{name} flags") if name in group else None
 
 
 def _after_reset(array: NDArray[Any], count: int) -> NDArray[Any]:

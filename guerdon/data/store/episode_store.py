@@ -33,8 +33,7 @@ from guerdon.core.types import (
     UInt8Array,
     display_path,
 )
-from guerdon.data.files.rebuild import one_line
-from guerdon.data.files.small_files import read_json
+from guerdon.data.files.bounds import one_line, read_json
 from guerdon.data.store import shard as layout
 from guerdon.data.store.shard import camera_sizes
 from guerdon.data.store.shard_index import ShardIndex, load_index

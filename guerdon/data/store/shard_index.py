@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import SPLITS, BoolArray, FloatArray, IntArray
-from guerdon.data.files.rebuild import one_line
-from guerdon.data.files.small_files import read_small
+from guerdon.data.files.bounds import one_line, read_small
 from guerdon.data.store.shard import (
     DIGEST_BYTES,
     INDEX,

@@ -25,7 +25,7 @@ import guerdon
 from guerdon.core.atomic import clear_stale, fsync_directory, is_temporary, storage_error, write_atomic
 from guerdon.core.errors import DataError, StorageError
 from guerdon.core.types import Episode, display_path
-from guerdon.data.files.small_files import read_json
+from guerdon.data.files.bounds import read_json
 from guerdon.data.formats.base import EpisodeWriter
 from guerdon.data.store import shard as layout
 from guerdon.data.store.episode_store import FORMAT, MANIFEST, SHARDS, EpisodeStore, read_manifest, shard_dirs
