@@ -258,7 +258,7 @@ class EnvWorker:
         if self.judged is not None:
             self.judged.begin()
         if self._collector is not None:
-            self._collector.cut()
+            self._collector.truncate_running_episodes()
 
     def interact(self, policy: RolloutPolicy) -> Rollout:
         """One rollout; the frames to be judged are in `judged` afterwards."""

@@ -15,10 +15,10 @@ from guerdon.config import CollectConfig, EnvConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.progress import progress_bar
 from guerdon.core.types import FloatArray, display_path
-from guerdon.data.collect.archive import EpisodeArchive
+from guerdon.data.collect.archive import EpisodeArchive, open_archive
 from guerdon.data.collect.observations import native_of, state_from
 from guerdon.data.collect.policies import CheckpointPolicy, Policy, RandomPolicy
-from guerdon.data.collect.wrapper import VectorDataCollectorWrapper, open_archive
+from guerdon.data.collect.wrapper import VectorDataCollectorWrapper
 from guerdon.data.formats import get_format
 from guerdon.envs import ScriptedExpert
 from guerdon.envs.make import is_maniskill, make_vector_env

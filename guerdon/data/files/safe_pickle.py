@@ -103,7 +103,7 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
     with archive.open(member) as file:
         shape, fortran, dtype = _npy_header(file, member.file_size)
         if dtype.hasobject:
-            raise DataError(f"{member.filename} holds Python objects instead of numbers")
+            raise DataError(f"{member.filename} holds Python objects and is no array of numbers")
         array = np.empty(shape, dtype, order="F" if fortran else "C")
         if array.nbytes != member.file_size - file.tell():
             raise DataError(f"is damaged: {member.filename} is no array of {list(shape)} numbers")

@@ -88,7 +88,7 @@ class Format(ABC):
 
 
 class LabelledWriter(EpisodeWriter):
-    """Writes to a directory for successes and one for failures; truncated episodes to `unfinished/` beside."""
+    """Writes to a directory for successes and one for failures; truncated episodes to `unfinished/`."""
 
     def __init__(self, success_dir: Path, failure_dir: Path) -> None:
         self.directories = {True: make_directory(success_dir), False: make_directory(failure_dir)}
