@@ -22,7 +22,7 @@ from benchmarks.robot_peg import TIME_SCALE, SimulatedRobot, fit, record
 from guerdon.cli.teleop import teleop
 from guerdon.config import CollectConfig, EnvConfig, RewardConfig, RewardModelConfig, load_config
 from guerdon.data.collect.run import collect
-from guerdon.data.datasets.preview import write_preview
+from guerdon.data.datasets.pictures import write_preview
 from guerdon.data.formats.realworld_pkl import Recorded, read_recorded
 from guerdon.envs import ScriptedExpert
 from tests.browser import screenshot

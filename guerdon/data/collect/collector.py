@@ -136,7 +136,7 @@ class RewardDataCollector:
         return to_unit_chw(images)
 
     def truncate_running_episodes(self) -> None:
-        """Before the environments are reset: what was running goes to `unfinished/`, and nothing leaks over."""
+        """Call it when all environments are reset: what was running goes to `unfinished/`."""
         if self._recorder is not None and not self.archive.is_full:
             self._recorder.truncate()
 

@@ -125,7 +125,7 @@ class _Recording:
     def _pictures(
         self, obs: Any, done: BoolArray, shown: IntArray, at_rest: NDArray[Any] | None
     ) -> dict[str, UInt8Array]:
-        """Camera -> uint8 [n, H, W, C] of `shown` (int [n]); with `only_at_rest` the last one where it moves."""
+        """Camera -> uint8 [n, H, W, C] of `shown` (int [n]); a robot in motion may keep its last ones."""
         if not self._only_at_rest:
             return self._frames.frames(obs, done, shown)
         if at_rest is None:

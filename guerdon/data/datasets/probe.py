@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
-from guerdon.data.datasets.fingerprint import cell_means
+from guerdon.data.datasets.split import cell_means
 from guerdon.data.store import EpisodeStore
 
 CELLS = 8

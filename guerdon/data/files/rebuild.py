@@ -156,10 +156,13 @@ def _scalar(dtype: Any, raw: Any = b"") -> Any:
 # Builtin containers and scalars
 
 
-def _bytes(*args: Any) -> bytes:
-    if args:
-        raise DataError("makes bytes out of something else")
-    return b""
+def _empty(make: Callable[[], Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        if args:
+            raise DataError(f"makes {make.__name__} out of something else")
+        return make()
+
+    return call
 
 
 def _bytearray(data: Any = b"", *_: Any) -> bytearray:
@@ -168,20 +171,15 @@ def _bytearray(data: Any = b"", *_: Any) -> bytearray:
     return bytearray(data)
 
 
-def _members(items: Any) -> list[Any]:
-    if not isinstance(items, list | tuple):  # a range would be a request for that much memory
-        raise DataError(f"makes a set out of a {type(items).__name__}")
-    if check_keys(items) > _MAX_ODD_MEMBERS:
-        raise DataError(f"makes a set of more than {_MAX_ODD_MEMBERS} numbers or tuples")
-    return list(items)
+def _of_members(make: Callable[..., Any]) -> Callable[..., Any]:
+    def call(items: Any = ()) -> Any:
+        if not isinstance(items, list | tuple):  # a range would be a request for that much memory
+            raise DataError(f"makes a set out of a {type(items).__name__}")
+        if check_keys(items) > _MAX_ODD_MEMBERS:
+            raise DataError(f"makes a set of more than {_MAX_ODD_MEMBERS} numbers or tuples")
+        return make(items)
 
-
-def _set(items: Any = ()) -> set[Any]:
-    return set(_members(items))
-
-
-def _frozenset(items: Any = ()) -> frozenset[Any]:
-    return frozenset(_members(items))
+    return call
 
 
 def _of_numbers(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,12 +197,6 @@ def _encode(text: Any, encoding: Any = "") -> bytes:
     return text.encode("latin1")
 
 
-def _ordered_dict(*args: Any) -> OrderedDict[Any, Any]:
-    if args:
-        raise DataError("makes an OrderedDict out of something else")
-    return OrderedDict()
-
-
 _NDARRAY = Token("numpy.ndarray")
 
 
@@ -212,17 +204,17 @@ def _make_table() -> dict[tuple[str, str], Allowed | Token]:
     calls: dict[tuple[str, str], Callable[..., Any]] = {
         ("numpy", "dtype"): _dtype,
         ("_codecs", "encode"): _encode,
-        ("collections", "OrderedDict"): _ordered_dict,
+        ("collections", "OrderedDict"): _empty(OrderedDict),
     }
     for core in ("numpy.core", "numpy._core"):
         calls[f"{core}.multiarray", "_reconstruct"] = _reconstruct
         calls[f"{core}.multiarray", "scalar"] = _scalar
         calls[f"{core}.numeric", "_frombuffer"] = _frombuffer
     for builtins in ("builtins", "__builtin__"):
-        calls[builtins, "bytes"] = _bytes
+        calls[builtins, "bytes"] = _empty(bytes)
         calls[builtins, "bytearray"] = _bytearray
-        calls[builtins, "set"] = _set
-        calls[builtins, "frozenset"] = _frozenset
+        calls[builtins, "set"] = _of_members(set)
+        calls[builtins, "frozenset"] = _of_members(frozenset)
         calls[builtins, "complex"] = _of_numbers(complex)
         calls[builtins, "slice"] = _of_numbers(slice)
         calls[builtins, "range"] = calls[builtins, "xrange"] = _of_numbers(range)

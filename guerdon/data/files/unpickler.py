@@ -160,10 +160,6 @@ class PickleMachine:
         module = self._line()
         self._find(module, self._line())
 
-    def _stack_global(self) -> None:
-        name = self._stack.pop()
-        self._find(self._stack.pop(), name)
-
     def _reduce(self) -> None:
         arguments = self._stack.pop()
         function = self._stack[-1]
@@ -198,8 +194,10 @@ class PickleMachine:
 
     # Containers
 
-    def _check_keys(self, keys: list[Any]) -> None:
+    def _checked(self, keys: list[Any]) -> list[Any]:
+        """The same keys, if they may be those of a dict or set."""
         self._work.take(_ODD_KEY * check_keys(keys))
+        return keys
 
     def _mark(self) -> None:
         self._outer.append(self._stack)
@@ -216,28 +214,15 @@ class PickleMachine:
             raise DataError(f"adds items to a {type(target).__name__}")
         return target
 
-    def _append(self) -> None:
-        value = self._stack.pop()
-        self._top(list).append(value)
-
-    def _appends(self) -> None:
-        items = self._pop_mark()
+    def _extend(self, items: list[Any]) -> None:
         self._top(list).extend(items)
 
     def _set_items(self, items: list[Any]) -> None:
-        keys = items[::2]
-        self._check_keys(keys)
-        self._top(dict).update(zip(keys, items[1::2], strict=True))
+        self._top(dict).update(zip(self._checked(items[::2]), items[1::2], strict=True))
 
     def _add_items(self) -> None:
-        items = self._pop_mark()
-        self._check_keys(items)
+        items = self._checked(self._pop_mark())
         self._top(set).update(items)
-
-    def _frozenset(self) -> None:
-        items = self._pop_mark()
-        self._check_keys(items)
-        self._stack.append(frozenset(items))
 
     def _tuple_of(self, count: int) -> None:
         if len(self._stack) < count:
@@ -249,9 +234,6 @@ class PickleMachine:
             self._stack.pop()
         else:
             self._pop_mark()
-
-    def _memoize(self) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
 
     def _put(self, index: int) -> None:
         self._memo[index] = self._stack[-1]
@@ -319,22 +301,22 @@ _HANDLERS: dict[int, _Handler] = {
         pickle.TUPLE1: lambda m: m._tuple_of(1),
         pickle.TUPLE2: lambda m: m._tuple_of(2),
         pickle.TUPLE3: lambda m: m._tuple_of(3),
-        pickle.FROZENSET: PickleMachine._frozenset,
-        pickle.APPEND: PickleMachine._append,
-        pickle.APPENDS: PickleMachine._appends,
+        pickle.FROZENSET: _push(lambda m: frozenset(m._checked(m._pop_mark()))),
+        pickle.APPEND: lambda m: m._extend([m._stack.pop()]),
+        pickle.APPENDS: lambda m: m._extend(m._pop_mark()),
         pickle.SETITEM: lambda m: m._set_items([m._stack.pop(-2), m._stack.pop()]),
         pickle.SETITEMS: lambda m: m._set_items(m._pop_mark()),
         pickle.ADDITEMS: PickleMachine._add_items,
         pickle.POP: PickleMachine._pop,
         pickle.POP_MARK: PickleMachine._pop_mark,
         pickle.DUP: _push(lambda m: m._stack[-1]),
-        pickle.MEMOIZE: PickleMachine._memoize,
+        pickle.MEMOIZE: lambda m: m._put(len(m._memo)),
         pickle.BINPUT: lambda m: m._put(m._byte()),
         pickle.LONG_BINPUT: lambda m: m._put(m._count(4)),
         pickle.BINGET: lambda m: m._get(m._byte()),
         pickle.LONG_BINGET: lambda m: m._get(m._count(4)),
         pickle.GLOBAL: PickleMachine._global,
-        pickle.STACK_GLOBAL: PickleMachine._stack_global,
+        pickle.STACK_GLOBAL: lambda m: m._find(m._stack.pop(-2), m._stack.pop()),
         pickle.INST: PickleMachine._instance,
         pickle.REDUCE: PickleMachine._reduce,
         pickle.BUILD: PickleMachine._build,
