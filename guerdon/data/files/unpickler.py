@@ -235,6 +235,9 @@ class PickleMachine:
         else:
             self._pop_mark()
 
+    def _memoize(self) -> None:
+        self._memo[len(self._memo)] = self._stack[-1]
+
     def _put(self, index: int) -> None:
         self._memo[index] = self._stack[-1]
 
@@ -310,7 +313,7 @@ _HANDLERS: dict[int, _Handler] = {
         pickle.POP: PickleMachine._pop,
         pickle.POP_MARK: PickleMachine._pop_mark,
         pickle.DUP: _push(lambda m: m._stack[-1]),
-        pickle.MEMOIZE: lambda m: m._put(len(m._memo)),
+        pickle.MEMOIZE: PickleMachine._memoize,
         pickle.BINPUT: lambda m: m._put(m._byte()),
         pickle.LONG_BINPUT: lambda m: m._put(m._count(4)),
         pickle.BINGET: lambda m: m._get(m._byte()),

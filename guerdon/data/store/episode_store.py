@@ -36,7 +36,7 @@ from guerdon.core.types import (
 from guerdon.data.files.bounds import one_line, read_json
 from guerdon.data.store import shard as layout
 from guerdon.data.store.shard import camera_sizes
-from guerdon.data.store.shard_index import ShardIndex, load_index
+from guerdon.data.store.shard_index import ShardIndex, joined, load_index
 
 FORMAT = "guerdon-store"
 MANIFEST = "manifest.json"
@@ -89,13 +89,13 @@ class _Shard:
     schema: layout.ShardSchema
     index: ShardIndex
     """Of the episodes whose bytes are all there."""
-    promise: dict[str, Any]
-    """What the manifest has to say of it: `shard_promise` of all episodes in its index."""
+    facts: dict[str, Any]
+    """What the manifest has to say of it: `facts_of_shard` of all episodes in its index."""
     cameras: dict[str, UInt8Array]
     vectors: dict[str, FloatArray]
 
 
-def shard_promise(index: ShardIndex) -> dict[str, Any]:
+def facts_of_shard(index: ShardIndex) -> dict[str, Any]:
     """What a manifest remembers of a shard, so that its loss is noticed."""
     return {
         "num_episodes": len(index),
@@ -147,19 +147,19 @@ class EpisodeStore:
         self._shards: list[_Shard] = []
         for place, items, manifest in zip(places, shards, manifests, strict=True):
             opened = {item.name: shard for item in items if (shard := self._open(item)) is not None}
-            self._notice_losses(place, manifest, items, opened)
+            self._check_manifest(place, manifest, items, opened)
             self._shards += opened.values()
         indices = [item.index for item in self._shards]
-        lengths: IntArray = _joined([index.length for index in indices], np.int64)
-        self.labels: FloatArray = _joined([index.labels for index in indices], np.float32)
+        lengths: IntArray = joined([index.length for index in indices], np.int64)
+        self.labels: FloatArray = joined([index.labels for index in indices], np.float32)
         self.starts: IntArray = np.append(0, np.cumsum(lengths)).astype(np.int64)
         self.episode: IntArray = np.repeat(np.arange(len(lengths)), lengths)
         self.step: IntArray = np.arange(len(self.labels)) - np.repeat(self.starts[:-1], lengths)
-        self.success: BoolArray = _joined([index.success for index in indices], np.bool_)
-        self.complete: BoolArray = _joined([index.complete for index in indices], np.bool_)
+        self.success: BoolArray = joined([index.success for index in indices], np.bool_)
+        self.complete: BoolArray = joined([index.complete for index in indices], np.bool_)
         self._owner: IntArray = np.repeat(np.arange(len(indices)), [len(index) for index in indices])
         self._first_episode: IntArray = np.cumsum([0, *(len(index) for index in indices)])
-        self._first_frame: IntArray = _joined([index.first_frame for index in indices], np.int64)
+        self._first_frame: IntArray = joined([index.first_frame for index in indices], np.int64)
 
     @property
     def num_frames(self) -> int:
@@ -176,9 +176,9 @@ class EpisodeStore:
         """Hash of all episodes, sealed or not; independent of their order and of the shards."""
         return layout.content_hash(self.episode_column("digest"))
 
-    def shard_promises(self) -> dict[str, dict[str, Any]]:
+    def shard_facts(self) -> dict[str, dict[str, Any]]:
         """What the manifest of a store has to remember of each of its shards."""
-        return {item.path.name: item.promise for item in self._shards}
+        return {item.path.name: item.facts for item in self._shards}
 
     def _open(self, path: Path) -> _Shard | None:
         """Open one shard, with the episodes that are really there."""
@@ -201,12 +201,12 @@ class EpisodeStore:
             index = load_index(path, schema)
             for problem in index.problems:
                 self._set_aside(path, problem)
-            kept = self._cut(path, schema, index)
+            kept = self._without_lost_bytes(path, schema, index)
             return _Shard(
                 path=path,
                 schema=schema,
                 index=kept,
-                promise=shard_promise(index),
+                facts=facts_of_shard(index),
                 cameras={
                     name: _map(path / schema.camera_file(name), np.uint8, (_rows(kept), *shape))
                     for name, shape in self.cameras.items()
@@ -225,13 +225,13 @@ class EpisodeStore:
     def _set_aside(self, path: Path, reason: str) -> None:
         self.faults.append(Fault(path=str(path), reason=one_line(reason, 300)))
 
-    def _notice_losses(
+    def _check_manifest(
         self, store: Path, manifest: Mapping[str, Any], listed: Sequence[Path], shards: Mapping[str, _Shard]
     ) -> None:
         """Compare what is there with what the manifest knows; there may be more, but not less."""
         for name, known in manifest.get("shards", {}).items():
             path, item = store / SHARDS / name, shards.get(name)
-            there = {} if item is None else item.promise
+            there = {} if item is None else item.facts
             named = any(fault.path.startswith(str(path)) for fault in self.faults)
             new = path not in listed and path.is_dir()  # made after the shards were listed
             if item is None and (named or new):
@@ -242,14 +242,14 @@ class EpisodeStore:
                 self._set_aside(path, f"{what}: {lost}")
             elif there["num_episodes"] == known["num_episodes"] and there != known:
                 self._set_aside(path, "its index has other episodes than the manifest knows")
-        found = sum(int(item.promise["num_episodes"]) for item in shards.values())
+        found = sum(int(item.facts["num_episodes"]) for item in shards.values())
         if not manifest.get("shards") and found < manifest.get("num_episodes", 0):
             reason = (
                 f"has {manifest['num_episodes']} episodes, {found} are there: a shard or its index is lost"
             )
             self._set_aside(store / MANIFEST, reason)
 
-    def _cut(self, path: Path, schema: layout.ShardSchema, index: ShardIndex) -> ShardIndex:
+    def _without_lost_bytes(self, path: Path, schema: layout.ShardSchema, index: ShardIndex) -> ShardIndex:
         """Set aside the episodes of a shard whose bytes are missing (a truncated file)."""
         good = np.ones(len(index), np.bool_)
         ends = index.first_frame + index.length
@@ -262,7 +262,7 @@ class EpisodeStore:
             whole = rows <= there // row_bytes if row_bytes else np.ones(len(rows), np.bool_)
             if not whole.all():
                 reason = (
-                    f"is cut off: {there} bytes of {int(rows[-1]) * row_bytes}; "
+                    f"is truncated: {there} bytes of {int(rows[-1]) * row_bytes}; "
                     f"{int((~whole).sum())} of {len(index)} episodes set aside"
                 )
                 self._set_aside(path / file, reason)
@@ -274,7 +274,7 @@ class EpisodeStore:
         indices = [item.index for item in self._shards if len(item.index)]
         if not indices or any("at_rest" not in index.scalars for index in indices):
             return None
-        return _joined([index.scalars["at_rest"] for index in indices], np.bool_)
+        return joined([index.scalars["at_rest"] for index in indices], np.bool_)
 
     def episode_column(self, name: str) -> list[Any]:
         """One value per episode: `success`, `complete`, `seed`, `split`, `source` or `digest`."""
@@ -329,9 +329,7 @@ class EpisodeStore:
         if "initial_state" in vectors:
             vectors["initial_state"] = item.vectors["initial_state"][int(item.index.number[within])]
         scalars: dict[str, Any] = {name: values[rows] for name, values in item.index.scalars.items()}
-        facts: dict[str, Any] = {
-            name: getattr(item.index, name)[within] for name in ("seed", "split", "source")
-        }
+        facts = {name: getattr(item.index, name)[within] for name in ("seed", "split", "source")}
         return Episode(
             frames={name: images[frames] for name, images in item.cameras.items()},
             labels=self.labels[start:end],
@@ -355,7 +353,3 @@ def _rows(index: ShardIndex, name: str = "") -> int:
         return 0
     last = index.number[-1] + 1 if name == "initial_state" else index.first_frame[-1] + index.length[-1]
     return int(last)
-
-
-def _joined(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)

@@ -89,19 +89,19 @@ class ShardIndex:
             else:
                 problems.append(f"episode {number} is set aside: {reason}")
             end, count = max(end, first + record.num_frames), max(count, number + 1)
+        facts: dict[str, Any] = {
+            name: [getattr(each, name) for each in good] for name in ("seed", "split", "source", "digest")
+        }
         return cls(
             first_frame=np.array([each.first_frame for each in good], np.int64),
             number=np.array([each.number for each in good], np.int64),
             length=np.array([each.num_frames for each in good], np.int64),
             success=np.array([each.success for each in good], np.bool_),
             complete=np.array([each.complete for each in good], np.bool_),
-            seed=[each.seed for each in good],
-            split=[each.split for each in good],
-            source=[each.source for each in good],
-            digest=[each.digest for each in good],
-            labels=_joined([each.labels for each in good], np.float32),
+            **facts,
+            labels=joined([each.labels for each in good], np.float32),
             scalars={
-                name: _joined([each.scalars[name] for each in good], SCALARS[name]) for name in schema.scalars
+                name: joined([each.scalars[name] for each in good], SCALARS[name]) for name in schema.scalars
             },
             problems=problems,
         )
@@ -154,7 +154,7 @@ def load_index(shard: Path, schema: ShardSchema) -> ShardIndex:
     Raises:
         DataError: nothing of it can be used.
     """
-    try:  # the journal outlives a seal that was cut short, and then it is the truth
+    try:  # the journal outlives an interrupted seal, and then it holds the truth
         records, problems = read_journal(shard / JOURNAL)
         return ShardIndex.of(records, schema, problems)
     except FileNotFoundError:
@@ -311,5 +311,6 @@ def _steps(lengths: IntArray) -> IntArray:
     return np.arange(total) - np.repeat(ends - lengths, lengths)
 
 
-def _joined(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+def joined(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    """Arrays one behind the other, as `dtype`; there may be none."""
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)

@@ -62,11 +62,11 @@ class StoreWriter(EpisodeWriter):
     def _make_store(self) -> None:
         """Make the store unless it exists; another writer may be doing the same at this moment."""
         names = {item.name for item in self.path.iterdir()} if self.path.is_dir() else set()
-        strangers = sorted(name for name in names - {STORE_LOCK, SHARDS} if not is_temporary(name))
-        if strangers and not (self.path / MANIFEST).exists():
+        unknown = sorted(name for name in names - {STORE_LOCK, SHARDS} if not is_temporary(name))
+        if unknown and not (self.path / MANIFEST).exists():
             raise StorageError(
                 f"{display_path(self.path)} is neither empty nor a Guerdon store "
-                f"(it holds {strangers[0]}); choose another directory"
+                f"(it holds {unknown[0]}); choose another directory"
             )
         (self.path / SHARDS).mkdir(parents=True, exist_ok=True)
         with _locked(self.path / STORE_LOCK):
@@ -101,7 +101,7 @@ class StoreWriter(EpisodeWriter):
         return places
 
     def _portions(self, episodes: list[Episode]) -> Iterator[list[Episode]]:
-        """Cut a list so that no part of it has more frames than a shard should hold."""
+        """Parts of a list, none with more frames than a shard should hold."""
         start = size = 0
         for end, episode in enumerate(episodes):
             size += sum(images.nbytes for images in episode.frames.values())
@@ -206,7 +206,7 @@ class _OpenShard:
             for name in self.schema.vectors:
                 self._put(self.schema.vector_file(name), [getattr(item, name) for item in episodes])
         except OSError as error:
-            self._give_back()
+            self._truncate_frames()
             raise storage_error(self.path, error, kept=self._num_episodes) from error
         first = self._num_episodes
         for episode, digest in zip(episodes, layout.episode_digests(episodes), strict=True):
@@ -227,7 +227,7 @@ class _OpenShard:
         if row_bytes:
             _pwrite_all(self._files[file], [item.data.cast("B") for item in rows], first_row * row_bytes)
 
-    def _give_back(self) -> None:
+    def _truncate_frames(self) -> None:
         """Free what a failed write took, so that a full disk has room for the journal line of the others."""
         sizes = {self.schema.camera_file(name): int(np.prod(s)) for name, s in self.schema.cameras.items()}
         for file, row_bytes in sizes.items():
@@ -307,7 +307,7 @@ def repair(store: Path) -> int:
 
 def _refresh_manifest(store: Path) -> None:
     opened = EpisodeStore(store)
-    shards = opened.shard_promises()
+    shards = opened.shard_facts()
     for name, known in opened.manifest.get("shards", {}).items():  # what is lost stays on record
         if shards.get(name, {"num_episodes": 0})["num_episodes"] < known["num_episodes"]:
             shards[name] = known
