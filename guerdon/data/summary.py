@@ -149,13 +149,10 @@ def write_all(
 
     Without `cameras` the first episode decides which cameras the others must have.
     """
-    kind = get_format(to)
-    if not kind.writable:
-        raise DataError(f"the format {to} can be read but not written")
     faults: list[Fault] = []
     written = 0
     batch: list[Episode] = []
-    with kind.writer(target) as writer:
+    with get_format(to).writer(target) as writer:
         for episode in progress(usable(items, cameras, faults), "writing", total=total, unit="episode"):
             try:
                 writer.check(episode)

@@ -61,7 +61,6 @@ class Format(ABC):
     name: ClassVar[str]
     looks_for: ClassVar[str]
     """The files by which it is detected, for messages."""
-    writable: ClassVar[bool] = True
 
     @abstractmethod
     def detect(self, path: Path) -> bool:
@@ -78,6 +77,11 @@ class Format(ABC):
         complete = [item for item in self.read(path) if isinstance(item, Episode) and item.complete]
         good = sum(item.success for item in complete)
         return good, len(complete) - good
+
+    @property
+    def writable(self) -> bool:
+        """Whether episodes can be written, too."""
+        return type(self).writer is not Format.writer
 
     def writer(self, path: Path) -> EpisodeWriter:
         """Open `path` for appending."""

@@ -53,7 +53,6 @@ class ManiSkillH5(Format):
 
     name: ClassVar[str] = "maniskill-h5"
     looks_for: ClassVar[str] = "*.h5 files of ManiSkill trajectories"
-    writable: ClassVar[bool] = False
 
     def detect(self, path: Path) -> bool:
         """Whether there is a HDF5 file."""

@@ -105,7 +105,6 @@ class RlinfEpisode(Format):
     """A directory of RLinf's episode pickles, or one of them."""
 
     name: ClassVar[str] = "rlinf-episode"
-    writable: ClassVar[bool] = False
     looks_for: ClassVar[str] = "rank_*_env_*_episode_*_{success,fail}.pkl"
 
     def detect(self, path: Path) -> bool:
