@@ -96,7 +96,7 @@ class CheckpointPolicy:
         self._rng = np.random.default_rng(seed)
 
     def act(self, states: FloatArray) -> FloatArray:
-        """The network's output, with Gaussian noise if asked for, cut to [-1, 1]."""
+        """The network's output, with Gaussian noise if asked for, clipped to [-1, 1]."""
         if states.shape[1] != self._size:
             raise DataError(
                 f"the policy was trained on states of size {self._size}, these have {states.shape[1]}"

@@ -17,7 +17,8 @@ from guerdon.core.progress import progress_bar
 from guerdon.core.types import Episode, Fault, display_path, with_control_mode
 from guerdon.data.collect.labelling import label_by_hold
 from guerdon.data.collect.run import CollectResult
-from guerdon.data.formats.realworld_pkl import FILE_NAME, Recorded, RecordingWriter, read_recorded
+from guerdon.data.formats.realworld_parts import FILE_NAME
+from guerdon.data.formats.realworld_pkl import RecordedEpisode, RecordingWriter, read_recorded
 from guerdon.envs.robot import RobotEnv
 from guerdon.envs.robot.vector import LearnerNames, control_mode, make_operator, robot_config
 
@@ -28,7 +29,7 @@ MAX_BROKEN = 3
 
 
 @dataclass
-class _Tape:
+class _EpisodeSteps:
     """The steps of the running episode."""
 
     first: Mapping[str, Any]
@@ -60,7 +61,7 @@ class _Tape:
     def __len__(self) -> int:
         return len(self.columns.get("states", ()))
 
-    def recorded(self, hold_steps: int, time_scale: float, source: str, *, complete: bool) -> Recorded:
+    def recorded(self, hold_steps: int, time_scale: float, source: str, *, complete: bool) -> RecordedEpisode:
         """The episode with its labels."""
 
         def column(name: str, dtype: type[np.generic]) -> Any:
@@ -83,7 +84,7 @@ class _Tape:
             source=source,
             complete=complete,
         )
-        return Recorded(
+        return RecordedEpisode(
             episode=episode,
             at_target=at_target,
             hold_steps=hold_steps,
@@ -192,18 +193,18 @@ class RobotCollector:
         """One episode, on disk when it returns; also what there is of one that breaks off."""
         seed = int(np.random.SeedSequence([self.seed, 1, sum(self.counts.values())]).generate_state(1)[0])
         first, _ = self.env.reset(seed=seed)
-        tape, over = _Tape(first, seed), False
+        steps_so_far, over = _EpisodeSteps(first, seed), False
         rest = np.zeros(self.robot.action_size, np.float32)  # the arm stays unless somebody drives
         try:
             while not over:
                 obs, reward, terminated, truncated, info = self.env.step(rest)
-                tape.add(obs, float(reward), terminated, info)
+                steps_so_far.add(obs, float(reward), terminated, info)
                 self.steps += 1
                 over = terminated or truncated
         finally:
-            if len(tape):
+            if len(steps_so_far):
                 hold, scale = self.robot.success_hold_steps, self.robot.time_scale
-                recorded = tape.recorded(hold, scale, self.source, complete=over)
+                recorded = steps_so_far.recorded(hold, scale, self.source, complete=over)
                 self.writer.add(recorded)
                 self._count(recorded.episode)
 

@@ -24,7 +24,7 @@ from guerdon.data.collect.labelling import HoldLabels, label_by_hold
 from guerdon.data.collect.recorder import STEP_FIELDS
 from guerdon.data.datasets.audit import AuditReport, audit
 from guerdon.data.datasets.split import episode_cells, groups, near_duplicates, split_episodes
-from guerdon.data.formats.realworld_pkl import Recorded, read_recorded
+from guerdon.data.formats.realworld_pkl import RecordedEpisode, read_recorded
 from guerdon.data.summary import write_all
 
 STILL_ACTION = 1e-5
@@ -124,9 +124,9 @@ def process(
     return report
 
 
-def _read(path: Path) -> tuple[list[Recorded], list[Fault]]:
+def _read(path: Path) -> tuple[list[RecordedEpisode], list[Fault]]:
     found = list(read_recorded(path))
-    recorded = [item for item in found if isinstance(item, Recorded)]
+    recorded = [item for item in found if isinstance(item, RecordedEpisode)]
     faults = [item for item in found if isinstance(item, Fault)]
     if not recorded:
         first = f": {faults[0].reason}" if faults else ""
@@ -134,7 +134,7 @@ def _read(path: Path) -> tuple[list[Recorded], list[Fault]]:
     return recorded, faults
 
 
-def _labels(item: Recorded, hold_steps: int | None) -> HoldLabels:
+def _labels(item: RecordedEpisode, hold_steps: int | None) -> HoldLabels:
     """By hold and key; in a recording that tells neither, rewards are the labels."""
     wanted = hold_steps if hold_steps is not None else item.hold_steps
     if wanted is None and not item.key:
@@ -143,7 +143,7 @@ def _labels(item: Recorded, hold_steps: int | None) -> HoldLabels:
 
 
 def _reasons(
-    item: Recorded, labels: HoldLabels, usual: Mapping[str, float], keep_stationary: bool
+    item: RecordedEpisode, labels: HoldLabels, usual: Mapping[str, float], keep_stationary: bool
 ) -> list[str]:
     """Why each frame is left out; empty where it is kept."""
     episode, count = item.episode, item.episode.num_frames

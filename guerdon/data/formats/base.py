@@ -153,7 +153,7 @@ def to_fault(path: Path, error: Exception, part: str = "") -> Fault:
     return Fault(path=name, reason=f"{part}: " * bool(part) + one_line(reason, 300))
 
 
-def attempt(path: Path, make: Callable[[], T], part: str = "") -> T | Fault:
+def read_or_fault(path: Path, make: Callable[[], T], part: str = "") -> T | Fault:
     """What `make` reads from a file (or from a `part` of it), or the fault that keeps it from being read."""
     try:
         return make()
@@ -164,7 +164,7 @@ def attempt(path: Path, make: Callable[[], T], part: str = "") -> T | Fault:
 def read_files(paths: Iterable[Path], read: Callable[[Path], Episode]) -> Iterator[Episode | Fault]:
     """One episode or fault for each file."""
     for path in paths:
-        yield attempt(path, partial(read, path))
+        yield read_or_fault(path, partial(read, path))
 
 
 def files_in(directory: Path, *suffixes: str) -> list[Path]:

@@ -43,10 +43,10 @@ from guerdon.data.formats.base import (
     UNFINISHED,
     Format,
     LabelledWriter,
-    attempt,
     existing,
     files_in,
     labelled_files,
+    read_or_fault,
     to_fault,
 )
 from guerdon.data.formats.values import BASE_CAMERA, stack_images
@@ -57,7 +57,7 @@ KINDS = SUCCESS, FAILURE = "success", "failure"
 WRITING = ".writing"
 MAX_LOOKS = 4
 _SUFFIXES = (".png", ".jpg", ".jpeg")
-_NAME = re.compile(r"(?P<source>.*)_(?P<episode>\d{6,})_frame(?P<step>\d{3,})(?:_(?P<camera>.+))?")
+_NAME = re.compile(r"(?P<stem>(?P<source>.*)_(?P<episode>\d{6,}))_frame(?P<step>\d{3,})(?:_(?P<camera>.+))?")
 _NUMBER = re.compile(r".*_(\d{6,})_frame\d{3,}(?:_.+)?\.(?:png|jpg|jpeg)")
 _DECODERS = ("PNG", "JPEG")
 _MAX_FILE = 256 << 20  # bytes
@@ -94,18 +94,12 @@ def _pictures(root: Path) -> list[list[_Picture]]:
                 path=path,
                 positive=positive,
                 source=unquote(match["source"]),
-                stem=_stem(path.stem),
+                stem=match["stem"],
                 step=int(match["step"]),
                 camera=unquote(match["camera"] or BASE_CAMERA),
             )
             groups.setdefault((int(match["episode"]), match["source"]), []).append(picture)
     return [sorted(groups[key], key=lambda picture: (picture.step, picture.camera)) for key in sorted(groups)]
-
-
-def _stem(name: str) -> str:
-    """`{source}_{episode:06d}` of a file name that `_NAME` matches."""
-    match = _NAME.fullmatch(name)
-    return "" if match is None else f"{match['source']}_{match['episode']}"
 
 
 def _being_written(root: Path) -> dict[str, Path]:
@@ -118,11 +112,13 @@ def _settled(root: Path) -> tuple[list[list[_Picture]], set[str]]:
     unfinished: set[str] = set()
     groups: list[list[_Picture]] = []
     for _ in range(MAX_LOOKS):
-        before = root.stat().st_mtime_ns if root.is_dir() else 0  # marks that come and go change it
+        if not root.is_dir():
+            break
+        before = root.stat().st_mtime_ns  # marks that come and go change it
         unfinished = set(_being_written(root))
         groups = _pictures(root)
         unfinished |= set(_being_written(root))
-        if (root.stat().st_mtime_ns if root.is_dir() else 0) == before:
+        if root.stat().st_mtime_ns == before:
             break
     return groups, unfinished
 
@@ -150,7 +146,7 @@ def _read_group(pictures: list[_Picture], complete: bool) -> Iterator[Episode | 
     steps = sorted(images.keys() - bad)
     if steps:
         first = pictures[0]
-        yield attempt(first.path, partial(_build, images, positive, steps, first.source, complete))
+        yield read_or_fault(first.path, partial(_build, images, positive, steps, first.source, complete))
 
 
 def _build(
@@ -238,7 +234,7 @@ class FolderWriter(LabelledWriter):
             return
         for directory in self.directories.values():
             for path in files_in(directory, *_SUFFIXES):
-                if _stem(path.stem) in marks:
+                if (match := _NAME.fullmatch(path.stem)) and match["stem"] in marks:
                     path.unlink()
             fsync_directory(directory)
         for stem, mark in marks.items():

@@ -35,7 +35,7 @@ from guerdon.core.types import (
 )
 from guerdon.data.files.bounds import memory_budget, one_line, read_json
 from guerdon.data.formats import h5_process, values
-from guerdon.data.formats.base import Format, attempt, existing, files_in, head_of
+from guerdon.data.formats.base import Format, existing, files_in, head_of, read_or_fault
 from guerdon.data.store.shard import MAX_SIZE
 
 NO_CAMERA = "no_camera"
@@ -74,26 +74,25 @@ def _is_hdf5(path: Path) -> bool:
     return path.suffix.lower() in (".h5", ".hdf5") and head_of(path, len(_MAGIC)) == _MAGIC
 
 
-def read_file(path: Path, done: Collection[str], begin: Callable[[str], None]) -> Iterator[Episode | Fault]:
-    """The trajectories of a file, read in this process.
+def read_file(
+    path: Path, done: Collection[str], on_start: Callable[[str], None]
+) -> Iterator[Episode | Fault]:
+    """The trajectories of a file that are not in `done`, read in this process.
 
-    Args:
-        path: of the file.
-        done: names of trajectories that are left out.
-        begin: is told the name of each trajectory before it is read.
+    `on_start` is called with the name of each trajectory before it is read.
     """
     import h5py
 
-    opened = attempt(path, partial(h5py.File, path, "r"))
+    opened = read_or_fault(path, partial(h5py.File, path, "r"))
     if isinstance(opened, Fault):
         yield opened
         return
     with opened as file:
-        numbers = attempt(path, partial(_numbers, file))
+        numbers = read_or_fault(path, partial(_numbers, file))
         if isinstance(numbers, Fault):
             yield numbers
             return
-        described = attempt(path.with_suffix(".json"), partial(_described, path.with_suffix(".json")))
+        described = read_or_fault(path.with_suffix(".json"), partial(_described, path.with_suffix(".json")))
         if isinstance(described, Fault):
             if not done:
                 yield described
@@ -103,10 +102,10 @@ def read_file(path: Path, done: Collection[str], begin: Callable[[str], None]) -
         for number, name in numbers:
             if name in done:
                 continue
-            begin(name)
+            on_start(name)
             where = path.with_name(f"{path.name}:{name}")
             about = described.get(number, {})
-            yield attempt(where, partial(_episode, file, name, about, display_path(where)))
+            yield read_or_fault(where, partial(_episode, file, name, about, display_path(where)))
 
 
 def _numbers(file: Any) -> list[tuple[int, str]]:

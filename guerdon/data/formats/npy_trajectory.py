@@ -102,7 +102,7 @@ class NpyTrajectory(Format):
         """Positive ones first, then negative ones, then truncated ones."""
         for file in _files(base.existing(path)):
             positive = file.absolute().parent.name == POSITIVE
-            yield base.attempt(file, partial(read_trajectory, file, success_once=positive))
+            yield base.read_or_fault(file, partial(read_trajectory, file, success_once=positive))
 
     def count(self, path: Path) -> tuple[int, int]:
         """By the directories alone."""

@@ -27,7 +27,7 @@ from guerdon.core.errors import DataError
 from guerdon.core.types import BoolArray, Episode, Fault, FloatArray, is_positive
 from guerdon.data.files.bounds import Allowance
 from guerdon.data.formats import values
-from guerdon.data.formats.base import Format, SpooledWriter, attempt, existing, head_of
+from guerdon.data.formats.base import Format, SpooledWriter, existing, head_of, read_or_fault
 from guerdon.data.formats.realworld_parts import (
     FILE_NAME,
     INFO,
@@ -38,13 +38,11 @@ from guerdon.data.formats.realworld_parts import (
     load_transitions,
 )
 
-__all__ = ["FILE_NAME", "RealworldPkl", "Recorded", "RecordingWriter", "read_recorded", "to_transitions"]
-
 _ARRAYS = ("labels", "env_rewards", "terminated", "truncated", "is_grasped")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recorded:
+class RecordedEpisode:
     """An episode, and what a robot's recorder tells beside it."""
 
     episode: Episode
@@ -60,22 +58,22 @@ class Recorded:
     """bool [T]; where a person drove."""
 
 
-def read_recorded(path: Path) -> Iterator[Recorded | Fault]:
+def read_recorded(path: Path) -> Iterator[RecordedEpisode | Fault]:
     """The episodes of a `data.pkl` as they were recorded."""
     given, path = Path(path), data_file(Path(path))
     if not find_parts(path):
         existing(given)
         existing(path)
-    opened = attempt(path, partial(_open, path))
+    opened = read_or_fault(path, partial(_open, path))
     if isinstance(opened, Fault):
         yield opened
         return
     parts, room = opened
     for number, (steps, ended) in enumerate(parts):
-        yield attempt(path, partial(_read_recorded, steps, ended, path, room), f"episode {number}")
+        yield read_or_fault(path, partial(_read_recorded, steps, ended, path, room), f"episode {number}")
 
 
-def _read_recorded(steps: Sequence[Any], ended: bool, path: Path, room: Allowance) -> Recorded:
+def _read_recorded(steps: Sequence[Any], ended: bool, path: Path, room: Allowance) -> RecordedEpisode:
     next_obs = [_next_obs(step, index) for index, step in enumerate(steps)]
     rewards, terminated, truncated = (
         [values.require(step, key, f"transition {index}") for index, step in enumerate(steps)]
@@ -110,7 +108,7 @@ def _read_recorded(steps: Sequence[Any], ended: bool, path: Path, room: Allowanc
         values.camera_name(camera): values.to_column(each, count, "ages of frames", np.float32)
         for camera, each in (info.get("frame_age") or {}).items()
     }
-    return Recorded(
+    return RecordedEpisode(
         episode=episode,
         at_target=numbers > 0.5,
         hold_steps=None if hold is None else int(values.to_scalar(hold, "hold_steps")),
@@ -154,7 +152,7 @@ def _state_before(step: Mapping[str, Any]) -> Any:
     return pair["obs"].get("states") if has_both else None
 
 
-def to_transitions(episode: Episode, recorded: Recorded | None = None) -> list[dict[str, Any]]:
+def to_transitions(episode: Episode, recorded: RecordedEpisode | None = None) -> list[dict[str, Any]]:
     """The transitions that stand for one episode; `recorded` adds what a robot's recorder tells."""
     import torch
 
@@ -214,7 +212,7 @@ def _to_tensors(value: Any) -> Any:
 class RecordingWriter(PartsWriter):
     """Writes the `data.pkl` of a robot, also beside others: every episode is on disk when `add` returns."""
 
-    def add(self, recorded: Recorded) -> None:
+    def add(self, recorded: RecordedEpisode) -> None:
         """Keep one episode."""
         self.write(to_transitions(recorded.episode, recorded))
 

@@ -27,7 +27,7 @@ from guerdon.core.types import Episode, Fault, FloatArray, IntArray, Split, disp
 from guerdon.data.files.bounds import Allowance
 from guerdon.data.files.safe_pickle import load_torch
 from guerdon.data.formats import values
-from guerdon.data.formats.base import Format, SpooledWriter, attempt, existing
+from guerdon.data.formats.base import Format, SpooledWriter, existing, read_or_fault
 
 FILES: dict[str, Split] = {"train.pt": "train", "val.pt": "val", "test.pt": "test"}
 
@@ -114,7 +114,7 @@ def _load_to_extend(path: Path) -> _Payload | None:
     """What is in a file already; None if it is not there."""
     if not path.exists():
         return None
-    payload = attempt(path, partial(_load, path))
+    payload = read_or_fault(path, partial(_load, path))
     if isinstance(payload, Fault):
         raise DataError(f"cannot add to {payload.path}: {payload.reason}")
     return payload
@@ -220,13 +220,13 @@ class RewardPt(Format):
     def read(self, path: Path) -> Iterator[Episode | Fault]:
         """`train.pt` first; in each the episodes in the order of their ids."""
         for file in _files(existing(path)):
-            payload = attempt(file, partial(_load, file))
+            payload = read_or_fault(file, partial(_load, file))
             if isinstance(payload, Fault):
                 yield payload
                 continue
             for episode_id, rows in _rows_by_episode(payload):
                 make = partial(_read_episode, payload, episode_id, rows, file)
-                yield attempt(file, make, f"episode {episode_id}")
+                yield read_or_fault(file, make, f"episode {episode_id}")
 
     def writer(self, path: Path) -> RewardPtWriter:
         """Append to the files in the directory `path`."""
