@@ -99,7 +99,7 @@ class RobotCollector:
     """Counts, labels and keeps the episodes of one robot."""
 
     def __init__(self, env_cfg: EnvConfig, cfg: CollectConfig, num_episodes: int | None, seed: int) -> None:
-        """Meet the robot; nothing moves yet.
+        """Connect to the robot; nothing moves yet.
 
         Args:
             env_cfg: a section with `env_type: robot`.

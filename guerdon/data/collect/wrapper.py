@@ -159,7 +159,7 @@ class _Recording:
 
 
 class DataCollectorWrapper(gym.Wrapper[Any, Any, Any, Any]):
-    """Records every episode of an environment until the targets are met, then steps aside.
+    """Records every episode of an environment until the targets are met; afterwards it only steps.
 
     `DataCollectorWrapper(env, ...)` takes single and vector environments; for a vector environment it
     returns a `VectorDataCollectorWrapper`, which takes the same arguments.

@@ -12,7 +12,7 @@ import numpy as np
 
 from guerdon.core.progress import progress
 from guerdon.core.types import BoolArray, Episode, Fault, FloatArray, UInt8Array
-from guerdon.data.datasets.probe import CHANCE, not_told_apart, probe, probe_steps, small_pictures
+from guerdon.data.datasets.probe import CHANCE, blind_camera_message, probe, probe_steps, small_pictures
 from guerdon.data.datasets.split import episode_cells, grey_cells, groups, near_duplicates
 from guerdon.data.formats import detect_format, get_format
 from guerdon.data.store.shard import content_hash, episode_digest
@@ -101,7 +101,7 @@ def audit(path: Path | str, format: str | None = None) -> AuditReport:
     for (level, check, message), names in notes.objections.items():
         findings.append(_found(level, check, f"{len(names)} episode(s): {message}", names))
     findings += _balance(notes)
-    findings += _told_apart(notes)
+    findings += _cameras(notes)
     pairs = near_duplicates(notes.cells)
     findings += _duplicates(notes, pairs)
     known = summary.content_hash
@@ -197,12 +197,12 @@ def _balance(notes: _Notes) -> list[Finding]:
     return [_found(level, "balance", text)]
 
 
-def _told_apart(notes: _Notes) -> list[Finding]:
+def _cameras(notes: _Notes) -> list[Finding]:
     """Cameras that do not show success: an error if none does, and a note where it cannot be known."""
     views = {camera: probe(pictures, notes.labels) for camera, pictures in notes.pictures.items()}
     blind = [camera for camera, view in views.items() if view is not None and view.blind]
     level: Level = "error" if len(blind) == len(views) else "warning"
-    found = [_found(level, "view", not_told_apart(camera)) for camera in blind]
+    found = [_found(level, "view", blind_camera_message(camera)) for camera in blind]
     for camera, view in views.items():
         if view is not None and view.auc is not None and view.auc <= CHANCE:
             message = (

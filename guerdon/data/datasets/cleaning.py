@@ -36,7 +36,7 @@ MIN_SHARPNESS = 0.25
 MIN_VAL_EPISODES = 2
 """A fit wants so many at least; of a small recording a larger share is taken for them."""
 REASONS = ("doubtful", "stale", "duplicate", "blurred", "before_motion", "still")
-"""Why frames are left out, in the order in which it is asked."""
+"""Why frames are left out, in the order of the checks."""
 
 
 @dataclass(frozen=True, kw_only=True)

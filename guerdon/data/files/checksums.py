@@ -1,4 +1,4 @@
-"""Damage is noticed: checkpoints are read only if their checksums fit.
+"""Checkpoints are read only if their checksums fit.
 
 Files of `torch.save` and `np.savez` are zip archives, in which every member has a checksum. Neither library
 compares it on reading a part in place; here all of them are compared before anything is used. Our safetensors

@@ -8,8 +8,8 @@ episode that is not complete.
 
 The writers lose nothing: what the layout has no place for stands in `episode_info` of an episode's last
 transition. There is no frame before the first action in an `Episode`, so the first `obs` repeats the first
-`next_obs`. `rewards` holds the success labels; the environment's rewards are in `episode_info`. How a file
-grows is said in `realworld_parts.py`.
+`next_obs`. `rewards` holds the success labels; the environment's rewards are in `episode_info`.
+`realworld_parts.py` describes how a file grows.
 """
 
 from __future__ import annotations

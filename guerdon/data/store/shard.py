@@ -222,13 +222,9 @@ class EpisodeRecord:
     def to_line(self) -> bytes:
         """One journal line: a checksum, a blank, JSON, a newline."""
         arrays = {"labels": self.labels, **self.scalars}
+        facts = ("num_frames", "success", "complete", "seed", "source", "split")
         body = {
-            "num_frames": self.num_frames,
-            "success": self.success,
-            "complete": self.complete,
-            "seed": self.seed,
-            "source": self.source,
-            "split": self.split,
+            **{name: getattr(self, name) for name in facts},
             "digest": self.digest.hex(),
             "arrays": {name: base64.b64encode(array.tobytes()).decode() for name, array in arrays.items()},
             "first_frame": self.first_frame,

@@ -141,7 +141,7 @@ def test_writer_copies_what_it_keeps(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(have.labels, want["labels"])
 
 
-# The layouts as the documents describe them, written by others
+# The layouts of RLinf's reward workflow, written by others
 
 
 def test_npy_file_is_what_the_document_says(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_pkl_counter_is_shared(tmp_path: Path) -> None:
 
 
 def test_pkl_of_the_document(tmp_path: Path) -> None:
-    """No keys but the document's, torch values, float images with channels first and a batch axis."""
+    """No keys but RLinf's, torch values, float images with channels first and a batch axis."""
     frames = [
         {
             "obs": {"main_images": torch.full((1, 3, 8, 8), step / 4), "states": torch.ones(1, 5)},
@@ -363,7 +363,7 @@ def test_rlinf_order_and_read_only(tmp_path: Path) -> None:
 
 
 def test_folder_of_others(tmp_path: Path) -> None:
-    """Any pictures: an episode for each; names like the document's are put together."""
+    """Any pictures: an episode for each; names like RLinf's are put together."""
     from PIL import Image
 
     for kind, name in [
