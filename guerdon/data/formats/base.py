@@ -88,6 +88,19 @@ class Format(ABC):
         raise DataError(f"the format {self.name} can be read but not written")
 
 
+class LabelledFormat(Format):
+    """One file for each episode, in a directory for successes and one for failures below `path`."""
+
+    kinds: ClassVar[tuple[str, str]]
+    """The names of the two directories."""
+    suffix: ClassVar[str]
+
+    def count(self, path: Path) -> tuple[int, int]:
+        """By the directories alone: a collector asks before every run, and reading all files takes long."""
+        success, failure = (len(files_in(path / kind, self.suffix)) for kind in self.kinds)
+        return success, failure
+
+
 # Writers
 
 
@@ -182,11 +195,6 @@ def labelled_files(path: Path, kinds: tuple[str, str], *suffixes: str) -> list[P
     """The files in the directories `kinds` below `path`, then those of truncated episodes."""
     places = [root / kind for root in (path, path / UNFINISHED) for kind in kinds]
     return [file for place in places for file in files_in(place, *suffixes)]
-
-
-def count_files(path: Path, kinds: tuple[str, str], suffix: str) -> tuple[int, int]:
-    """Successes and failures by directory alone: a collector asks before every run, and reading is slow."""
-    return len(files_in(path / kinds[0], suffix)), len(files_in(path / kinds[1], suffix))
 
 
 def head_of(path: Path, count: int) -> bytes:

@@ -20,7 +20,7 @@ from guerdon.core.types import Episode, Fault, UInt8Array, display_path, is_posi
 from guerdon.data.files.bounds import Allowance, as_array
 from guerdon.data.files.safe_pickle import load_npy
 from guerdon.data.formats import base, values
-from guerdon.data.formats.base import Format, LabelledWriter, read_files
+from guerdon.data.formats.base import LabelledFormat, LabelledWriter, read_files
 
 KINDS = POSITIVE, NEGATIVE = "positive", "negative"
 _OBJECT_HEADER = b"'descr': '|O'"
@@ -88,10 +88,11 @@ class NpyTrajectoryWriter(LabelledWriter):
         return str(self._files[positive].write(self.directories[positive], write))
 
 
-class NpyTrajectory(Format):
+class NpyTrajectory(LabelledFormat):
     """A directory with `positive/` and `negative/`, a directory of `.npy` trajectories, or one of them."""
 
     name: ClassVar[str] = "npy-trajectory"
+    kinds, suffix = KINDS, ".npy"
     looks_for: ClassVar[str] = "positive/*.npy and negative/*.npy"
 
     def detect(self, path: Path) -> bool:
@@ -103,10 +104,6 @@ class NpyTrajectory(Format):
         for file in _files(base.existing(path)):
             positive = file.absolute().parent.name == POSITIVE
             yield base.read_or_fault(file, partial(read_trajectory, file, success_once=positive))
-
-    def count(self, path: Path) -> tuple[int, int]:
-        """By the directories alone."""
-        return base.count_files(path, KINDS, ".npy")
 
     def writer(self, path: Path) -> NpyTrajectoryWriter:
         """Append to `positive/` and `negative/` below `path`."""

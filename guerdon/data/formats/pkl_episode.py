@@ -20,7 +20,7 @@ from guerdon.core.types import Episode, Fault, is_positive
 from guerdon.data.files.bounds import Allowance
 from guerdon.data.files.safe_pickle import load
 from guerdon.data.formats import base, values
-from guerdon.data.formats.base import Format, LabelledWriter, read_files
+from guerdon.data.formats.base import LabelledFormat, LabelledWriter, read_files
 
 KINDS = SUCCESS, FAILURE = "success", "failure"
 _NAME = re.compile(r"episode_\d+\.pkl")
@@ -119,10 +119,11 @@ class PklEpisodeWriter(LabelledWriter):
         return str(self._files.write(directory, lambda file: pickle.dump(record, file, protocol=5)))
 
 
-class PklEpisode(Format):
+class PklEpisode(LabelledFormat):
     """A directory with `success/` and `failure/`, a directory of episode files, or one of them."""
 
     name: ClassVar[str] = "pkl-episode"
+    kinds, suffix = KINDS, ".pkl"
     looks_for: ClassVar[str] = "success/episode_*.pkl and failure/episode_*.pkl"
 
     def detect(self, path: Path) -> bool:
@@ -132,10 +133,6 @@ class PklEpisode(Format):
     def read(self, path: Path) -> Iterator[Episode | Fault]:
         """In the order of the counter, whatever the directory; truncated episodes come last."""
         return read_files(_files(base.existing(path)), read_episode)
-
-    def count(self, path: Path) -> tuple[int, int]:
-        """By the directories alone."""
-        return base.count_files(path, KINDS, ".pkl")
 
     def writer(self, path: Path) -> PklEpisodeWriter:
         """Append to `success/` and `failure/` below `path`."""
