@@ -15,7 +15,7 @@ import struct
 import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from io import BufferedIOBase, BytesIO
+from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -57,7 +57,9 @@ def load(source: Path | str | BinaryIO, *, max_bytes: int | None = None) -> Any:
 
 def loads(data: bytes, *, name: str = "<bytes>") -> Any:
     """Read one pickle from memory; `name` stands for the file in messages."""
-    return load(_NamedBytes(data, name), max_bytes=max(len(data), 1))
+    with named(name):
+        _check_size(len(data), None)
+        return _run(memoryview(data))
 
 
 def load_npy(path: Path | str, *, max_bytes: int | None = None) -> NDArray[Any]:
@@ -129,12 +131,6 @@ def load_torch(path: Path | str, *, max_bytes: int | None = None) -> Any:
             return torch_files.read_zip(Path(path), work=work_for(size))
         with _open(path, max_bytes) as data:
             return torch_files.read_stream(data, work=work_for(size))
-
-
-class _NamedBytes(BytesIO):
-    def __init__(self, data: bytes, name: str) -> None:
-        super().__init__(data)
-        self.name = name
 
 
 def _run(data: memoryview) -> Any:

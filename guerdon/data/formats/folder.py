@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -37,7 +37,7 @@ from guerdon.core.atomic import (
     write_atomic,
 )
 from guerdon.core.errors import DataError
-from guerdon.core.types import Episode, Fault, UInt8Array, display_path, is_positive
+from guerdon.core.types import Episode, Fault, FloatArray, UInt8Array, display_path, is_positive
 from guerdon.data.files.bounds import memory_budget, one_line
 from guerdon.data.formats.base import (
     UNFINISHED,
@@ -143,29 +143,24 @@ def _read_group(pictures: list[_Picture], complete: bool) -> Iterator[Episode | 
             bad.add(picture.step)
             yield to_fault(picture.path, error)
         positive[picture.step] = positive.get(picture.step, False) or picture.positive
-    steps = sorted(images.keys() - bad)
-    if steps:
+    kept = {step: images[step] for step in sorted(images.keys() - bad)}
+    if kept:
+        labels = np.array([positive[step] for step in kept], np.float32)
         first = pictures[0]
-        yield read_or_fault(first.path, partial(_build, images, positive, steps, first.source, complete))
+        yield read_or_fault(first.path, partial(_episode, kept, labels, first.source, complete))
 
 
-def _build(
-    images: dict[int, dict[str, NDArray[Any]]],
-    positive: dict[int, bool],
-    steps: list[int],
-    source: str,
-    complete: bool,
+def _episode(
+    images: Mapping[int, Mapping[str, NDArray[Any]]], labels: FloatArray, source: str, complete: bool
 ) -> Episode:
-    cameras = sorted({camera for step in steps for camera in images[step]})
-    for step in steps:
-        missing = [camera for camera in cameras if camera not in images[step]]
+    """The episode of `images` (step -> camera -> image)."""
+    cameras = sorted({camera for views in images.values() for camera in views})
+    for step, views in images.items():
+        missing = [camera for camera in cameras if camera not in views]
         if missing:
-            raise DataError(
-                f"missing camera key: step {step} of this episode has no picture of {missing[0]!r}"
-            )
-    labels = np.array([positive[step] for step in steps], np.float32)
+            raise DataError(f"missing camera key: step {step} has no picture of {missing[0]!r}")
     return Episode(
-        frames={camera: stack_images([images[step][camera] for step in steps], camera) for camera in cameras},
+        frames={name: stack_images([views[name] for views in images.values()], name) for name in cameras},
         labels=labels,
         success=is_positive(labels),
         source=source,

@@ -12,14 +12,13 @@ from its journal: every finished episode is there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import (
@@ -102,13 +101,6 @@ def facts_of_shard(index: ShardIndex) -> dict[str, Any]:
         "num_frames": int(index.length.sum()),
         "content_hash": layout.content_hash(index.digest),
     }
-
-
-def _map(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Map `shape` elements read-only; bytes behind them are left alone."""
-    if 0 in shape:
-        return np.zeros(shape, dtype)
-    return np.asarray(np.memmap(path, dtype, mode="r", shape=shape))
 
 
 class EpisodeStore:
@@ -202,20 +194,13 @@ class EpisodeStore:
             for problem in index.problems:
                 self._set_aside(path, problem)
             kept = self._without_lost_bytes(path, schema, index)
-            return _Shard(
-                path=path,
-                schema=schema,
-                index=kept,
-                facts=facts_of_shard(index),
-                cameras={
-                    name: _map(path / schema.camera_file(name), np.uint8, (_rows(kept), *shape))
-                    for name, shape in self.cameras.items()
-                },
-                vectors={
-                    name: _map(path / schema.vector_file(name), np.float32, (_rows(kept, name), size))
-                    for name, size in schema.vectors.items()
-                },
+            chosen = [each for each in schema.camera_files if each.field in self.cameras]
+            cameras, vectors = (
+                {each.field: each.map(path, int(kept.ends(each)[-1]) if len(kept) else 0) for each in files}
+                for files in (chosen, schema.vector_files)
             )
+            facts = facts_of_shard(index)
+            return _Shard(path=path, schema=schema, index=kept, facts=facts, cameras=cameras, vectors=vectors)
         except DataError as error:
             self._set_aside(path, str(error))
         except (OSError, ValueError) as error:  # a file that became shorter a moment ago, or cannot be opened
@@ -252,20 +237,16 @@ class EpisodeStore:
     def _without_lost_bytes(self, path: Path, schema: layout.ShardSchema, index: ShardIndex) -> ShardIndex:
         """Set aside the episodes of a shard whose bytes are missing (a truncated file)."""
         good = np.ones(len(index), np.bool_)
-        ends = index.first_frame + index.length
-        files = [(schema.camera_file(n), math.prod(s), ends) for n, s in schema.cameras.items()]
-        for name, size in schema.vectors.items():
-            rows = index.number + 1 if name == "initial_state" else ends
-            files.append((schema.vector_file(name), size * 4, rows))
-        for file, row_bytes, rows in files:
-            there = (path / file).stat().st_size if (path / file).exists() else 0
+        for file in (*schema.camera_files, *schema.vector_files):
+            rows, row_bytes = index.ends(file), file.row_bytes
+            there = (path / file.name).stat().st_size if (path / file.name).exists() else 0
             whole = rows <= there // row_bytes if row_bytes else np.ones(len(rows), np.bool_)
             if not whole.all():
                 reason = (
                     f"is truncated: {there} bytes of {int(rows[-1]) * row_bytes}; "
                     f"{int((~whole).sum())} of {len(index)} episodes set aside"
                 )
-                self._set_aside(path / file, reason)
+                self._set_aside(path / file.name, reason)
                 good &= whole
         return index.keep(good)
 
@@ -345,11 +326,3 @@ class EpisodeStore:
 
     def __len__(self) -> int:
         return self.num_episodes
-
-
-def _rows(index: ShardIndex, name: str = "") -> int:
-    """How many rows of a file the episodes reach to; `name` is that of a vector field."""
-    if not len(index):
-        return 0
-    last = index.number[-1] + 1 if name == "initial_state" else index.first_frame[-1] + index.length[-1]
-    return int(last)

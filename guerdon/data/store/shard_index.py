@@ -27,6 +27,7 @@ from guerdon.data.store.shard import (
     MAX_SIZE,
     SCALARS,
     EpisodeRecord,
+    ShardFile,
     ShardSchema,
     bad_labels,
     text_problem,
@@ -109,6 +110,10 @@ class ShardIndex:
     def __len__(self) -> int:
         return len(self.length)
 
+    def ends(self, file: ShardFile) -> IntArray:
+        """The first row of `file` behind each episode, int64 [E]."""
+        return self.number + 1 if file.per_episode else self.first_frame + self.length
+
     def keep(self, good: BoolArray) -> ShardIndex:
         """Only the episodes of a mask (bool [E])."""
         if good.all():
@@ -159,12 +164,8 @@ def load_index(shard: Path, schema: ShardSchema) -> ShardIndex:
         return ShardIndex.of(records, schema, problems)
     except FileNotFoundError:
         pass  # sealed, maybe at this moment: the index was there before the journal went
-    sizes = [
-        (shard / schema.camera_file(name)).stat().st_size // int(np.prod(size))
-        for name, size in schema.cameras.items()
-        if (shard / schema.camera_file(name)).exists()
-    ]
-    rows = max(sizes, default=0)
+    files = [(shard / each.name, each.row_bytes) for each in schema.camera_files]
+    rows = max((file.stat().st_size // size for file, size in files if file.exists()), default=0)
     if (shard / INDEX).exists():
         try:
             return _from_table(*_read_table(shard / INDEX, schema, rows), schema)

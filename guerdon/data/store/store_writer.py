@@ -174,8 +174,7 @@ class _OpenShard:
         self._num_episodes = 0
         self._pending: list[layout.EpisodeRecord] = []
         self._journal_end = 0
-        names = [schema.camera_file(name) for name in schema.cameras]
-        names += [schema.vector_file(name) for name in schema.vectors]
+        names = [each.name for each in (*schema.camera_files, *schema.vector_files)]
         self._files = {name: _create(path / name) for name in [*names, layout.JOURNAL]}
         fsync_directory(path)
 
@@ -201,10 +200,10 @@ class _OpenShard:
         it again, and it is these takings that slow down the stepping thread, not the bytes.
         """
         try:
-            for camera in self.schema.cameras:
-                self._put(self.schema.camera_file(camera), [item.frames[camera] for item in episodes])
-            for name in self.schema.vectors:
-                self._put(self.schema.vector_file(name), [getattr(item, name) for item in episodes])
+            for file in self.schema.camera_files:
+                self._put(file, [item.frames[file.field] for item in episodes])
+            for file in self.schema.vector_files:
+                self._put(file, [getattr(item, file.field) for item in episodes])
         except OSError as error:
             self._truncate_frames()
             raise storage_error(self.path, error, kept=self._num_episodes) from error
@@ -218,21 +217,17 @@ class _OpenShard:
         self.frame_bytes += sum(images.nbytes for item in episodes for images in item.frames.values())
         return [f"{self.path.name}/{number:06d}" for number in range(first, self._num_episodes)]
 
-    def _put(self, file: str, arrays: list[NDArray[Any]]) -> None:
-        """Append to one file; arrays [T, ...] have a row for each frame, arrays [S] one for each episode."""
-        rows = [np.ascontiguousarray(array) for array in arrays]
-        per_frame = rows[0].ndim > 1
-        row_bytes = rows[0].nbytes // len(rows[0]) if per_frame else rows[0].nbytes
-        first_row = self._num_frames if per_frame else self._num_episodes
-        if row_bytes:
-            _pwrite_all(self._files[file], [item.data.cast("B") for item in rows], first_row * row_bytes)
+    def _put(self, file: layout.ShardFile, arrays: list[NDArray[Any]]) -> None:
+        first_row = self._num_episodes if file.per_episode else self._num_frames
+        if file.row_bytes:
+            data = [np.ascontiguousarray(array).data.cast("B") for array in arrays]
+            _pwrite_all(self._files[file.name], data, first_row * file.row_bytes)
 
     def _truncate_frames(self) -> None:
         """Free what a failed write took, so that a full disk has room for the journal line of the others."""
-        sizes = {self.schema.camera_file(name): int(np.prod(s)) for name, s in self.schema.cameras.items()}
-        for file, row_bytes in sizes.items():
+        for file in self.schema.camera_files:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._files[file], self._num_frames * row_bytes)
+                os.ftruncate(self._files[file.name], self._num_frames * file.row_bytes)
 
     def commit(self) -> None:
         """Sync the bytes, then the journal lines that vouch for them."""
