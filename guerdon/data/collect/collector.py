@@ -15,6 +15,7 @@ from guerdon.core.types import BoolArray, FloatArray
 from guerdon.data.collect.archive import EpisodeArchive
 from guerdon.data.collect.observations import images_from, with_final
 from guerdon.data.collect.recorder import EpisodeRecorder
+from guerdon.data.formats.base import files_in
 from guerdon.data.formats.npy_trajectory import NpyTrajectoryWriter
 
 log = logging.getLogger("guerdon")
@@ -28,8 +29,8 @@ def open_npy_archive(
         NpyTrajectoryWriter(positive_dir, negative_dir),
         max_success=max_positive,
         max_failure=max_negative,
-        num_success=_count(positive_dir),
-        num_failure=_count(negative_dir),
+        num_success=len(files_in(positive_dir, ".npy")),
+        num_failure=len(files_in(negative_dir, ".npy")),
     )
 
 
@@ -148,10 +149,6 @@ class RewardDataCollector:
         """Finish; running episodes go to `unfinished/` beside the two directories."""
         self.truncate_running_episodes()
         self.archive.close()
-
-
-def _count(directory: Path) -> int:
-    return sum(1 for _ in directory.glob("*.npy")) if directory.is_dir() else 0
 
 
 def _field(env_output: Any, name: str) -> Any | None:

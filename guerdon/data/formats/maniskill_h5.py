@@ -185,10 +185,12 @@ def _observed(group: Any, count: int) -> tuple[dict[str, UInt8Array], FloatArray
 
 def _leaves(group: Any, depth: int = 1, seen: set[Any] | None = None) -> Iterator[NDArray[Any]]:
     """All data sets below a group, in its order; none is read twice, in however many ways it is linked."""
+    import h5py
+
     seen = set() if seen is None else seen
     for name in group:
         member = _member(group, name)
-        place = _address(member)
+        place = h5py.h5o.get_info(member.id).addr
         if place in seen or len(seen) >= _MAX_LEAVES or depth > _MAX_DEPTH:
             raise DataError(f"{one_line(name)!r} is linked twice, or there are too many groups")
         seen.add(place)
@@ -196,13 +198,6 @@ def _leaves(group: Any, depth: int = 1, seen: set[Any] | None = None) -> Iterato
             yield from _leaves(member, depth + 1, seen)
         else:
             yield _checked(member, name)
-
-
-def _address(member: Any) -> Any:
-    """Where in its file a group or data set is stored."""
-    import h5py
-
-    return h5py.h5o.get_info(member.id).addr
 
 
 def _is_group(member: Any) -> bool:

@@ -42,6 +42,6 @@ class Native(Format):
 
     def writer(self, path: Path) -> EpisodeWriter:
         """A `StoreWriter`."""
-        from guerdon.data.store.store_writer import StoreWriter
+        from guerdon.data.store.store_writer import StoreWriter  # which imports `formats.base`
 
         return StoreWriter(path)

@@ -45,7 +45,9 @@ def read_episode(path: Path) -> Episode:
     if all(isinstance(info, Mapping) and "is_grasped" in info for info in infos):
         columns["is_grasped"] = [info["is_grasped"] for info in infos]
     fields = values.step_fields(columns, count, room)
-    declared = _declared_success(record, path)
+    declared = path.stem.endswith("_success")
+    if record.get("success") is not None:
+        declared = bool(values.to_scalar(record["success"], "success"))
     labels = _labels(infos, fields["env_rewards"], declared)
     ended = [flags.any() for name in ("terminated", "truncated") if (flags := fields[name]) is not None]
     before = (
@@ -78,12 +80,6 @@ def _aligned(record: Any, key: str, count: int, room: Allowance) -> tuple[Sequen
     if len(entries) not in (count, count + 1):
         raise DataError(f"has {len(entries)} {key} for {count} actions")
     return (entries[1:], entries[0]) if len(entries) == count + 1 else (entries, None)
-
-
-def _declared_success(record: Mapping[str, Any], path: Path) -> bool:
-    if record.get("success") is not None:
-        return bool(values.to_scalar(record["success"], "success"))
-    return path.stem.endswith("_success")
 
 
 def _labels(infos: Sequence[Any], rewards: FloatArray | None, declared: bool) -> FloatArray:
