@@ -65,7 +65,7 @@ class ShardFile:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row; a vector may be empty."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * int(np.dtype(self.dtype).itemsize)
 
     def map(self, shard: Path, num_rows: int) -> NDArray[Any]:
         """Map rows read-only; bytes behind them are left alone."""
