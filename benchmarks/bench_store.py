@@ -1,4 +1,4 @@
-"""The native store against the documents' formats: bytes on disk, random reads, memory."""
+"""The native store against RLinf's formats: bytes on disk, random reads, memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPARSE_BYTES = 9 << 30
 
 
 def collected(folder: Path) -> Path:
-    """The same episodes in three formats: images and labels, as the documents' formats carry them."""
+    """The same episodes in three formats: images and labels, as RLinf's formats carry them."""
     settings = CollectConfig(
         save_dir=str(folder / "npy"),
         format="npy-trajectory",
@@ -45,7 +45,7 @@ def collected(folder: Path) -> Path:
 
 
 def read_npy(files: list[Path], picks: list[tuple[int, int]]) -> np.ndarray:
-    """Random frames as a user of the documents' format reads them: load the file, take the frame."""
+    """Random frames as a user of RLinf's format reads them: load the file, take the frame."""
     return np.stack(
         [np.load(files[e], allow_pickle=True).item()["images"]["base_camera"][t] for e, t in picks]
     )

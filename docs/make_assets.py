@@ -22,8 +22,8 @@ from benchmarks.robot_peg import TIME_SCALE, SimulatedRobot, fit, record
 from guerdon.cli.teleop import teleop
 from guerdon.config import CollectConfig, EnvConfig, RewardConfig, RewardModelConfig, load_config
 from guerdon.data.collect.run import collect
-from guerdon.data.datasets.preview import write_preview
-from guerdon.data.formats.realworld_pkl import Recorded, read_recorded
+from guerdon.data.datasets.pictures import write_preview
+from guerdon.data.formats.realworld_pkl import RecordedEpisode, read_recorded
 from guerdon.envs import ScriptedExpert
 from tests.browser import screenshot
 
@@ -77,7 +77,7 @@ def robot(strip: Path, page: Path) -> None:
         ).env.eval
         told = {**cfg.override_cfg, "url": sim.url, "time_scale": TIME_SCALE, "robot_ip": None}
         cfg = replace(cfg, operator="scripted", operator_params=operator, override_cfg=told)
-        recorded = (item.episode for item in read_recorded(folder) if isinstance(item, Recorded))
+        recorded = (item.episode for item in read_recorded(folder) if isinstance(item, RecordedEpisode))
         episode = next(each for each in recorded if each.success)
         steps = np.linspace(0, int(np.argmax(episode.labels)) + 2, 6).astype(int)
         rows = [np.concatenate(list(frames[steps]), axis=1) for frames in episode.frames.values()]

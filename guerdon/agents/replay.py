@@ -22,8 +22,8 @@ from guerdon.agents.networks import STATE, ObsSpec
 from guerdon.core.atomic import write_atomic
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import display_path
+from guerdon.data.files.bounds import one_line
 from guerdon.data.files.checksums import load_npz
-from guerdon.data.files.rebuild import one_line
 
 __all__ = ["ReplayBatch", "ReplayBuffer", "TrainBatch", "n_step_return"]
 

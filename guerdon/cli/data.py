@@ -54,7 +54,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     summary = inspect(arguments.path, arguments.format)
     print_result(arguments, summary.to_dict(), summary_lines(summary))
     if arguments.preview is not None:
-        from guerdon.data.datasets.preview import write_preview
+        from guerdon.data.datasets.pictures import write_preview
 
         write_preview(arguments.path, arguments.preview, arguments.format)
         log.info("preview: %s", display_path(arguments.preview))

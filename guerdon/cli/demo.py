@@ -18,7 +18,7 @@ from guerdon.core.errors import RunInterrupted
 from guerdon.core.types import display_path
 from guerdon.data.collect.run import collect
 from guerdon.data.datasets.audit import audit
-from guerdon.data.datasets.preview import write_preview
+from guerdon.data.datasets.pictures import write_preview
 from guerdon.data.summary import inspect
 from guerdon.fit import FitResult, fit_reward_model
 from guerdon.rewards.image.int8_file import int8_path

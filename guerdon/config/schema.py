@@ -148,10 +148,8 @@ class CollectConfig(Checked):
     """Collect within `guerdon train`; `guerdon collect` always does."""
     save_dir: str = "runs/collect/data"
     """Where episodes are kept; what is there already stays."""
-    format: Literal["native", "npy-trajectory", "pkl-episode", "realworld-pkl", "reward-pt", "folder"] = (
-        "native"
-    )
-    """How they are written."""
+    format: str = "native"
+    """How they are written: any writable format of `guerdon.data.formats`."""
     policy: Literal["random", "scripted", "motion_planner", "checkpoint"] = "random"
     """Who acts; `scripted` needs an environment that brings an expert, `motion_planner` a ManiSkill task."""
     policy_checkpoint: str | None = None

@@ -250,9 +250,9 @@ def _finished_temp(directory: Path, write: Callable[[BinaryIO], object]) -> Iter
         except BaseException as error:
             with suppress(OSError):  # closing flushes once more; the first error is the one to report
                 file.close()
-            hidden = _hidden_cause(error)
-            if hidden is not None:
-                raise hidden from error
+            cause = _disk_error(error)
+            if cause is not None:
+                raise cause from error
             raise
         file.close()
         yield temp
@@ -261,7 +261,7 @@ def _finished_temp(directory: Path, write: Callable[[BinaryIO], object]) -> Iter
         os.close(handle)
 
 
-def _hidden_cause(error: BaseException) -> OSError | None:
+def _disk_error(error: BaseException) -> OSError | None:
     """The full disk behind an error: torch.save shows a RuntimeError, a zip archive a ValueError."""
     seen: BaseException | None = error
     while seen is not None:
@@ -274,18 +274,13 @@ def _hidden_cause(error: BaseException) -> OSError | None:
 def _link_new(temp: Path, path: Path) -> None:
     """Give a finished temp file its final name unless that name is taken."""
     try:
-        os.link(temp, path)
+        try:
+            os.link(temp, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # A file system without hard links: claim the name, then replace what holds it.
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            temp.replace(path)
     except FileExistsError:
         raise NameTakenError(f"cannot write {display_path(path)}: it exists already") from None
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        _claim_and_replace(temp, path)  # a file system without hard links
-
-
-def _claim_and_replace(temp: Path, path: Path) -> None:
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-    except FileExistsError:
-        raise NameTakenError(f"cannot write {display_path(path)}: it exists already") from None
-    temp.replace(path)

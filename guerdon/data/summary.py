@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,19 +15,19 @@ from guerdon.data.formats.native import Native
 from guerdon.data.store.episode_store import EpisodeStore
 
 Cameras: TypeAlias = Mapping[str, tuple[int, int, int]]
-_CameraKey: TypeAlias = tuple[tuple[str, tuple[int, int, int]], ...]
 WRITE_BATCH = 32
 
 
 @dataclass
 class _Counts:
-    """Running totals while a data set is read once."""
+    """Running totals of the episodes with the same cameras."""
 
     episodes: int = 0
     frames: int = 0
     success: int = 0
     incomplete: int = 0
     positive: int = 0
+    sources: list[str] = field(default_factory=list)
 
     def add(self, episode: Episode) -> None:
         self.episodes += 1
@@ -36,6 +35,7 @@ class _Counts:
         self.positive += episode.num_positive_frames
         self.incomplete += not episode.complete
         self.success += episode.complete and episode.success
+        self.sources.append(episode.source)
 
 
 def inspect(path: Path | str, format: str | None = None) -> DataSummary:
@@ -44,24 +44,19 @@ def inspect(path: Path | str, format: str | None = None) -> DataSummary:
     kind = detect_format(path) if format is None else get_format(format)
     if isinstance(kind, Native):
         return _inspect_store(path)
-    by_cameras: Counter[_CameraKey] = Counter()
-    counts: dict[_CameraKey, _Counts] = {}
+    by_cameras: dict[tuple[tuple[str, tuple[int, int, int]], ...], _Counts] = {}
     faults: list[Fault] = []
-    places: dict[_CameraKey, list[str]] = {}
     for item in progress(kind.read(path), "reading", unit="episode"):
         if isinstance(item, Fault):
             faults.append(item)
-            continue
-        key = tuple(sorted(item.camera_shapes.items()))
-        by_cameras[key] += 1
-        counts.setdefault(key, _Counts()).add(item)
-        places.setdefault(key, []).append(item.source)
-    cameras = dict(by_cameras.most_common(1)[0][0]) if by_cameras else {}
-    for key, sources in places.items():
-        if dict(key) != cameras:
-            faults += [Fault(path=source, reason=mismatch(dict(key), cameras)) for source in sources]
-    total = counts.get(tuple(sorted(cameras.items())), _Counts())
-    return _summary(path, kind.name, total, cameras, faults, None)
+        else:
+            by_cameras.setdefault(tuple(sorted(item.camera_shapes.items())), _Counts()).add(item)
+    most = max(by_cameras, key=lambda key: by_cameras[key].episodes, default=())
+    for key, counts in by_cameras.items():
+        if key != most:
+            reason = mismatch(dict(key), dict(most))
+            faults += [Fault(path=source, reason=reason) for source in counts.sources]
+    return _summary(path, kind.name, by_cameras.get(most, _Counts()), dict(most), faults, None)
 
 
 def _inspect_store(path: Path) -> DataSummary:
@@ -79,6 +74,7 @@ def _inspect_store(path: Path) -> DataSummary:
 def _summary(
     path: Path, format: str, counts: _Counts, cameras: Cameras, faults: list[Fault], content_hash: str | None
 ) -> DataSummary:
+    files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
     return DataSummary(
         path=str(path),
         format=format,
@@ -90,7 +86,7 @@ def _summary(
         num_positive_frames=counts.positive,
         cameras=cameras,
         faults=tuple(faults),
-        bytes=size_on_disk(path),
+        bytes=sum(item.stat().st_size for item in files),
         content_hash=content_hash,
     )
 
@@ -106,13 +102,6 @@ def mismatch(have: Cameras, want: Cameras) -> str:
     name = next(name for name in want if have[name] != want[name])
     sizes = ["x".join(map(str, shape[name])) for shape in (have, want)]
     return f"camera {name!r} has images of {sizes[0]}, most episodes have {sizes[1]}"
-
-
-def size_on_disk(path: Path) -> int:
-    """Bytes of a file, or of all files below a directory."""
-    if path.is_file():
-        return path.stat().st_size
-    return sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
 
 
 def usable(
@@ -160,13 +149,10 @@ def write_all(
 
     Without `cameras` the first episode decides which cameras the others must have.
     """
-    kind = get_format(to)
-    if not kind.writable:
-        raise DataError(f"the format {to} can be read but not written")
     faults: list[Fault] = []
     written = 0
     batch: list[Episode] = []
-    with kind.writer(target) as writer:
+    with get_format(to).writer(target) as writer:
         for episode in progress(usable(items, cameras, faults), "writing", total=total, unit="episode"):
             try:
                 writer.check(episode)

@@ -20,7 +20,7 @@ from guerdon.core.interrupts import Interrupts
 from guerdon.core.types import Fault, IntArray, display_path
 from guerdon.data.datasets.frames import RewardDataset, describe, open_store, rows_of, split_store
 from guerdon.data.datasets.pictures import save_training_pictures
-from guerdon.data.datasets.probe import not_told_apart, probe_store
+from guerdon.data.datasets.probe import blind_camera_message, probe_store
 from guerdon.data.datasets.sampling import EpochSampler
 from guerdon.data.store import EpisodeStore
 from guerdon.fit.calibrate import calibrate
@@ -267,7 +267,7 @@ def _warn_if_blind(store: EpisodeStore, cameras: Sequence[str]) -> None:
     blind = [camera for camera, view in views.items() if view is not None and view.blind]
     if blind and len(blind) == len(views):
         for camera in blind:
-            log.warning("%s", not_told_apart(camera))
+            log.warning("%s", blind_camera_message(camera))
 
 
 def find_checkpoint(place: Path) -> Path:

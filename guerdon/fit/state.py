@@ -15,8 +15,8 @@ from torch import Tensor
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import display_path
+from guerdon.data.files.bounds import one_line
 from guerdon.data.files.checksums import check_archive
-from guerdon.data.files.rebuild import one_line
 from guerdon.fit.spread import Spread
 from guerdon.fit.team import Team
 from guerdon.rewards.image import Contract, load_checkpoint, save_checkpoint

@@ -28,7 +28,7 @@ from guerdon.core.progress import progress_bar
 from guerdon.core.types import FloatArray, IntArray, display_path
 from guerdon.data.datasets.frames import RewardDataset
 from guerdon.data.datasets.sampling import EpochSampler, Share, global_batches, shares
-from guerdon.data.files.rebuild import one_line
+from guerdon.data.files.bounds import one_line
 from guerdon.fit.features import FeatureCache
 from guerdon.fit.inputs import Inputs
 from guerdon.fit.layers import Draws, trains_batch_norm, use_frame_dropout

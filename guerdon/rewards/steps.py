@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from guerdon.core.errors import DataError
-from guerdon.data.files.rebuild import one_line
+from guerdon.data.files.bounds import one_line
 from guerdon.envs.classic.goals import GOAL_KEYS
 
 ITEM_KEYS = ("obs", "action", "reward", "next_obs", "done")

@@ -24,9 +24,8 @@ from guerdon.config import EnvConfig, LearnerConfig, build, to_plain
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import ConfigError, DataError, GuerdonError
 from guerdon.core.types import display_path
+from guerdon.data.files.bounds import one_line, parse_json, read_small
 from guerdon.data.files.checksums import check_archive, load_torch
-from guerdon.data.files.rebuild import one_line
-from guerdon.data.files.small_files import parse_json, read_small
 from guerdon.rewards.image.state import read_safetensors
 
 log = logging.getLogger("guerdon")

@@ -293,7 +293,7 @@ class EnvWorker:
         if self.reward_frames is not None:
             self.reward_frames.reset()
         if self._collector is not None:
-            self._collector.cut()
+            self._collector.truncate_running_episodes()
 
     def interact(self, policy: RolloutPolicy) -> Rollout:
         """One rollout; the frames to be judged are in `reward_frames` afterwards."""

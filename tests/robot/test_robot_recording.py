@@ -13,7 +13,7 @@ from guerdon.core.errors import ConfigError, DataError, RobotError
 from guerdon.core.types import control_mode_of
 from guerdon.data.collect.robot import RobotCollector, collect_robot
 from guerdon.data.datasets.cleaning import process
-from guerdon.data.formats.realworld_pkl import Recorded, RecordingWriter, read_recorded
+from guerdon.data.formats.realworld_pkl import RecordedEpisode, RecordingWriter, read_recorded
 from guerdon.data.store import EpisodeStore
 from guerdon.data.summary import inspect
 from tests.robot.conftest import HOLD, SIZE, section
@@ -50,7 +50,7 @@ def test_labels_are_the_truth_and_each_episode_is_safe_before_the_next(robot, tm
     assert [item.name for item in (tmp_path / "logs").iterdir() if item.is_file()] == ["data.pkl"]
     found = list(read_recorded(tmp_path / "logs"))
     for item, (episode, _, _) in zip(found, collector.notes, strict=True):
-        assert isinstance(item, Recorded)
+        assert isinstance(item, RecordedEpisode)
         np.testing.assert_array_equal(item.episode.frames["wrist_camera"], episode.frames["wrist_camera"])
         assert item.episode.frames["front_camera"].shape[1:] == (SIZE, SIZE, 3)
         assert item.intervened.all()

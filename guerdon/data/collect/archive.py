@@ -6,10 +6,11 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from guerdon.core.errors import GuerdonError, StorageError
 from guerdon.core.types import Episode
-from guerdon.data.formats.base import EpisodeWriter
+from guerdon.data.formats import EpisodeWriter, get_format
 
 log = logging.getLogger("guerdon")
 
@@ -86,11 +87,11 @@ class BackgroundWriter:
                 self._idle.notify_all()
 
 
-class EpisodeArchive:
+class EpisodeArchive(BackgroundWriter):
     """Where the collectors put their episodes.
 
-    Successes and failures are kept up to a limit each; what comes after is dropped and counted. Episodes that
-    were cut off count for neither; the writers keep them apart (marked, or in a directory `unfinished/`).
+    Successes and failures are kept up to a limit each; what comes after is dropped and counted. Truncated
+    episodes count for neither; the writers keep them apart (marked, or in a directory `unfinished/`).
     """
 
     def __init__(
@@ -111,25 +112,21 @@ class EpisodeArchive:
             num_success: how many successes are there already.
             num_failure: how many failures are there already.
         """
+        super().__init__(writer)
         self.max_success, self.max_failure = max_success, max_failure
         self.num_success, self.num_failure = num_success, num_failure
         self.num_unfinished = self.num_dropped = 0
-        self._background = BackgroundWriter(writer)
 
-    @property
-    def wants_success(self) -> bool:
-        """Whether another success would be kept."""
-        return self.max_success is None or self.num_success < self.max_success
-
-    @property
-    def wants_failure(self) -> bool:
-        """Whether another failure would be kept."""
-        return self.max_failure is None or self.num_failure < self.max_failure
+    def _wants(self, success: bool) -> bool:
+        """Whether another success (or failure) would be kept."""
+        count = self.num_success if success else self.num_failure
+        limit = self.max_success if success else self.max_failure
+        return limit is None or count < limit
 
     @property
     def is_full(self) -> bool:
         """Whether both limits are reached."""
-        return not (self.wants_success or self.wants_failure)
+        return not (self._wants(True) or self._wants(False))
 
     def progress(self) -> str:
         """For a progress line, such as `success 12/50 fail 28/150`."""
@@ -139,25 +136,30 @@ class EpisodeArchive:
 
     def add(self, episode: Episode, release: Callable[[], None] = lambda: None) -> None:
         """Keep or drop an episode; `release` is called when its arrays are no longer needed."""
-        if not episode.complete:
-            self._background.submit(episode, release)
-            self.num_unfinished += 1
-        elif self.wants_success if episode.success else self.wants_failure:
-            self._background.submit(episode, release)
-            self.num_success += episode.success
-            self.num_failure += not episode.success
-        else:
+        if episode.complete and not self._wants(episode.success):
             self.num_dropped += 1
             release()
+            return
+        self.submit(episode, release)
+        self.num_unfinished += not episode.complete
+        self.num_success += episode.complete and episode.success
+        self.num_failure += episode.complete and not episode.success
 
-    def check(self) -> None:
-        """Raise if writing has failed."""
-        self._background.check()
 
-    def flush(self) -> None:
-        """Wait until all episodes so far are on disk."""
-        self._background.flush()
-
-    def close(self) -> None:
-        """Finish writing; raises if anything failed. Safe to call twice."""
-        self._background.close()
+def open_archive(
+    save_dir: Path | str,
+    format: str,
+    target_success: int | None,
+    target_failure: int | None,
+    count_existing: bool = True,
+) -> EpisodeArchive:
+    """An archive that writes `format` to `save_dir`."""
+    kind, root = get_format(format), Path(save_dir)
+    num_success, num_failure = kind.count(root) if count_existing else (0, 0)
+    return EpisodeArchive(
+        kind.writer(root),
+        max_success=target_success,
+        max_failure=target_failure,
+        num_success=num_success,
+        num_failure=num_failure,
+    )

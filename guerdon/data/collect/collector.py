@@ -15,6 +15,7 @@ from guerdon.core.types import BoolArray, FloatArray
 from guerdon.data.collect.archive import EpisodeArchive
 from guerdon.data.collect.observations import images_from, with_final
 from guerdon.data.collect.recorder import EpisodeRecorder
+from guerdon.data.formats.base import files_in
 from guerdon.data.formats.npy_trajectory import NpyTrajectoryWriter
 
 log = logging.getLogger("guerdon")
@@ -28,8 +29,8 @@ def open_npy_archive(
         NpyTrajectoryWriter(positive_dir, negative_dir),
         max_success=max_positive,
         max_failure=max_negative,
-        num_success=_count(positive_dir),
-        num_failure=_count(negative_dir),
+        num_success=len(files_in(positive_dir, ".npy")),
+        num_failure=len(files_in(negative_dir, ".npy")),
     )
 
 
@@ -106,23 +107,21 @@ class RewardDataCollector:
         frames = images_from(obs, self.image_keys)
         if self._recorder is None:
             self._recorder = EpisodeRecorder(len(done), self.archive.add)
-            self._once: BoolArray = np.zeros(len(done), np.bool_)
         self._recorder.record(np.arange(len(done)), frames, chunk[:, -1])
-        self._once |= (chunk >= 0.5).any(axis=1)
-        told = env_info.get("success_once")
-        told = np.zeros(len(done), np.bool_) if told is None else _per_env(told, len(done))
+        self._recorder.success_once |= (chunk >= 0.5).any(axis=1)
+        once = env_info.get("success_once")
+        if once is not None:
+            self._recorder.success_once |= _per_env(once, len(done)) & done
         for env in np.flatnonzero(done).tolist():
-            self._once[env] |= told[env]
             self.save_trajectory(env)
 
     def save_trajectory(self, env_idx: int) -> None:
         """Save what environment `env_idx` has collected as one trajectory and empty its buffer."""
         if self._recorder is not None:
-            self._recorder.end(env_idx, success_once=bool(self._once[env_idx]))
-            self._once[env_idx] = False
+            self._recorder.end(env_idx)
 
     def _extract_image(self, image: Any, key_offset: int = 0) -> FloatArray:
-        """One image as the documents store it: float32 [C, H, W] in [0, 1].
+        """One image as RLinf stores it: float32 [C, H, W] in [0, 1].
 
         Args:
             image: [H, W, C] or [C, H, W], or a batch of them; uint8 or float, 0-255 or 0-1; torch or numpy.
@@ -137,11 +136,10 @@ class RewardDataCollector:
             images = images[key_offset]
         return to_unit_chw(images)
 
-    def cut(self) -> None:
-        """The environments begin anew: what was running goes to `unfinished/`, and nothing leaks over."""
+    def truncate_running_episodes(self) -> None:
+        """Call it when all environments are reset: what was running goes to `unfinished/`."""
         if self._recorder is not None and not self.archive.is_full:
-            self._recorder.end_all_unfinished()
-            self._once[:] = False
+            self._recorder.truncate()
 
     def flush(self) -> None:
         """Wait until all finished trajectories are on disk."""
@@ -149,12 +147,8 @@ class RewardDataCollector:
 
     def close(self) -> None:
         """Finish; running episodes go to `unfinished/` beside the two directories."""
-        self.cut()
+        self.truncate_running_episodes()
         self.archive.close()
-
-
-def _count(directory: Path) -> int:
-    return sum(1 for _ in directory.glob("*.npy")) if directory.is_dir() else 0
 
 
 def _field(env_output: Any, name: str) -> Any | None:

@@ -1,8 +1,8 @@
 """Which frames of a robot's episode show success: by how long the target was held, and by an operator's keys.
 
-A pose is a poor witness for a single frame: an arm on its way past the target is at the target for a moment.
-So a stretch of frames at the target counts only if it was held, or if the operator called it a success. What
-an operator calls a failure has no frame of success, wherever the arm was: such frames teach the most.
+A single frame at the target pose does not prove success: an arm on its way past the target is there for a
+moment. Frames at the target count only if the pose was held, or if the operator called it a success. If the
+operator calls an episode a failure, no frame of it shows success, wherever the arm was.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from guerdon.core.types import BoolArray, FloatArray
 
 SUCCESS_KEY, FAILURE_KEY = "c", "a"
-"""What robot people are used to press."""
+"""The keys that robot operators are used to."""
 
 
 @dataclass(frozen=True, kw_only=True)

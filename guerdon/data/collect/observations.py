@@ -70,8 +70,8 @@ def window(images: UInt8Array, centres: FloatArray, share: float) -> UInt8Array:
     corner = np.rint(np.asarray(centres) * [height, width] - side / 2).astype(np.int64)
     rows = np.clip(corner[:, 0], 0, height - side)[:, None] + np.arange(side)
     columns = np.clip(corner[:, 1], 0, width - side)[:, None] + np.arange(side)
-    cut: UInt8Array = images[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return cut
+    windows: UInt8Array = images[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return windows
 
 
 def native_of(env: AnyEnv) -> RendersOnDemand | None:

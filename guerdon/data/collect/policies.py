@@ -10,8 +10,7 @@ import numpy as np
 
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import BoolArray, FloatArray, display_path
-from guerdon.data.files.rebuild import one_line
-from guerdon.data.files.small_files import read_json
+from guerdon.data.files.bounds import one_line, read_json
 
 ACTIVATIONS = {"tanh": "Tanh", "relu": "ReLU", "gelu": "GELU"}
 """Names in `policy.json` -> modules of `torch.nn`."""
@@ -97,7 +96,7 @@ class CheckpointPolicy:
         self._rng = np.random.default_rng(seed)
 
     def act(self, states: FloatArray) -> FloatArray:
-        """The network's output, with Gaussian noise if asked for, cut to [-1, 1]."""
+        """The network's output, with Gaussian noise if asked for, clipped to [-1, 1]."""
         if states.shape[1] != self._size:
             raise DataError(
                 f"the policy was trained on states of size {self._size}, these have {states.shape[1]}"

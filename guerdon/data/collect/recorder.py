@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
-from guerdon.core.types import Episode, FloatArray, IntArray, UInt8Array, is_positive
+from guerdon.core.types import BoolArray, Episode, FloatArray, IntArray, UInt8Array, is_positive
 
 STEP_FIELDS: Mapping[str, Any] = {
     "labels": np.float32,
@@ -67,15 +67,16 @@ class EpisodeRecorder:
         self._length: IntArray = np.zeros(num_envs, np.int64)
         self._initial: dict[int, FloatArray] = {}
         self._seeds: dict[int, int] = {}
+        self.success_once: BoolArray = np.zeros(num_envs, np.bool_)
+        """bool [num_envs]; set where a running episode succeeded in a frame that is not recorded."""
 
-    def begin(
+    def reset(
         self, env_ids: IntArray, initial_states: FloatArray | None, seeds: IntArray | None = None
     ) -> None:
         """Start new episodes: note the state each starts in ([n, S]) and its seed ([n])."""
         envs = env_ids.tolist()
         for env in envs:
-            self._initial.pop(env, None)
-            self._seeds.pop(env, None)
+            self._forget(env)
         if initial_states is not None:
             self._initial.update(zip(envs, np.array(initial_states, np.float32), strict=True))
         if seeds is not None:
@@ -136,10 +137,11 @@ class EpisodeRecorder:
             slots = self._slot[env_ids]
         return slots, steps
 
-    def end(self, env: int, *, success_once: bool = False, complete: bool = True) -> None:
+    def end(self, env: int, *, complete: bool = True) -> None:
         """The episode of `env` is over: hand it on and start with an empty slot."""
         steps, slot = int(self._length[env]), int(self._slot[env])
-        seed, initial = self._seeds.pop(env, None), self._initial.pop(env, None)
+        seed, initial, once = self._seeds.get(env), self._initial.get(env), bool(self.success_once[env])
+        self._forget(env)
         if steps == 0:
             return
         numbers = self._numbers[slot, :steps]
@@ -149,7 +151,7 @@ class EpisodeRecorder:
         }
         episode = Episode(
             frames={name: images[slot, :steps] for name, images in self._frames.items()},
-            success=is_positive(fields["labels"], success_once),
+            success=is_positive(fields["labels"], once),
             initial_state=initial,
             seed=seed,
             source=self.source,
@@ -160,10 +162,11 @@ class EpisodeRecorder:
         generation = self._generation
         self._on_episode(episode, lambda: self._free.put((generation, slot)))
 
-    def end_all_unfinished(self) -> int:
-        """Hand on what is still running, marked as incomplete; returns how many episodes that were."""
-        running = np.flatnonzero(self._length > 0)
-        for env in running.tolist():
+    def truncate(self, env_ids: IntArray | None = None) -> int:
+        """Hand on the running episodes (of `env_ids`), marked as incomplete; returns how many there were."""
+        envs = np.arange(self.num_envs) if env_ids is None else env_ids
+        running = envs[self._length[envs] > 0].tolist()
+        for env in running:
             self.end(env, complete=False)
         return len(running)
 
@@ -172,8 +175,12 @@ class EpisodeRecorder:
         if self._slot[env] >= 0:
             self._free.put((self._generation, int(self._slot[env])))
         self._slot[env], self._length[env] = -1, 0
+        self._forget(env)
+
+    def _forget(self, env: int) -> None:
         self._initial.pop(env, None)
         self._seeds.pop(env, None)
+        self.success_once[env] = False
 
     def _allocate(self, frames: Mapping[str, UInt8Array], values: Mapping[str, NDArray[Any]]) -> None:
         if not frames:

@@ -14,10 +14,11 @@ import numpy as np
 from guerdon.config import CollectConfig, EnvConfig
 from guerdon.core.errors import ConfigError, EmergencyStopError, RobotError
 from guerdon.core.progress import progress_bar
-from guerdon.core.types import Episode, Fault, display_path, with_control_mode
+from guerdon.core.types import BoolArray, Episode, Fault, display_path, with_control_mode
 from guerdon.data.collect.labelling import label_by_hold
 from guerdon.data.collect.run import CollectResult
-from guerdon.data.formats.realworld_pkl import FILE_NAME, Recorded, RecordingWriter, read_recorded
+from guerdon.data.formats.realworld_parts import FILE_NAME
+from guerdon.data.formats.realworld_pkl import RecordedEpisode, RecordingWriter, read_recorded
 from guerdon.envs.robot import RobotEnv
 from guerdon.envs.robot.vector import LearnerNames, control_mode, make_operator, robot_config
 
@@ -28,66 +29,46 @@ MAX_BROKEN = 3
 
 
 @dataclass
-class _Tape:
-    """The steps of the running episode."""
+class _RunningEpisode:
+    """The steps of the episode that is being driven."""
 
-    first: Mapping[str, Any]
-    """What was observed before the first action."""
-    seed: int | None = None
-    frames: dict[str, list[Any]] = field(default_factory=dict)
-    columns: dict[str, list[Any]] = field(default_factory=dict)
-    key: str = ""
+    first_obs: Mapping[str, Any]
+    seed: int
+    steps: list[tuple[Mapping[str, Any], float, bool, Mapping[str, Any]]] = field(default_factory=list)
+    """(next_obs, env_reward, terminated, info) of each."""
 
-    def add(self, obs: Mapping[str, Any], reward: float, terminated: bool, info: Mapping[str, Any]) -> None:
-        """One step and what it led to."""
-        for name, part in obs.items():
-            if name != "state":
-                self.frames.setdefault(name, []).append(part)
-        step = {
-            "states": obs["state"],
-            "actions": info["action_taken"],
-            "env_rewards": reward,
-            "terminated": terminated,
-            "at_rest": info["is_robot_static"],
-            "at_target": info["at_target"],
-            "intervened": info["intervened"],
-            "frame_age": info["frame_age"],
-        }
-        for name, value in step.items():
-            self.columns.setdefault(name, []).append(value)
-        self.key = str(info["operator_key"])
-
-    def __len__(self) -> int:
-        return len(self.columns.get("states", ()))
-
-    def recorded(self, hold_steps: int, time_scale: float, source: str, *, complete: bool) -> Recorded:
+    def recorded(self, hold_steps: int, time_scale: float, source: str, *, complete: bool) -> RecordedEpisode:
         """The episode with its labels."""
+        next_obs, env_rewards, terminated, infos = zip(*self.steps, strict=True)
 
         def column(name: str, dtype: type[np.generic]) -> Any:
-            return np.asarray(self.columns[name], dtype)
+            return np.asarray([info[name] for info in infos], dtype)
 
-        at_target, last = column("at_target", np.bool_), np.arange(len(self)) == len(self) - 1
-        found = label_by_hold(at_target, hold_steps, self.key)
-        terminated = column("terminated", np.bool_)
+        at_target, key = column("at_target", np.bool_), str(infos[-1]["operator_key"])
+        ended: BoolArray = np.asarray(terminated, np.bool_)
+        last = np.arange(len(infos)) == len(infos) - 1
+        found = label_by_hold(at_target, hold_steps, key)
         episode = Episode(
-            frames={name: np.stack(images) for name, images in self.frames.items()},
+            frames={
+                name: np.stack([obs[name] for obs in next_obs]) for name in next_obs[0] if name != "state"
+            },
             labels=found.labels,
             success=found.success,
-            actions=column("actions", np.float32),
-            states=column("states", np.float32),
-            initial_state=np.asarray(self.first["state"], np.float32),
-            env_rewards=column("env_rewards", np.float32),
-            terminated=terminated,
-            truncated=last & ~terminated,
+            actions=column("action_taken", np.float32),
+            states=np.asarray([obs["state"] for obs in next_obs], np.float32),
+            initial_state=np.asarray(self.first_obs["state"], np.float32),
+            env_rewards=np.asarray(env_rewards, np.float32),
+            terminated=ended,
+            truncated=last & ~ended,
             seed=self.seed,
             source=source,
             complete=complete,
         )
-        return Recorded(
+        return RecordedEpisode(
             episode=episode,
             at_target=at_target,
             hold_steps=hold_steps,
-            key=self.key,
+            key=key,
             # A simulated robot's time may run faster, but no camera gets older by that.
             frame_age={"oldest": column("frame_age", np.float32) / np.float32(time_scale)},
             intervened=column("intervened", np.bool_),
@@ -98,7 +79,7 @@ class RobotCollector:
     """Counts, labels and keeps the episodes of one robot."""
 
     def __init__(self, env_cfg: EnvConfig, cfg: CollectConfig, num_episodes: int | None, seed: int) -> None:
-        """Meet the robot; nothing moves yet.
+        """Connect to the robot; nothing moves yet.
 
         Args:
             env_cfg: a section with `env_type: robot`.
@@ -191,19 +172,19 @@ class RobotCollector:
     def _episode(self) -> None:
         """One episode, on disk when it returns; also what there is of one that breaks off."""
         seed = int(np.random.SeedSequence([self.seed, 1, sum(self.counts.values())]).generate_state(1)[0])
-        first, _ = self.env.reset(seed=seed)
-        tape, over = _Tape(first, seed), False
+        first_obs, _ = self.env.reset(seed=seed)
+        running, over = _RunningEpisode(first_obs, seed), False
         rest = np.zeros(self.robot.action_size, np.float32)  # the arm stays unless somebody drives
         try:
             while not over:
-                obs, reward, terminated, truncated, info = self.env.step(rest)
-                tape.add(obs, float(reward), terminated, info)
+                obs, env_reward, terminated, truncated, info = self.env.step(rest)
+                running.steps.append((obs, float(env_reward), terminated, info))
                 self.steps += 1
                 over = terminated or truncated
         finally:
-            if len(tape):
+            if running.steps:
                 hold, scale = self.robot.success_hold_steps, self.robot.time_scale
-                recorded = tape.recorded(hold, scale, self.source, complete=over)
+                recorded = running.recorded(hold, scale, self.source, complete=over)
                 self.writer.add(recorded)
                 self._count(recorded.episode)
 

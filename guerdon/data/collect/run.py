@@ -15,10 +15,10 @@ from guerdon.config import CollectConfig, EnvConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.progress import progress_bar
 from guerdon.core.types import FloatArray, display_path
-from guerdon.data.collect.archive import EpisodeArchive
+from guerdon.data.collect.archive import EpisodeArchive, open_archive
 from guerdon.data.collect.observations import native_of, state_from
 from guerdon.data.collect.policies import CheckpointPolicy, Policy, RandomPolicy
-from guerdon.data.collect.wrapper import VectorDataCollectorWrapper, open_archive
+from guerdon.data.collect.wrapper import VectorDataCollectorWrapper
 from guerdon.data.formats import get_format
 from guerdon.envs import ScriptedExpert
 from guerdon.envs.make import is_maniskill, make_vector_env
@@ -109,9 +109,10 @@ def collect(
         policy: who acts, instead of `cfg.policy`.
     """
     kind = get_format(cfg.format)
-    there = (
-        sum(kind.count(Path(cfg.save_dir))) if archive is None else archive.num_success + archive.num_failure
-    )
+    if not kind.writable:
+        raise ConfigError(f"collect.format={cfg.format} can be read but not written")
+    counts = kind.count(Path(cfg.save_dir)) if archive is None else (archive.num_success, archive.num_failure)
+    there = sum(counts)
     env_seed, policy_seed = (int(s) for s in np.random.SeedSequence([seed, there]).generate_state(2) >> 1)
     env = make_vector_env(env_cfg, autoreset_mode=AutoresetMode.SAME_STEP)
     policy = make_policy(cfg, env, policy_seed) if policy is None else policy

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
-from guerdon.data.collect.archive import EpisodeArchive
+from guerdon.data.collect.archive import EpisodeArchive, open_archive
 from guerdon.data.collect.observations import (
     AT_REST_INFO,
     AnyEnv,
@@ -25,28 +25,8 @@ from guerdon.data.collect.observations import (
     with_final,
 )
 from guerdon.data.collect.recorder import EpisodeRecorder
-from guerdon.data.formats import get_format
 
 RenderMode: TypeAlias = Literal["always", "on_demand"]
-
-
-def open_archive(
-    save_dir: Path | str,
-    format: str,
-    target_success: int | None,
-    target_failure: int | None,
-    count_existing: bool = True,
-) -> EpisodeArchive:
-    """An archive that writes `format` to `save_dir`."""
-    kind, root = get_format(format), Path(save_dir)
-    num_success, num_failure = kind.count(root) if count_existing else (0, 0)
-    return EpisodeArchive(
-        kind.writer(root),
-        max_success=target_success,
-        max_failure=target_failure,
-        num_success=num_success,
-        num_failure=num_failure,
-    )
 
 
 class _Recording:
@@ -56,17 +36,22 @@ class _Recording:
         self,
         env: AnyEnv,
         num_envs: int,
-        archive: EpisodeArchive,
-        reward_render_mode: RenderMode,
-        cameras: Sequence[str],
-        keep_states: bool,
-        only_at_rest: bool,
+        save_dir: Path | str,
+        target_success: int | None = None,
+        target_failure: int | None = None,
+        reward_render_mode: RenderMode = "always",
+        *,
+        cameras: Sequence[str] = ("base_camera",),
+        format: str = "pkl-episode",
+        keep_states: bool = True,
+        only_at_rest: bool = False,
+        archive: EpisodeArchive | None = None,
     ) -> None:
         if reward_render_mode not in ("always", "on_demand"):
             raise ConfigError(
                 f"reward_render_mode must be 'always' or 'on_demand', not {reward_render_mode!r}"
             )
-        self.archive = archive
+        self.archive = archive or open_archive(save_dir, format, target_success, target_failure)
         spec = getattr(env, "spec", None)
         self._recorder = EpisodeRecorder(
             num_envs,
@@ -77,19 +62,22 @@ class _Recording:
         self._frames = FrameSource(env, cameras)
         self._every_step = reward_render_mode == "always"
         self._keep_states = keep_states
-        self._shots = _ShotsAtRest(self._frames, num_envs) if only_at_rest else None
-        self._once: BoolArray = np.zeros(num_envs, np.bool_)
+        self._only_at_rest = only_at_rest
+        self._last_pictures: dict[str, UInt8Array] = {}
         self._native = native_of(env)
         self.intended: FloatArray | None = None
         """float32 [N, A]; what the demonstrator means by the next step's actions, where it tells."""
 
-    def _states(self, obs: Any, *, reached: bool) -> FloatArray | None:
-        """State vectors [N, S], from the environment itself where it offers them, if they are wanted."""
+    def _states(self, obs: Any, *, final: bool) -> FloatArray | None:
+        """State vectors [N, S], from the environment itself where it offers them, if they are wanted.
+
+        `final`: those that the last action led to, and not those of episodes that have begun since.
+        """
         if not self._keep_states:
             return None
         if self._native is None:
             return state_from(obs)
-        return self._native.final_state() if reached else self._native.state()
+        return self._native.final_state() if final else self._native.state()
 
     def step(
         self,
@@ -109,16 +97,15 @@ class _Recording:
         success = per_env(info, "success", len(done), done)
         if success is None:
             raise DataError("the environment's info has no 'success', so its frames cannot be labelled")
-        self._once[env_ids] |= success[env_ids] >= 0.5
+        self._recorder.success_once[env_ids] |= success[env_ids] >= 0.5
         # Of an episode that was lost with its simulator there is no last step, and it proves no failure.
-        told_lost = per_env(info, "episode_lost", len(done), done)
-        lost: BoolArray = np.zeros(len(done), np.bool_) if told_lost is None else told_lost >= 0.5
+        lost = _flags(info, "episode_lost", done)
         shown = env_ids[~lost[env_ids]] if self._every_step else env_ids[(done & ~lost)[env_ids]]
         if len(shown):
             values: dict[str, NDArray[Any] | None] = {
                 "actions": np.asarray(to_numpy(action), np.float32).reshape(len(done), -1),
                 "intended": self.intended,
-                "states": self._states(obs, reached=True),
+                "states": self._states(obs, final=True),
                 "env_rewards": env_reward,
                 "terminated": terminated,
                 "truncated": truncated,
@@ -131,31 +118,34 @@ class _Recording:
             self._recorder.record(shown, frames, success[shown], **values)
         if not done.any():
             return
-        told = per_env(info, "success_once", len(done), done)
+        self._recorder.success_once |= _flags(info, "success_once", done) & done
         for env in env_ids[done[env_ids]].tolist():
-            once = bool(self._once[env]) or (told is not None and bool(told[env]))
-            self._recorder.end(env, success_once=once, complete=not bool(lost[env]))
+            self._recorder.end(env, complete=not bool(lost[env]))
 
     def _pictures(
         self, obs: Any, done: BoolArray, shown: IntArray, at_rest: NDArray[Any] | None
     ) -> dict[str, UInt8Array]:
-        if self._shots is None:
+        """Camera -> uint8 [n, H, W, C] of `shown` (int [n]); a robot in motion may keep its last ones."""
+        if not self._only_at_rest:
             return self._frames.frames(obs, done, shown)
         if at_rest is None:
             raise DataError(f"collect.only_at_rest needs an environment whose info has {AT_REST_INFO}")
-        fresh = (at_rest[shown] >= 0.5) | (self._recorder.lengths[shown] == 0)
-        return self._shots.frames(obs, done, shown, fresh)
+        fresh = shown[(at_rest[shown] >= 0.5) | (self._recorder.lengths[shown] == 0)]
+        if len(fresh):
+            for name, images in self._frames.frames(obs, done, fresh).items():
+                if name not in self._last_pictures:
+                    self._last_pictures[name] = np.zeros((len(done), *images.shape[1:]), np.uint8)
+                self._last_pictures[name][fresh] = images
+        return {name: pictures[shown] for name, pictures in self._last_pictures.items()}
 
-    def begin(self, env_ids: IntArray, obs: Any, info: Mapping[str, Any]) -> None:
+    def reset(self, env_ids: IntArray, obs: Any, info: Mapping[str, Any]) -> None:
         """New episodes begin in `env_ids` with `obs` [N, ...]; what was running is kept as unfinished."""
         if self.archive.is_full or len(env_ids) == 0:
             return
-        for env in env_ids[self._recorder.lengths[env_ids] > 0].tolist():
-            self._recorder.end(env, success_once=bool(self._once[env]), complete=False)
-        self._once[env_ids] = False
-        states = self._states(obs, reached=False)
+        self._recorder.truncate(env_ids)
+        states = self._states(obs, final=False)
         seeds = info.get("env_seed")
-        self._recorder.begin(
+        self._recorder.reset(
             env_ids,
             None if states is None else states[env_ids],
             None if seeds is None else to_numpy(seeds)[env_ids].astype(np.int64),
@@ -164,29 +154,12 @@ class _Recording:
     def close(self) -> None:
         """Keep unfinished episodes apart and finish writing."""
         if not self.archive.is_full:
-            self._recorder.end_all_unfinished()
+            self._recorder.truncate()
         self.archive.close()
 
 
-class _ShotsAtRest:
-    """The last picture of each environment, renewed where that is asked for."""
-
-    def __init__(self, source: FrameSource, num_envs: int) -> None:
-        self._source, self._num_envs = source, num_envs
-        self._kept: dict[str, UInt8Array] = {}
-
-    def frames(self, obs: Any, done: BoolArray, env_ids: IntArray, fresh: BoolArray) -> dict[str, UInt8Array]:
-        """Camera -> uint8 [n, H, W, C] of `env_ids` (int [n]), rendered where `fresh` (bool [n])."""
-        if fresh.any():
-            seen = env_ids[fresh]
-            for name, images in self._source.frames(obs, done, seen).items():
-                kept = self._kept.setdefault(name, np.zeros((self._num_envs, *images.shape[1:]), np.uint8))
-                kept[seen] = images
-        return {name: kept[env_ids] for name, kept in self._kept.items()}
-
-
 class DataCollectorWrapper(gym.Wrapper[Any, Any, Any, Any]):
-    """Records every episode of an environment until the targets are met, then steps aside.
+    """Records every episode of an environment until the targets are met; afterwards it only steps.
 
     `DataCollectorWrapper(env, ...)` takes single and vector environments; for a vector environment it
     returns a `VectorDataCollectorWrapper`, which takes the same arguments.
@@ -220,17 +193,28 @@ class DataCollectorWrapper(gym.Wrapper[Any, Any, Any, Any]):
             target_success: how many successes to keep, those that are there included; None: no limit.
             target_failure: the same for failures.
             reward_render_mode: `always` records every frame; `on_demand` renders and records only the final
-                frame of each episode, which is what a terminal reward is judged on.
-            cameras: camera names; the first one is the `main_images` of the documents.
-            format: any writable format of `guerdon.data.store`.
+                frame of each episode, which is what a terminal reward scores.
+            cameras: camera names; the first one is RLinf's `main_images`.
+            format: any writable format of `guerdon.data.formats`.
             keep_states: whether to keep state vectors beside the frames.
             only_at_rest: render an episode's first frame and those of a robot that stands still, as the info
                 `is_robot_static` tells; while it moves the last picture is kept again.
             archive: where the episodes go instead of `save_dir`; its limits then hold instead of the targets.
         """
         super().__init__(env)
-        archive = archive or open_archive(save_dir, format, target_success, target_failure)
-        self.recording = _Recording(env, 1, archive, reward_render_mode, cameras, keep_states, only_at_rest)
+        self.recording = _Recording(
+            env,
+            1,
+            save_dir,
+            target_success,
+            target_failure,
+            reward_render_mode,
+            cameras=cameras,
+            format=format,
+            keep_states=keep_states,
+            only_at_rest=only_at_rest,
+            archive=archive,
+        )
 
     @property
     def archive(self) -> EpisodeArchive:
@@ -242,7 +226,7 @@ class DataCollectorWrapper(gym.Wrapper[Any, Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Reset; an episode that was running is kept as unfinished."""
         obs, info = self.env.reset(seed=seed, options=options)
-        self.recording.begin(np.zeros(1, np.int64), _batched(obs), _batched(info))
+        self.recording.reset(np.zeros(1, np.int64), _batched(obs), _batched(info))
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -270,26 +254,10 @@ class DataCollectorWrapper(gym.Wrapper[Any, Any, Any, Any]):
 class VectorDataCollectorWrapper(VectorWrapper):
     """`DataCollectorWrapper` for vector environments, in all of Gymnasium's auto-reset modes."""
 
-    def __init__(
-        self,
-        env: VectorEnv[Any, Any, Any],
-        save_dir: Path | str,
-        target_success: int | None = None,
-        target_failure: int | None = None,
-        reward_render_mode: RenderMode = "always",
-        *,
-        cameras: Sequence[str] = ("base_camera",),
-        format: str = "pkl-episode",
-        keep_states: bool = True,
-        only_at_rest: bool = False,
-        archive: EpisodeArchive | None = None,
-    ) -> None:
-        """See `DataCollectorWrapper`."""
+    def __init__(self, env: VectorEnv[Any, Any, Any], *args: Any, **kwargs: Any) -> None:
+        """Record `env`; the arguments after it are those of `DataCollectorWrapper`."""
         super().__init__(env)
-        archive = archive or open_archive(save_dir, format, target_success, target_failure)
-        self.recording = _Recording(
-            env, env.num_envs, archive, reward_render_mode, cameras, keep_states, only_at_rest
-        )
+        self.recording = _Recording(env, env.num_envs, *args, **kwargs)
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._ended: BoolArray = np.zeros(env.num_envs, np.bool_)
 
@@ -305,7 +273,7 @@ class VectorDataCollectorWrapper(VectorWrapper):
         obs, info = self.env.reset(seed=seed, options=options)
         mask = np.ones(self.num_envs, np.bool_) if options is None else options.get("reset_mask")
         mask = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask, np.bool_)
-        self.recording.begin(np.flatnonzero(mask), obs, info)
+        self.recording.reset(np.flatnonzero(mask), obs, info)
         self._ended[mask] = False
         return obs, info
 
@@ -315,17 +283,16 @@ class VectorDataCollectorWrapper(VectorWrapper):
         term, trunc = (to_numpy(flags).astype(np.bool_) for flags in (terminated, truncated))
         done = term | trunc
         same_step = self._mode == AutoresetMode.SAME_STEP
-        reached = with_final(obs, info.get("final_obs"), done) if same_step else obs
+        next_obs = with_final(obs, info.get("final_obs"), done) if same_step else obs
         stepped = np.flatnonzero(~self._ended)
-        self.recording.step(stepped, reached, actions, to_numpy(env_rewards), term, trunc, info)
+        self.recording.step(stepped, next_obs, actions, to_numpy(env_rewards), term, trunc, info)
         if same_step:
-            self.recording.begin(np.flatnonzero(done), obs, info)
+            self.recording.reset(np.flatnonzero(done), obs, info)
+        elif self._mode == AutoresetMode.NEXT_STEP:
+            self.recording.reset(np.flatnonzero(self._ended), obs, info)
+            self._ended = done
         else:
-            if self._mode == AutoresetMode.NEXT_STEP:
-                self.recording.begin(np.flatnonzero(self._ended), obs, info)
-                self._ended = done
-            else:
-                self._ended |= done
+            self._ended |= done
         return obs, env_rewards, terminated, truncated, info
 
     def close(self, **kwargs: Any) -> None:
@@ -346,10 +313,17 @@ def _batched(value: Any) -> Any:
         return value
 
 
+def _flags(info: Mapping[str, Any], key: str, done: BoolArray) -> BoolArray:
+    """A flag of the info for each environment, bool [N]; false where it is not there."""
+    values = per_env(info, key, len(done), done)
+    flags: BoolArray = np.zeros(len(done), np.bool_) if values is None else values > 0
+    return flags
+
+
 def _source(env: Any) -> str:
     """What recorded episodes say of where they come from."""
-    told = getattr(env.unwrapped, "source", None)
-    if isinstance(told, str):
-        return told
+    source = getattr(env.unwrapped, "source", None)
+    if isinstance(source, str):
+        return source
     spec = getattr(env, "spec", None)
     return spec.id if spec is not None else type(env.unwrapped).__name__

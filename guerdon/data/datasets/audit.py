@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,8 +12,8 @@ import numpy as np
 
 from guerdon.core.progress import progress
 from guerdon.core.types import BoolArray, Episode, Fault, FloatArray, UInt8Array
-from guerdon.data.datasets.fingerprint import grey_cells, groups, near_duplicates, sampled_steps
-from guerdon.data.datasets.probe import CHANCE, not_told_apart, probe, probe_steps, small_pictures
+from guerdon.data.datasets.probe import CHANCE, blind_camera_message, probe, probe_steps, small_pictures
+from guerdon.data.datasets.split import episode_cells, grey_cells, groups, near_duplicates
 from guerdon.data.formats import detect_format, get_format
 from guerdon.data.store.shard import content_hash, episode_digest
 from guerdon.data.summary import inspect, usable
@@ -54,21 +56,14 @@ class AuditReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, ready for JSON."""
-        return {
-            "path": self.path,
-            "ok": self.ok,
-            "num_episodes": self.num_episodes,
-            "num_duplicate_pairs": self.num_duplicate_pairs,
-            "findings": [
-                {"level": f.level, "check": f.check, "message": f.message, "examples": list(f.examples)}
-                for f in self.findings
-            ],
-        }
+        plain = asdict(self)
+        findings = [{**each, "examples": list(each["examples"])} for each in plain["findings"]]
+        return {**plain, "ok": self.ok, "findings": findings}
 
 
 @dataclass
 class _Notes:
-    """Which episodes each check objects to, gathered in one pass."""
+    """What one pass over all episodes gathers."""
 
     names: list[str] = field(default_factory=list)
     success: list[bool] = field(default_factory=list)
@@ -78,11 +73,16 @@ class _Notes:
     pictures: dict[str, list[FloatArray]] = field(default_factory=dict)
     labels: list[BoolArray] = field(default_factory=list)
     objections: dict[tuple[Level, str, str], list[str]] = field(default_factory=dict)
+    """(level, check, message) -> names of the episodes that it holds for."""
     frames: int = 0
     positive: int = 0
 
     def object(self, level: Level, check: str, message: str, name: str) -> None:
         self.objections.setdefault((level, check, message), []).append(name)
+
+
+def _found(level: Level, check: str, message: str, examples: Iterable[str] = ()) -> Finding:
+    return Finding(level=level, check=check, message=message, examples=tuple(islice(examples, EXAMPLES)))
 
 
 def audit(path: Path | str, format: str | None = None) -> AuditReport:
@@ -97,30 +97,16 @@ def audit(path: Path | str, format: str | None = None) -> AuditReport:
         progress(episodes, "auditing", total=summary.num_episodes, unit="episode")
     ):
         _look(notes, episode, f"episode {number} ({episode.source or 'no source'})")
-    findings = [Finding(level="error", check="unreadable", message=f"{f.path}: {f.reason}") for f in faults]
-    findings += [
-        Finding(
-            level=level,
-            check=check,
-            message=f"{len(names)} episode(s): {message}",
-            examples=tuple(names[:EXAMPLES]),
-        )
-        for (level, check, message), names in notes.objections.items()
-    ]
+    findings = [_found("error", "unreadable", f"{fault.path}: {fault.reason}") for fault in faults]
+    for (level, check, message), names in notes.objections.items():
+        findings.append(_found(level, check, f"{len(names)} episode(s): {message}", names))
     findings += _balance(notes)
-    findings += _told_apart(notes)
-    pairs = near_duplicates(np.stack(notes.cells)) if notes.cells else []
+    findings += _cameras(notes)
+    pairs = near_duplicates(notes.cells)
     findings += _duplicates(notes, pairs)
-    if (
-        summary.content_hash is not None
-        and not faults
-        and content_hash(notes.digests) != summary.content_hash
-    ):
-        findings.append(
-            Finding(
-                level="error", check="hash", message="the frames have changed since the store was written"
-            )
-        )
+    known = summary.content_hash
+    if known is not None and not faults and content_hash(notes.digests) != known:
+        findings.append(_found("error", "hash", "the frames have changed since the store was written"))
     order = {"error": 0, "warning": 1, "info": 2}
     return AuditReport(
         path=str(path),
@@ -136,7 +122,7 @@ def _look(notes: _Notes, episode: Episode, name: str) -> None:
     notes.names.append(name)
     notes.success.append(episode.success)
     notes.splits.append(episode.split)
-    notes.cells.append(grey_cells(episode.frames[camera][sampled_steps(episode.num_frames)]))
+    notes.cells.append(episode_cells(episode.frames[camera]))
     notes.digests.append(episode_digest(episode))
     notes.frames += episode.num_frames
     notes.positive += episode.num_positive_frames
@@ -198,55 +184,45 @@ def _is_frozen(episode: Episode, flat: UInt8Array) -> bool:
 
 def _balance(notes: _Notes) -> list[Finding]:
     if not notes.names:
-        return [Finding(level="error", check="balance", message="there is no usable episode")]
+        return [_found("error", "balance", "there is no usable episode")]
     good = sum(notes.success)
     bad = len(notes.success) - good
     share = notes.positive / notes.frames
     text = f"{good} success and {bad} failure episodes, {share:.1%} of {notes.frames} frames positive"
     if good == 0 or notes.positive == 0:
-        return [Finding(level="error", check="balance", message=f"nothing to learn success from: {text}")]
+        return [_found("error", "balance", f"nothing to learn success from: {text}")]
     if bad == 0 and notes.positive == notes.frames:
-        return [Finding(level="error", check="balance", message=f"nothing to learn failure from: {text}")]
+        return [_found("error", "balance", f"nothing to learn failure from: {text}")]
     level: Level = "warning" if share < MIN_POSITIVE_SHARE or share > 1 - MIN_POSITIVE_SHARE else "info"
-    return [Finding(level=level, check="balance", message=text)]
+    return [_found(level, "balance", text)]
 
 
-def _told_apart(notes: _Notes) -> list[Finding]:
+def _cameras(notes: _Notes) -> list[Finding]:
     """Cameras that do not show success: an error if none does, and a note where it cannot be known."""
     views = {camera: probe(pictures, notes.labels) for camera, pictures in notes.pictures.items()}
     blind = [camera for camera, view in views.items() if view is not None and view.blind]
     level: Level = "error" if len(blind) == len(views) else "warning"
-    found = [Finding(level=level, check="view", message=not_told_apart(camera)) for camera in blind]
+    found = [_found(level, "view", blind_camera_message(camera)) for camera in blind]
     for camera, view in views.items():
         if view is not None and view.auc is not None and view.auc <= CHANCE:
             message = (
                 f"a quick classifier cannot tell success by camera {camera!r} (AUC {view.auc:.2f}, held-out "
                 "episodes): a hard view, or one that does not show the goal; the AUC of a fit will tell"
             )
-            found.append(Finding(level="info", check="view", message=message))
+            found.append(_found("info", "view", message))
     return found
 
 
 def _duplicates(notes: _Notes, pairs: list[tuple[int, int]]) -> list[Finding]:
     if not pairs:
         return []
-    across = [(a, b) for a, b in pairs if notes.splits[a] != notes.splits[b]]
     sets = len(set(groups(len(notes.names), pairs)[[a for a, _ in pairs]].tolist()))
-    findings = [
-        Finding(
-            level="info",
-            check="duplicates",
-            message=f"{len(pairs)} pairs of near-duplicates in {sets} groups; splits keep them together",
-            examples=tuple(f"{notes.names[a]} ~ {notes.names[b]}" for a, b in pairs[:EXAMPLES]),
-        )
-    ]
+    together = f"{len(pairs)} pairs of near-duplicates in {sets} groups; splits keep them together"
+    names = (f"{notes.names[a]} ~ {notes.names[b]}" for a, b in pairs)
+    findings = [_found("info", "duplicates", together, names)]
+    across = [(a, b) for a, b in pairs if notes.splits[a] != notes.splits[b]]
     if across:
-        findings.append(
-            Finding(
-                level="error",
-                check="duplicates",
-                message=f"{len(across)} pairs of near-duplicates lie in different declared splits",
-                examples=tuple(f"{notes.names[a]} ~ {notes.names[b]}" for a, b in across[:EXAMPLES]),
-            )
-        )
+        apart = f"{len(across)} pairs of near-duplicates lie in different declared splits"
+        names = (f"{notes.names[a]} ~ {notes.names[b]}" for a, b in across)
+        findings.append(_found("error", "duplicates", apart, names))
     return findings

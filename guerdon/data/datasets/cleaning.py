@@ -21,10 +21,10 @@ from guerdon.core.atomic import write_atomic
 from guerdon.core.errors import DataError
 from guerdon.core.types import BoolArray, Episode, Fault, FloatArray, UInt8Array, display_path
 from guerdon.data.collect.labelling import HoldLabels, label_by_hold
+from guerdon.data.collect.recorder import STEP_FIELDS
 from guerdon.data.datasets.audit import AuditReport, audit
-from guerdon.data.datasets.fingerprint import grey_cells, groups, near_duplicates, sampled_steps
-from guerdon.data.datasets.split import split_episodes
-from guerdon.data.formats.realworld_pkl import Recorded, read_recorded
+from guerdon.data.datasets.split import episode_cells, groups, near_duplicates, split_episodes
+from guerdon.data.formats.realworld_pkl import RecordedEpisode, read_recorded
 from guerdon.data.summary import write_all
 
 STILL_ACTION = 1e-5
@@ -36,18 +36,7 @@ MIN_SHARPNESS = 0.25
 MIN_VAL_EPISODES = 2
 """A fit wants so many at least; of a small recording a larger share is taken for them."""
 REASONS = ("doubtful", "stale", "duplicate", "blurred", "before_motion", "still")
-"""Why frames are left out, in the order in which it is asked."""
-_ARRAYS = (
-    "labels",
-    "actions",
-    "intended",
-    "states",
-    "env_rewards",
-    "terminated",
-    "truncated",
-    "is_grasped",
-    "at_rest",
-)
+"""Why frames are left out, in the order of the checks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +57,8 @@ class ProcessReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, ready for JSON."""
-        plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        plain["faults"] = [dataclasses.asdict(fault) for fault in self.faults]
-        return {
-            **plain,
-            "left_out": dict(self.left_out),
-            "splits": dict(self.splits),
-            "audit": self.audit.to_dict(),
-        }
+        plain = dataclasses.asdict(self)
+        return {**plain, "faults": list(plain["faults"]), "audit": self.audit.to_dict()}
 
 
 def process(
@@ -141,9 +124,9 @@ def process(
     return report
 
 
-def _read(path: Path) -> tuple[list[Recorded], list[Fault]]:
+def _read(path: Path) -> tuple[list[RecordedEpisode], list[Fault]]:
     found = list(read_recorded(path))
-    recorded = [item for item in found if isinstance(item, Recorded)]
+    recorded = [item for item in found if isinstance(item, RecordedEpisode)]
     faults = [item for item in found if isinstance(item, Fault)]
     if not recorded:
         first = f": {faults[0].reason}" if faults else ""
@@ -151,7 +134,7 @@ def _read(path: Path) -> tuple[list[Recorded], list[Fault]]:
     return recorded, faults
 
 
-def _labels(item: Recorded, hold_steps: int | None) -> HoldLabels:
+def _labels(item: RecordedEpisode, hold_steps: int | None) -> HoldLabels:
     """By hold and key; in a recording that tells neither, rewards are the labels."""
     wanted = hold_steps if hold_steps is not None else item.hold_steps
     if wanted is None and not item.key:
@@ -160,7 +143,7 @@ def _labels(item: Recorded, hold_steps: int | None) -> HoldLabels:
 
 
 def _reasons(
-    item: Recorded, labels: HoldLabels, usual: Mapping[str, float], keep_stationary: bool
+    item: RecordedEpisode, labels: HoldLabels, usual: Mapping[str, float], keep_stationary: bool
 ) -> list[str]:
     """Why each frame is left out; empty where it is kept."""
     episode, count = item.episode, item.episode.num_frames
@@ -208,7 +191,7 @@ def select(episode: Episode, keep: BoolArray) -> Episode:
     """The steps of an episode where `keep` is true."""
     if keep.all():
         return episode
-    values = {name: getattr(episode, name) for name in _ARRAYS}
+    values = {name: getattr(episode, name) for name in STEP_FIELDS}
     kept: dict[str, Any] = {name: None if value is None else value[keep] for name, value in values.items()}
     first = int(np.argmax(keep))
     before = episode.initial_state if first == 0 else None
@@ -226,11 +209,8 @@ def _split(episodes: Sequence[Episode], val_fraction: float, seed: int) -> list[
     if sum(episode.success and episode.complete for episode in episodes) < 2:
         return list(episodes)
     whole = [number for number, episode in enumerate(episodes) if episode.complete]
-    cells = []
-    for number in whole:
-        frames = next(iter(episodes[number].frames.values()))
-        cells.append(grey_cells(frames[sampled_steps(len(frames))]))
-    group = groups(len(whole), near_duplicates(np.stack(cells)))
+    cells = [episode_cells(next(iter(episodes[number].frames.values()))) for number in whole]
+    group = groups(len(whole), near_duplicates(cells))
     success = np.array([episodes[number].success for number in whole])
     for share in (val_fraction, *(more for more in (0.3, 0.4, 0.5) if more > val_fraction)):
         fractions = {"train": 1.0 - share, "val": share}

@@ -31,8 +31,7 @@ from guerdon.core.types import (
     UInt8Array,
     display_path,
 )
-from guerdon.data.datasets.fingerprint import grey_cells, groups, near_duplicates, sampled_steps
-from guerdon.data.datasets.split import split_episodes
+from guerdon.data.datasets.split import grey_cells, groups, near_duplicates, sampled_steps, split_episodes
 from guerdon.data.formats import detect_format
 from guerdon.data.formats.npy_trajectory import read_directories
 from guerdon.data.store import EpisodeStore
@@ -143,7 +142,7 @@ def _cached(signature: str, cache: Path, fill: Any) -> tuple[EpisodeStore, list[
     if note.exists():
         faults = [Fault(**item) for item in json.loads(note.read_text())]
         return EpisodeStore(target), faults
-    if target.exists():  # a copy that was cut short; a new one beside it is simpler than mending it
+    if target.exists():  # a copy that was interrupted; a new one beside it is simpler than mending it
         target = cache / f"{signature}-{len(list(cache.iterdir()))}"
     cache.mkdir(parents=True, exist_ok=True)
     _, faults = fill(target)
@@ -155,7 +154,7 @@ def _cached(signature: str, cache: Path, fill: Any) -> tuple[EpisodeStore, list[
 
 
 def describe(store: EpisodeStore) -> list[str]:
-    """What the documents list: trajectories, frames and labels, for each kind of trajectory."""
+    """What RLinf's reward training lists: trajectories, frames and labels, for each kind of trajectory."""
     lines = []
     for name, wanted in (("positive", True), ("negative", False)):
         of_kind = store.success[store.episode] == wanted
@@ -172,27 +171,18 @@ def split_store(
 ) -> dict[str, IntArray]:
     """Episode numbers of `train` and `val`; splits that all episodes declare are kept, others are made.
 
-    Episodes that were cut off teach labels like any other frames, so they go to `train`; they prove nothing
-    about failures and are never in `val`.
+    Truncated episodes have labels like any other, so they go to `train`; they prove nothing about failures
+    and are never in `val`.
     """
     whole = np.flatnonzero(store.complete)
     declared = np.array(store.episode_column("split"))
-    if (
-        len(declared)
-        and set(declared.tolist()) <= {"train", "val"}
-        and {"train", "val"} <= set(declared.tolist())
-    ):
+    if set(declared.tolist()) == {"train", "val"}:
         splits = {name: np.flatnonzero(declared == name) for name in ("train", "val")}
     else:
-        cells = [
-            grey_cells(
-                store.frames(
-                    camera, store.starts[e] + sampled_steps(int(store.starts[e + 1] - store.starts[e]))
-                )
-            )
-            for e in whole.tolist()
-        ]
-        group = groups(len(whole), near_duplicates(np.stack(cells)) if cells else [])
+        lengths = np.diff(store.starts)
+        rows = [store.starts[number] + sampled_steps(int(lengths[number])) for number in whole.tolist()]
+        cells = [grey_cells(store.frames(camera, each)) for each in rows]
+        group = groups(len(whole), near_duplicates(cells))
         fractions = {"train": 1.0 - val_fraction, "val": val_fraction}
         parts = split_episodes(store.success[whole], group, fractions=fractions, seed=seed)
         splits = {name: whole[episodes] for name, episodes in parts.items()}
@@ -247,7 +237,7 @@ def check_motion_is_seen(episode: Episode, path: Path | str) -> None:
     if len(moving) >= 5 and same:
         raise DataError(
             f"{display_path(path)} was rendered only where the robot stands still (collect.only_at_rest), so "
-            "that its frames serve reward models with reward.model.only_at_rest alone: collect anew"
+            "that only models with reward.model.only_at_rest=true accept it: collect again without it"
         )
 
 

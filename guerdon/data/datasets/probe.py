@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
-from guerdon.data.datasets.fingerprint import cell_means
+from guerdon.data.datasets.split import cell_means
 from guerdon.data.store import EpisodeStore
 
 CELLS = 8
@@ -92,7 +92,7 @@ def probe_store(store: EpisodeStore, camera: str) -> View | None:
     return probe(pictures, labels)
 
 
-def not_told_apart(camera: str) -> str:
+def blind_camera_message(camera: str) -> str:
     """What to say of a camera in whose pictures nothing moves."""
     return (
         f"frames of success and of failure cannot be told apart by camera {camera!r}: its pictures stay the "

@@ -12,7 +12,7 @@ from guerdon.core.types import BoolArray, IntArray
 
 @dataclass(frozen=True, kw_only=True)
 class EpochSampler:
-    """Draws the frames of each epoch anew, so that rare limits do not lose frames for good."""
+    """Draws new frames for each epoch, so that limits per episode lose no frame for good."""
 
     rows: IntArray
     """int [N], the frames to draw from."""
@@ -49,7 +49,7 @@ class EpochSampler:
 
 
 def global_batches(rows: IntArray, size: int, *, least: int = 1) -> Iterator[IntArray]:
-    """Cut an epoch into batches of `size` frames; the last one may be smaller.
+    """Divide an epoch into batches of `size` frames; the last one may be smaller.
 
     What is left at the end, if it is less than `least`, belongs to the batch before it.
     """

@@ -1,4 +1,4 @@
-"""How much a foreign file may ask for: values become arrays, and frames are returned, within bounds.
+"""How much a foreign file may ask for: bounded reads, bounded arrays, and messages of one line.
 
 A pickle can name one object many times, so that a few bytes stand for any number of items. What is made of a
 file is therefore counted before it is made, and compared with the file's size.
@@ -6,6 +6,10 @@ file is therefore counted before it is made, and compared with the file's size.
 
 from __future__ import annotations
 
+import json
+import os
+import reprlib
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,11 @@ from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
 from guerdon.core.images import is_tensor, to_numpy
+from guerdon.core.types import display_path
 
+MAX_BYTES = 16 << 20
+"""Of a small file; JSON of this size takes some 300 MB in memory at most."""
+_FALLBACK_MEMORY = 4 << 30
 _SPARE = 1 << 30  # bytes that a file may give beyond its own size, for one image can be named by many steps
 _STEP = 64  # bytes; a step that is stored takes more
 _SPARE_STEPS = 1000
@@ -23,6 +31,82 @@ _MAX_LISTED = 64 << 20  # bytes of an array that is made of lists
 _NUMBER = 32  # bytes, for a number in a list
 _MAX_DEPTH = 32
 _KINDS = "biufc"
+
+
+def memory_budget() -> int:
+    """Bytes that reading one file may take: half of the memory that is available now."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024 // 2
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (OSError, ValueError):
+        return _FALLBACK_MEMORY // 2
+
+
+class _Brief(reprlib.Repr):
+    """`repr` of data from a file, however it is nested and whatever it shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 12
+        self.maxstring = 200
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() < 256 else f"an integer of {x.bit_length()} bits"
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        plain = isinstance(x, float | complex | type(None) | np.bool_ | np.number)
+        return repr(x) if plain else f"<{type(x).__name__}>"
+
+
+_BRIEF = _Brief()
+
+
+def one_line(value: object, limit: int = 160) -> str:
+    """Text, an error or data from a file, for a message: one printable line of bounded length."""
+    text = str(value) if isinstance(value, str | BaseException) else _BRIEF.repr(value)
+    line = "".join(char if char.isprintable() else "?" for char in text[: limit + 1])
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def read_small(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of a regular file; raises `FileNotFoundError` if there is none, `DataError` on all else."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would block
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"{display_path(path)}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{display_path(path)!r} is no file name: {error}") from error
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise DataError(f"{display_path(path)}: cannot be read: it is no regular file")
+        try:
+            data = file.read(max_bytes + 1)
+        except OSError as error:
+            raise DataError(f"{display_path(path)}: cannot be read: {error.strerror}") from error
+    if len(data) > max_bytes:
+        raise DataError(f"{display_path(path)}: cannot be read: it has more than {max_bytes} bytes")
+    return data
+
+
+def parse_json(data: bytes | str, source: str) -> Any:
+    """What `data` holds; a `DataError` that names `source` if that is no JSON."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:  # ValueError: also wrong encodings and endless integers
+        raise DataError(f"{source}: cannot be read as JSON: {error}") from error
+
+
+def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
+    """What a JSON file holds; raises `FileNotFoundError` if there is none, `DataError` on all else."""
+    return parse_json(read_small(path, max_bytes), display_path(path))
 
 
 @dataclass

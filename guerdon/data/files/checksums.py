@@ -1,4 +1,4 @@
-"""Damage is noticed: checkpoints are read only if their checksums fit.
+"""Checkpoints are read only if their checksums fit.
 
 Files of `torch.save` and `np.savez` are zip archives, in which every member has a checksum. Neither library
 compares it on reading a part in place; here all of them are compared before anything is used. Our safetensors
@@ -7,15 +7,12 @@ files carry one for all tensors and their contract in their metadata.
 
 from __future__ import annotations
 
-import io
 import logging
-import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
@@ -24,7 +21,6 @@ from torch import Tensor
 from guerdon.core.errors import DataError
 from guerdon.core.types import display_path
 from guerdon.data.files import safe_pickle
-from guerdon.data.files.rebuild import one_line
 
 logger = logging.getLogger("guerdon")
 
@@ -40,24 +36,14 @@ def check_archive(path: Path) -> bool:
     Raises:
         DataError: one of them does not fit, or the archive is damaged.
     """
-    try:
-        with path.open("rb") as file:
-            if file.read(4) != b"PK\x03\x04":
-                return False
-            file.seek(0)
-            with zipfile.ZipFile(file) as archive:
-                for member in _stored(archive, path):
-                    with archive.open(member) as content:
-                        while content.read(_PIECE):
-                            pass
-    except FileNotFoundError:
-        raise DataError(f"{display_path(path)}: does not exist") from None
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(f"{display_path(path)}: cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # hostile bytes can fail in any way
-        raise DataError(f"{display_path(path)}: is damaged: {one_line(error)}") from error
+    with safe_pickle.named(path), path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            return False
+        with zipfile.ZipFile(file) as archive:
+            for member in _stored(archive, path):
+                with archive.open(member) as content:
+                    while content.read(_PIECE):
+                        pass
     return True
 
 
@@ -65,9 +51,9 @@ def _stored(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
     """The members of an archive that holds no more bytes than the file has."""
     members = archive.infolist()
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise DataError(f"{display_path(path)}: is a compressed archive, which is not read")
+        raise DataError("is a compressed archive, which is not read")
     if sum(member.file_size for member in members) > path.stat().st_size:
-        raise DataError(f"{display_path(path)}: is damaged: its members are larger than the file")
+        raise DataError("is damaged: its members are larger than the file")
     return members
 
 
@@ -106,39 +92,11 @@ def _check_plain(content: Any, source: str) -> None:
 
 def load_npz(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays that `np.savez` wrote, if their checksums fit."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return {
-                member.filename.removesuffix(".npy"): _array(archive, member)
-                for member in _stored(archive, path)
-            }
-    except FileNotFoundError:
-        raise DataError(f"{display_path(path)}: does not exist") from None
-    except Exception as error:  # hostile bytes can fail in any way
-        raise DataError(f"{display_path(path)}: is damaged: {one_line(error)}") from error
-
-
-def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    """An array of numbers or text; it is read in place, since a replay buffer may fill half of the memory."""
-    with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            raise DataError(f"{member.filename} is of an unknown version")
-        old = version == (1, 0)
-        read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        size = math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or min(shape, default=0) < 0 or size != member.file_size - file.tell():
-            raise DataError(f"{member.filename} is no array of {list(shape)} numbers")
-        array = np.empty(shape, dtype, order="F" if fortran else "C")
-        view = memoryview(array.reshape(-1, order="A").view(np.uint8)) if size else memoryview(b"")  # type: ignore[arg-type]
-        while view:
-            got = cast("io.BufferedIOBase", file).readinto(view)
-            if not got:
-                raise DataError(f"{member.filename} is cut off")
-            view = view[got:]
-        file.read()  # at the end the checksum is compared
-        return array
+    with safe_pickle.named(path), zipfile.ZipFile(path) as archive:
+        members = _stored(archive, path)
+        return {
+            each.filename.removesuffix(".npy"): safe_pickle.read_member(archive, each) for each in members
+        }
 
 
 def tensors_checksum(tensors: Mapping[str, Tensor], text: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import reprlib
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
+from guerdon.data.files.bounds import one_line
 
 _DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|O8?|[SU]\d{1,7})")
 _FOREIGN_ORDER: Literal["<", ">"] = ">" if sys.byteorder == "little" else "<"
@@ -44,33 +44,6 @@ class Token:
 
     name: str
     value: Any = None
-
-
-class _Brief(reprlib.Repr):
-    """`repr` of data from a file, however it is nested and whatever it shares."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel = 2
-        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 12
-        self.maxstring = 200
-
-    def repr_int(self, x: int, level: int) -> str:
-        return repr(x) if x.bit_length() < 256 else f"an integer of {x.bit_length()} bits"
-
-    def repr_instance(self, x: Any, level: int) -> str:
-        plain = isinstance(x, float | complex | type(None) | np.bool_ | np.number)
-        return repr(x) if plain else f"<{type(x).__name__}>"
-
-
-_BRIEF = _Brief()
-
-
-def one_line(value: object, limit: int = 160) -> str:
-    """Text, an error or data from a file, for a message: one printable line of bounded length."""
-    text = str(value) if isinstance(value, str | BaseException) else _BRIEF.repr(value)
-    line = "".join(char if char.isprintable() else "?" for char in text[: limit + 1])
-    return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def check_keys(items: Any) -> int:
@@ -183,10 +156,13 @@ def _scalar(dtype: Any, raw: Any = b"") -> Any:
 # Builtin containers and scalars
 
 
-def _bytes(*args: Any) -> bytes:
-    if args:
-        raise DataError("makes bytes out of something else")
-    return b""
+def _empty(make: Callable[[], Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        if args:
+            raise DataError(f"makes {make.__name__} out of something else")
+        return make()
+
+    return call
 
 
 def _bytearray(data: Any = b"", *_: Any) -> bytearray:
@@ -195,20 +171,15 @@ def _bytearray(data: Any = b"", *_: Any) -> bytearray:
     return bytearray(data)
 
 
-def _members(items: Any) -> list[Any]:
-    if not isinstance(items, list | tuple):  # a range would be a request for that much memory
-        raise DataError(f"makes a set out of a {type(items).__name__}")
-    if check_keys(items) > _MAX_ODD_MEMBERS:
-        raise DataError(f"makes a set of more than {_MAX_ODD_MEMBERS} numbers or tuples")
-    return list(items)
+def _of_members(make: Callable[..., Any]) -> Callable[..., Any]:
+    def call(items: Any = ()) -> Any:
+        if not isinstance(items, list | tuple):  # a range would be a request for that much memory
+            raise DataError(f"makes a set out of a {type(items).__name__}")
+        if check_keys(items) > _MAX_ODD_MEMBERS:
+            raise DataError(f"makes a set of more than {_MAX_ODD_MEMBERS} numbers or tuples")
+        return make(items)
 
-
-def _set(items: Any = ()) -> set[Any]:
-    return set(_members(items))
-
-
-def _frozenset(items: Any = ()) -> frozenset[Any]:
-    return frozenset(_members(items))
+    return call
 
 
 def _of_numbers(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -226,12 +197,6 @@ def _encode(text: Any, encoding: Any = "") -> bytes:
     return text.encode("latin1")
 
 
-def _ordered_dict(*args: Any) -> OrderedDict[Any, Any]:
-    if args:
-        raise DataError("makes an OrderedDict out of something else")
-    return OrderedDict()
-
-
 _NDARRAY = Token("numpy.ndarray")
 
 
@@ -239,17 +204,17 @@ def _make_table() -> dict[tuple[str, str], Allowed | Token]:
     calls: dict[tuple[str, str], Callable[..., Any]] = {
         ("numpy", "dtype"): _dtype,
         ("_codecs", "encode"): _encode,
-        ("collections", "OrderedDict"): _ordered_dict,
+        ("collections", "OrderedDict"): _empty(OrderedDict),
     }
     for core in ("numpy.core", "numpy._core"):
         calls[f"{core}.multiarray", "_reconstruct"] = _reconstruct
         calls[f"{core}.multiarray", "scalar"] = _scalar
         calls[f"{core}.numeric", "_frombuffer"] = _frombuffer
     for builtins in ("builtins", "__builtin__"):
-        calls[builtins, "bytes"] = _bytes
+        calls[builtins, "bytes"] = _empty(bytes)
         calls[builtins, "bytearray"] = _bytearray
-        calls[builtins, "set"] = _set
-        calls[builtins, "frozenset"] = _frozenset
+        calls[builtins, "set"] = _of_members(set)
+        calls[builtins, "frozenset"] = _of_members(frozenset)
         calls[builtins, "complex"] = _of_numbers(complex)
         calls[builtins, "slice"] = _of_numbers(slice)
         calls[builtins, "range"] = calls[builtins, "xrange"] = _of_numbers(range)

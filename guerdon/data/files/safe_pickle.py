@@ -15,38 +15,21 @@ import struct
 import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from io import BytesIO
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError, UnsafeDataError
 from guerdon.core.types import display_path
-from guerdon.data.files.rebuild import check_sizes, one_line
+from guerdon.data.files.bounds import memory_budget, one_line
+from guerdon.data.files.rebuild import check_sizes
 from guerdon.data.files.unpickler import PickleMachine, Work
 
 _MAP_FROM = 64 << 20  # larger files are memory-mapped instead of read
-_FALLBACK_MEMORY = 4 << 30
-_NPZ_RATIO, _NPZ_SPARE = (
-    64,
-    64 << 20,
-)  # what a compressed archive may unpack to: bytes for each of its own, and more
-
-
-def memory_budget() -> int:
-    """Bytes that reading one file may take: half of the memory that is available now."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024 // 2
-    except (OSError, ValueError):
-        pass
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    except (OSError, ValueError):
-        return _FALLBACK_MEMORY // 2
+_NPZ_RATIO, _NPZ_SPARE = 64, 64 << 20  # bytes that an archive may unpack to, for each of its own, and beside
 
 
 def work_for(size: int) -> Work:
@@ -74,7 +57,9 @@ def load(source: Path | str | BinaryIO, *, max_bytes: int | None = None) -> Any:
 
 def loads(data: bytes, *, name: str = "<bytes>") -> Any:
     """Read one pickle from memory; `name` stands for the file in messages."""
-    return load(_NamedBytes(data, name), max_bytes=max(len(data), 1))
+    with named(name):
+        _check_size(len(data), None)
+        return _run(memoryview(data))
 
 
 def load_npy(path: Path | str, *, max_bytes: int | None = None) -> NDArray[Any]:
@@ -111,17 +96,27 @@ def load_npz(path: Path | str, names: Collection[str]) -> dict[str, NDArray[Any]
             room -= info.file_size
             if room < 0:
                 raise DataError(f"unpacks to more than {_NPZ_RATIO} times its size, or than fits into memory")
-            with archive.open(info) as member:
-                arrays[name] = _plain_npy(BytesIO(member.read(info.file_size)), info.file_size)
+            arrays[name] = read_member(archive, info)
     return arrays
 
 
-def _plain_npy(file: BytesIO, size: int) -> NDArray[Any]:
-    shape, fortran, dtype = _npy_header(file, size)
-    if dtype.hasobject:
-        raise DataError("holds Python objects instead of numbers")
-    flat = np.frombuffer(file.getbuffer(), dtype, math.prod(shape), offset=file.tell())
-    return flat.reshape(shape, order="F" if fortran else "C")
+def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    """An array of numbers or text, read in place: a replay buffer may fill half of the memory."""
+    with archive.open(member) as file:
+        shape, fortran, dtype = _npy_header(file, member.file_size)
+        if dtype.hasobject:
+            raise DataError(f"{member.filename} holds Python objects and is no array of numbers")
+        array = np.empty(shape, dtype, order="F" if fortran else "C")
+        if array.nbytes != member.file_size - file.tell():
+            raise DataError(f"is damaged: {member.filename} is no array of {list(shape)} numbers")
+        view = memoryview(array.reshape(-1, order="A").view(np.uint8) if array.nbytes else b"")  # type: ignore[arg-type]
+        while view:
+            got = cast("BufferedIOBase", file).readinto(view)
+            if not got:
+                raise DataError(f"is damaged: {member.filename} is truncated")
+            view = view[got:]
+        file.read()  # at the end the checksum is compared
+        return array
 
 
 def load_torch(path: Path | str, *, max_bytes: int | None = None) -> Any:
@@ -136,12 +131,6 @@ def load_torch(path: Path | str, *, max_bytes: int | None = None) -> Any:
             return torch_files.read_zip(Path(path), work=work_for(size))
         with _open(path, max_bytes) as data:
             return torch_files.read_stream(data, work=work_for(size))
-
-
-class _NamedBytes(BytesIO):
-    def __init__(self, data: bytes, name: str) -> None:
-        super().__init__(data)
-        self.name = name
 
 
 def _run(data: memoryview) -> Any:
@@ -179,7 +168,7 @@ def _open(path: Path | str, max_bytes: int | None) -> Iterator[memoryview]:
             yield view
 
 
-def _npy_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _npy_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """(shape, whether it is in Fortran's order, element type) of an array in a file of `size` bytes."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):

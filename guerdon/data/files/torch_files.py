@@ -169,13 +169,7 @@ def read_stream(data: memoryview, *, work: Work) -> Any:
 
     def read(resolve_storage: Callable[[Any], torch.Tensor] | None = None) -> Any:
         nonlocal position
-        machine = PickleMachine(
-            data,
-            table,
-            position=position,
-            work=work,
-            resolve_storage=resolve_storage,
-        )
+        machine = PickleMachine(data, table, position=position, work=work, resolve_storage=resolve_storage)
         value = machine.run()
         position = machine.position
         return value

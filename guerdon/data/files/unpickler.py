@@ -24,14 +24,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from guerdon.core.errors import DataError, UnsafeDataError
-from guerdon.data.files.rebuild import Allowed, check_keys, one_line, set_state
+from guerdon.data.files.bounds import one_line
+from guerdon.data.files.rebuild import Allowed, check_keys, set_state
 
 Names: TypeAlias = Mapping[tuple[str, str], Any]
 
 _MAX_LINE = 1024  # of a module or function name
 _ROOT_STATE = "_metadata"  # the one attribute that torch sets on the OrderedDict of a state dict
-
-
 _MAX_ARGUMENTS = 16
 _MAX_INTEGER = 1024  # bytes
 _SIZED = (bytes, bytearray, str, list, tuple, dict)
@@ -65,9 +64,7 @@ class Work:
             raise DataError(f"calls a function with {len(arguments)} arguments")
         for each in arguments:
             self.copies -= len(each) if isinstance(each, _SIZED) else 0
-            if (
-                type(each) is tuple and len(each) <= _MAX_ARGUMENTS
-            ):  # an array's state, within other arguments
+            if type(each) is tuple and len(each) <= _MAX_ARGUMENTS:  # an array's state
                 self.copies -= sum(len(part) for part in each if isinstance(part, _SIZED))
         if self.copies < 0:
             raise DataError("makes many copies of the same data")
@@ -163,10 +160,6 @@ class PickleMachine:
         module = self._line()
         self._find(module, self._line())
 
-    def _stack_global(self) -> None:
-        name = self._stack.pop()
-        self._find(self._stack.pop(), name)
-
     def _reduce(self) -> None:
         arguments = self._stack.pop()
         function = self._stack[-1]
@@ -201,8 +194,10 @@ class PickleMachine:
 
     # Containers
 
-    def _check_keys(self, keys: list[Any]) -> None:
+    def _checked(self, keys: list[Any]) -> list[Any]:
+        """The same keys, if they may be those of a dict or set."""
         self._work.take(_ODD_KEY * check_keys(keys))
+        return keys
 
     def _mark(self) -> None:
         self._outer.append(self._stack)
@@ -219,28 +214,15 @@ class PickleMachine:
             raise DataError(f"adds items to a {type(target).__name__}")
         return target
 
-    def _append(self) -> None:
-        value = self._stack.pop()
-        self._top(list).append(value)
-
-    def _appends(self) -> None:
-        items = self._pop_mark()
+    def _extend(self, items: list[Any]) -> None:
         self._top(list).extend(items)
 
     def _set_items(self, items: list[Any]) -> None:
-        keys = items[::2]
-        self._check_keys(keys)
-        self._top(dict).update(zip(keys, items[1::2], strict=True))
+        self._top(dict).update(zip(self._checked(items[::2]), items[1::2], strict=True))
 
     def _add_items(self) -> None:
-        items = self._pop_mark()
-        self._check_keys(items)
+        items = self._checked(self._pop_mark())
         self._top(set).update(items)
-
-    def _frozenset(self) -> None:
-        items = self._pop_mark()
-        self._check_keys(items)
-        self._stack.append(frozenset(items))
 
     def _tuple_of(self, count: int) -> None:
         if len(self._stack) < count:
@@ -322,9 +304,9 @@ _HANDLERS: dict[int, _Handler] = {
         pickle.TUPLE1: lambda m: m._tuple_of(1),
         pickle.TUPLE2: lambda m: m._tuple_of(2),
         pickle.TUPLE3: lambda m: m._tuple_of(3),
-        pickle.FROZENSET: PickleMachine._frozenset,
-        pickle.APPEND: PickleMachine._append,
-        pickle.APPENDS: PickleMachine._appends,
+        pickle.FROZENSET: _push(lambda m: frozenset(m._checked(m._pop_mark()))),
+        pickle.APPEND: lambda m: m._extend([m._stack.pop()]),
+        pickle.APPENDS: lambda m: m._extend(m._pop_mark()),
         pickle.SETITEM: lambda m: m._set_items([m._stack.pop(-2), m._stack.pop()]),
         pickle.SETITEMS: lambda m: m._set_items(m._pop_mark()),
         pickle.ADDITEMS: PickleMachine._add_items,
@@ -337,35 +319,23 @@ _HANDLERS: dict[int, _Handler] = {
         pickle.BINGET: lambda m: m._get(m._byte()),
         pickle.LONG_BINGET: lambda m: m._get(m._count(4)),
         pickle.GLOBAL: PickleMachine._global,
-        pickle.STACK_GLOBAL: PickleMachine._stack_global,
+        pickle.STACK_GLOBAL: lambda m: m._find(m._stack.pop(-2), m._stack.pop()),
         pickle.INST: PickleMachine._instance,
         pickle.REDUCE: PickleMachine._reduce,
         pickle.BUILD: PickleMachine._build,
-        pickle.OBJ: PickleMachine._refuse,
-        pickle.NEWOBJ: PickleMachine._refuse,
-        pickle.NEWOBJ_EX: PickleMachine._refuse,
-        pickle.EXT1: PickleMachine._refuse,
-        pickle.EXT2: PickleMachine._refuse,
-        pickle.EXT4: PickleMachine._refuse,
+        **dict.fromkeys((pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX), PickleMachine._refuse),
+        **dict.fromkeys((pickle.EXT1, pickle.EXT2, pickle.EXT4), PickleMachine._refuse),
         pickle.BINPERSID: PickleMachine._persistent,
     }.items()
 }
 
 _HEAVY = {
-    pickle.EMPTY_LIST: 2,
-    pickle.EMPTY_DICT: 2,
-    pickle.EMPTY_SET: 8,
-    pickle.FROZENSET: 4,
-    pickle.SETITEM: 4,
-    pickle.SETITEMS: 4,
-    pickle.ADDITEMS: 2,
-    pickle.MARK: 2,
-    pickle.MEMOIZE: 2,
-    pickle.BINPUT: 2,
-    pickle.LONG_BINPUT: 2,
-    pickle.BYTEARRAY8: 2,
-    pickle.REDUCE: 8,
-    pickle.BUILD: 4,
+    **dict.fromkeys(
+        (pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.BYTEARRAY8, pickle.ADDITEMS, pickle.MARK), 2
+    ),
+    **dict.fromkeys((pickle.MEMOIZE, pickle.BINPUT, pickle.LONG_BINPUT), 2),
+    **dict.fromkeys((pickle.FROZENSET, pickle.SETITEM, pickle.SETITEMS, pickle.BUILD), 4),
+    **dict.fromkeys((pickle.EMPTY_SET, pickle.REDUCE), 8),
 }
 _UNITS = [_HEAVY.get(bytes([code]), 1) for code in range(256)]
 """What an opcode may add to memory, in units of 64 bytes."""

@@ -57,7 +57,5 @@ def detect_format(path: Path | str) -> Format:
         raise DataError(f"{display_path(path)} is an empty file")
     if path.is_dir() and not any(item.is_file() for item in path.rglob("*")):
         raise DataError(f"{display_path(path)} is a directory without files")
-    sought = "; ".join(
-        f"{each.name}: {getattr(each, 'looks_for', 'its manifest')}" for each in FORMATS.values()
-    )
+    sought = "; ".join(f"{each.name}: {each.looks_for}" for each in FORMATS.values())
     raise DataError(f"{display_path(path)} holds no known format; looked for {sought}")

@@ -1,17 +1,28 @@
-"""What a data format has to offer: detect itself, read episodes, and (if it can) write them."""
+"""What a data format offers: detect itself, read episodes, and (if it can) write them.
+
+A new format is one file with a subclass of `Format` and its line in the table `FORMATS`. Below are also the
+parts that formats share: one bad file gives one `Fault`, and truncated episodes go to `unfinished/`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from typing_extensions import Self
 
-from guerdon.core.errors import DataError
-from guerdon.core.types import Episode, Fault
+from guerdon.core.atomic import make_directory
+from guerdon.core.errors import DataError, StorageError
+from guerdon.core.types import Episode, Fault, display_path, is_positive
+from guerdon.data.files.bounds import memory_budget, one_line
+
+UNFINISHED = "unfinished"
+"""Directory beside the others for truncated episodes, in formats that cannot mark them."""
+T = TypeVar("T")
 
 
 class EpisodeWriter(ABC):
@@ -48,7 +59,8 @@ class Format(ABC):
     """A data format; one instance of each stands in `guerdon.data.formats.FORMATS`."""
 
     name: ClassVar[str]
-    writable: ClassVar[bool] = True
+    looks_for: ClassVar[str]
+    """The files by which it is detected, for messages."""
 
     @abstractmethod
     def detect(self, path: Path) -> bool:
@@ -66,6 +78,136 @@ class Format(ABC):
         good = sum(item.success for item in complete)
         return good, len(complete) - good
 
+    @property
+    def writable(self) -> bool:
+        """Whether episodes can be written, too."""
+        return type(self).writer is not Format.writer
+
     def writer(self, path: Path) -> EpisodeWriter:
         """Open `path` for appending."""
         raise DataError(f"the format {self.name} can be read but not written")
+
+
+class LabelledFormat(Format):
+    """One file for each episode, in a directory for successes and one for failures below `path`."""
+
+    kinds: ClassVar[tuple[str, str]]
+    """The names of the two directories."""
+    suffix: ClassVar[str]
+
+    def count(self, path: Path) -> tuple[int, int]:
+        """By the directories alone: a collector asks before every run, and reading all files takes long."""
+        success, failure = (len(files_in(path / kind, self.suffix)) for kind in self.kinds)
+        return success, failure
+
+
+# Writers
+
+
+class LabelledWriter(EpisodeWriter):
+    """Writes to a directory for successes and one for failures; truncated episodes to `unfinished/`."""
+
+    def __init__(self, success_dir: Path, failure_dir: Path) -> None:
+        self.directories = {True: make_directory(success_dir), False: make_directory(failure_dir)}
+        self.root = success_dir.parent
+        self._unfinished: LabelledWriter | None = None
+
+    def add(self, episode: Episode) -> str:
+        """Write one episode; return its path."""
+        if episode.complete or self.root.absolute().name == UNFINISHED:
+            return self._write(episode, is_positive(episode.labels, episode.success))
+        if self._unfinished is None:
+            places = (place.parent / UNFINISHED / place.name for place in self.directories.values())
+            self._unfinished = type(self)(*places)
+        return self._unfinished.add(episode)
+
+    @abstractmethod
+    def _write(self, episode: Episode, positive: bool) -> str:
+        """Write one episode to one of the two directories; return its path."""
+
+
+class SpooledWriter(EpisodeWriter):
+    """For formats that are one file, which `close` writes; leaving a `with` block closes too.
+
+    All episodes are in memory then. That is bounded: beyond a quarter of what is available `add` refuses.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._free()
+
+    def _free(self) -> None:
+        """Nothing is kept in memory (any more)."""
+        self._room = memory_budget() // 2
+
+    def _reserve(self, episode: Episode) -> None:
+        """Take room for an episode that is kept in memory."""
+        size = sum(images.nbytes for images in episode.frames.values())
+        if size > self._room:
+            raise StorageError(
+                f"cannot write {display_path(self.path)}: this format is one file, and its episodes do not "
+                "fit into memory; use the format native"
+            )
+        self._room -= size
+
+
+# Reading files, of which some may be damaged
+
+
+def to_fault(path: Path, error: Exception, part: str = "") -> Fault:
+    """What is wrong with a file, or with a `part` of it; the path is not repeated in the reason."""
+    name = display_path(path)
+    if isinstance(error, DataError):
+        reason = str(error).removeprefix(f"{name}: ")
+    elif isinstance(error, OSError):
+        reason = f"cannot be read: {error.strerror or error}"
+    else:
+        reason = f"has unexpected content: {type(error).__name__}: {error}"
+    return Fault(path=name, reason=f"{part}: " * bool(part) + one_line(reason, 300))
+
+
+def read_or_fault(path: Path, make: Callable[[], T], part: str = "") -> T | Fault:
+    """What `make` reads from a file (or from a `part` of it), or the fault that keeps it from being read."""
+    try:
+        return make()
+    except Exception as error:  # hostile bytes can fail in any way, and the other files are read all the same
+        return to_fault(path, error, part)
+
+
+def read_files(paths: Iterable[Path], read: Callable[[Path], Episode]) -> Iterator[Episode | Fault]:
+    """One episode or fault for each file."""
+    for path in paths:
+        yield read_or_fault(path, partial(read, path))
+
+
+def files_in(directory: Path, *suffixes: str) -> list[Path]:
+    """The files with one of these suffixes, sorted; hidden files (also unfinished writes) are left out."""
+    if not directory.is_dir():
+        return []
+    return sorted(
+        item
+        for item in directory.iterdir()
+        if item.suffix.lower() in suffixes and not item.name.startswith(".") and item.is_file()
+    )
+
+
+def labelled_files(path: Path, kinds: tuple[str, str], *suffixes: str) -> list[Path]:
+    """The files in the directories `kinds` below `path`, then those of truncated episodes."""
+    places = [root / kind for root in (path, path / UNFINISHED) for kind in kinds]
+    return [file for place in places for file in files_in(place, *suffixes)]
+
+
+def head_of(path: Path, count: int) -> bytes:
+    """The first bytes of a file, at most `count`; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(count)
+    except OSError:
+        return b""
+
+
+def existing(path: Path) -> Path:
+    """The path itself; raises if nothing is there."""
+    if not path.exists():
+        raise DataError(f"{display_path(path)} does not exist")
+    return path

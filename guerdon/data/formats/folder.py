@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -32,33 +32,32 @@ from guerdon.core.atomic import (
     clear_stale,
     fsync_directory,
     locked_directory,
-    make_directory,
     next_number,
     storage_errors,
     write_atomic,
 )
 from guerdon.core.errors import DataError
-from guerdon.core.types import Episode, Fault, UInt8Array, display_path, is_positive
-from guerdon.data.files.rebuild import one_line
-from guerdon.data.files.safe_pickle import memory_budget
-from guerdon.data.formats.base import EpisodeWriter, Format
-from guerdon.data.formats.common import (
-    BASE_CAMERA,
+from guerdon.core.types import Episode, Fault, FloatArray, UInt8Array, display_path, is_positive
+from guerdon.data.files.bounds import memory_budget, one_line
+from guerdon.data.formats.base import (
     UNFINISHED,
-    attempt,
+    Format,
+    LabelledWriter,
     existing,
     files_in,
-    stack_images,
+    labelled_files,
+    read_or_fault,
     to_fault,
 )
+from guerdon.data.formats.values import BASE_CAMERA, stack_images
 
 log = logging.getLogger("guerdon")
 
-SUCCESS, FAILURE = "success", "failure"
+KINDS = SUCCESS, FAILURE = "success", "failure"
 WRITING = ".writing"
 MAX_LOOKS = 4
 _SUFFIXES = (".png", ".jpg", ".jpeg")
-_NAME = re.compile(r"(?P<source>.*)_(?P<episode>\d{6,})_frame(?P<step>\d{3,})(?:_(?P<camera>.+))?")
+_NAME = re.compile(r"(?P<stem>(?P<source>.*)_(?P<episode>\d{6,}))_frame(?P<step>\d{3,})(?:_(?P<camera>.+))?")
 _NUMBER = re.compile(r".*_(\d{6,})_frame\d{3,}(?:_.+)?\.(?:png|jpg|jpeg)")
 _DECODERS = ("PNG", "JPEG")
 _MAX_FILE = 256 << 20  # bytes
@@ -95,18 +94,12 @@ def _pictures(root: Path) -> list[list[_Picture]]:
                 path=path,
                 positive=positive,
                 source=unquote(match["source"]),
-                stem=_stem(path.stem),
+                stem=match["stem"],
                 step=int(match["step"]),
                 camera=unquote(match["camera"] or BASE_CAMERA),
             )
             groups.setdefault((int(match["episode"]), match["source"]), []).append(picture)
     return [sorted(groups[key], key=lambda picture: (picture.step, picture.camera)) for key in sorted(groups)]
-
-
-def _stem(name: str) -> str:
-    """`{source}_{episode:06d}` of a file name that `_NAME` matches."""
-    match = _NAME.fullmatch(name)
-    return "" if match is None else f"{match['source']}_{match['episode']}"
 
 
 def _being_written(root: Path) -> dict[str, Path]:
@@ -119,11 +112,13 @@ def _settled(root: Path) -> tuple[list[list[_Picture]], set[str]]:
     unfinished: set[str] = set()
     groups: list[list[_Picture]] = []
     for _ in range(MAX_LOOKS):
-        before = root.stat().st_mtime_ns if root.is_dir() else 0  # marks that come and go change it
+        if not root.is_dir():
+            break
+        before = root.stat().st_mtime_ns  # marks that come and go change it
         unfinished = set(_being_written(root))
         groups = _pictures(root)
         unfinished |= set(_being_written(root))
-        if (root.stat().st_mtime_ns if root.is_dir() else 0) == before:
+        if root.stat().st_mtime_ns == before:
             break
     return groups, unfinished
 
@@ -148,29 +143,24 @@ def _read_group(pictures: list[_Picture], complete: bool) -> Iterator[Episode | 
             bad.add(picture.step)
             yield to_fault(picture.path, error)
         positive[picture.step] = positive.get(picture.step, False) or picture.positive
-    steps = sorted(images.keys() - bad)
-    if steps:
+    kept = {step: images[step] for step in sorted(images.keys() - bad)}
+    if kept:
+        labels = np.array([positive[step] for step in kept], np.float32)
         first = pictures[0]
-        yield attempt(first.path, partial(_build, images, positive, steps, first.source, complete))
+        yield read_or_fault(first.path, partial(_episode, kept, labels, first.source, complete))
 
 
-def _build(
-    images: dict[int, dict[str, NDArray[Any]]],
-    positive: dict[int, bool],
-    steps: list[int],
-    source: str,
-    complete: bool,
+def _episode(
+    images: Mapping[int, Mapping[str, NDArray[Any]]], labels: FloatArray, source: str, complete: bool
 ) -> Episode:
-    cameras = sorted({camera for step in steps for camera in images[step]})
-    for step in steps:
-        missing = [camera for camera in cameras if camera not in images[step]]
+    """The episode of `images` (step -> camera -> image)."""
+    cameras = sorted({camera for views in images.values() for camera in views})
+    for step, views in images.items():
+        missing = [camera for camera in cameras if camera not in views]
         if missing:
-            raise DataError(
-                f"missing camera key: step {step} of this episode has no picture of {missing[0]!r}"
-            )
-    labels = np.array([positive[step] for step in steps], np.float32)
+            raise DataError(f"missing camera key: step {step} has no picture of {missing[0]!r}")
     return Episode(
-        frames={camera: stack_images([images[step][camera] for step in steps], camera) for camera in cameras},
+        frames={name: stack_images([views[name] for views in images.values()], name) for name in cameras},
         labels=labels,
         success=is_positive(labels),
         source=source,
@@ -199,33 +189,27 @@ def _read_image(path: Path) -> UInt8Array:
         raise DataError(f"is not a readable picture: {one_line(error) or type(error).__name__}") from error
 
 
-class FolderWriter(EpisodeWriter):
-    """Writes each frame as a picture; episodes that were cut off go to `unfinished/` beside the others."""
+class FolderWriter(LabelledWriter):
+    """Writes each frame as a picture; returns the common beginning of an episode's paths."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._directories = {True: make_directory(path / SUCCESS), False: make_directory(path / FAILURE)}
-        self._apart: FolderWriter | None = None
-        for directory in (path, *self._directories.values()):
+    def __init__(self, success_dir: Path, failure_dir: Path) -> None:
+        super().__init__(success_dir, failure_dir)
+        for directory in (self.root, *self.directories.values()):
             clear_stale(directory)
 
-    def add(self, episode: Episode) -> str:
-        """Write one episode; return the common beginning of its files' paths."""
-        if not episode.complete and self._path.absolute().name != UNFINISHED:
-            self._apart = self._apart or FolderWriter(self._path / UNFINISHED)
-            return self._apart.add(episode)
+    def _write(self, episode: Episode, positive: bool) -> str:
         source = _file_name_part(episode.source)
         written: list[Path] = []
-        with locked_directory(self._path) as locked:  # no other writer takes the same number
+        with locked_directory(self.root) as locked:  # no other writer takes the same number
             if locked:
                 self._clear_unfinished()
-            number = max(next_number(directory, _NUMBER) for directory in self._directories.values())
+            number = max(next_number(directory, _NUMBER) for directory in self.directories.values())
             stem = f"{source}_{number:06d}"
-            mark = self._path / f".{stem}{WRITING}"
+            mark = self.root / f".{stem}{WRITING}"
             write_atomic(mark, lambda file: file.write(b""))
             try:
-                for name, positive, image in _named_frames(episode, stem):
-                    path = self._directories[positive] / name
+                for name, shows_success, image in _named_frames(episode, stem):
+                    path = self.directories[shows_success] / name
                     write_atomic(path, partial(_write_png, image), exclusive=True)
                     written.append(path)
             except BaseException:
@@ -235,17 +219,17 @@ class FolderWriter(EpisodeWriter):
                 raise
             with storage_errors(mark):
                 mark.unlink()
-                fsync_directory(self._path)
-        return str(self._path / stem)
+                fsync_directory(self.root)
+        return str(self.root / stem)
 
     def _clear_unfinished(self) -> None:
         """Remove what a killed writer left of its last episode; nobody else writes at this moment."""
-        marks = _being_written(self._path)
+        marks = _being_written(self.root)
         if not marks:
             return
-        for directory in self._directories.values():
+        for directory in self.directories.values():
             for path in files_in(directory, *_SUFFIXES):
-                if _stem(path.stem) in marks:
+                if (match := _NAME.fullmatch(path.stem)) and match["stem"] in marks:
                     path.unlink()
             fsync_directory(directory)
         for stem, mark in marks.items():
@@ -281,11 +265,10 @@ class Folder(Format):
 
     def detect(self, path: Path) -> bool:
         """Whether there is a picture where they are kept."""
-        places = [root / kind for root in (path, path / UNFINISHED) for kind in (SUCCESS, FAILURE)]
-        return any(files_in(place, *_SUFFIXES) for place in places)
+        return bool(labelled_files(path, KINDS, *_SUFFIXES))
 
     def read(self, path: Path) -> Iterator[Episode | Fault]:
-        """In the order of episode numbers; those that were cut off come last."""
+        """In the order of episode numbers; truncated ones come last."""
         for root in (existing(path), path / UNFINISHED):
             complete = root.absolute().name != UNFINISHED
             groups, unfinished = _settled(root)
@@ -298,4 +281,4 @@ class Folder(Format):
 
     def writer(self, path: Path) -> FolderWriter:
         """Append to `success/` and `failure/` below `path`."""
-        return FolderWriter(Path(path))
+        return FolderWriter(Path(path) / SUCCESS, Path(path) / FAILURE)

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import Episode, Fault, display_path
-from guerdon.data.files.safe_pickle import memory_budget
-from guerdon.data.formats.common import attempt
+from guerdon.data.files.bounds import memory_budget
+from guerdon.data.formats.base import read_or_fault
 
 START_SECONDS = 60.0
 """For Python to start and to import h5py, on a busy machine."""
@@ -55,7 +55,7 @@ def read_guarded(path: Path) -> Iterator[Episode | Fault]:
     done: list[str] = []
     crashes = 0
     while True:
-        child = _Child.take()
+        child = _Child.acquire()
         try:
             child.ask({"path": str(path), "done": done})
             current: str | None = None
@@ -65,7 +65,7 @@ def read_guarded(path: Path) -> Iterator[Episode | Fault]:
                 head, arrays = child.answer(limit)
                 left -= time.monotonic() - began
                 if head["kind"] == "end":
-                    child.give_back()
+                    child.release()
                     return
                 if head["kind"] == "begin":
                     current = str(head["name"])
@@ -74,19 +74,19 @@ def read_guarded(path: Path) -> Iterator[Episode | Fault]:
                     yield Fault(path=str(head["path"]), reason=str(head["reason"]))
                 else:
                     where = Path(f"{path}:{current}")
-                    yield attempt(where, partial(_episode, head, arrays))
+                    yield read_or_fault(where, partial(_episode, head, arrays))
         except (TimeoutError, EOFError, BrokenPipeError) as error:
             timed_out = isinstance(error, TimeoutError)
             left -= EPISODE_SECONDS if timed_out else 0.0
             crashes += 1
-            reason = f"not read: {'it took too long' if timed_out else child.death()}"
+            reason = f"not read: {'it took too long' if timed_out else child.how_it_ended()}"
             yield Fault(path=shown if current is None else f"{shown}:{current}", reason=reason)
             if current is None or left <= 0 or crashes >= _MAX_CRASHES:
                 if current is not None:
                     yield Fault(path=shown, reason=f"what comes after {current} is not read")
                 return
         finally:
-            child.end_unless_idle()
+            child.end_unless_released()
 
 
 def _episode(head: dict[str, Any], arrays: list[NDArray[Any]]) -> Episode:
@@ -123,11 +123,11 @@ class _Child:
         try:
             self.answer(START_SECONDS)
         except (TimeoutError, EOFError) as error:
-            self.end_unless_idle()
+            self.end_unless_released()
             raise DataError(f"the process that reads HDF5 files did not start: {error}") from error
 
     @classmethod
-    def take(cls) -> _Child:
+    def acquire(cls) -> _Child:
         """A child that waits for a file."""
         while True:
             with cls._lock:
@@ -140,23 +140,23 @@ class _Child:
                     child.ask({})  # it may be about to leave
                     child.answer(START_SECONDS)
                     return child
-            child.end_unless_idle()
+            child.end_unless_released()
         return cls()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """It has done its work and may do more."""
         self._is_idle = True
         with self._lock:
             self._idle.append(self)
 
-    def end_unless_idle(self) -> None:
-        """End it, if it has not been given back."""
+    def end_unless_released(self) -> None:
+        """End it, if it has not been released."""
         if self._is_idle or self._owner != os.getpid():  # after a fork it is another's
             return
         self._process.kill()
         self._process.communicate()
 
-    def death(self) -> str:
+    def how_it_ended(self) -> str:
         """How it ended."""
         code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -224,8 +224,8 @@ def serve(idle_seconds: float) -> None:
             return
         if "path" in request:
             limit_memory(0)
-            begin: Callable[[str], None] = lambda name: _send(answers, {"kind": "begin", "name": name})  # noqa: E731
-            for item in maniskill_h5.read_file(Path(request["path"]), set(request["done"]), begin):
+            on_start: Callable[[str], None] = lambda name: _send(answers, {"kind": "begin", "name": name})  # noqa: E731
+            for item in maniskill_h5.read_file(Path(request["path"]), set(request["done"]), on_start):
                 _send_item(answers, item)
         _send(answers, {"kind": "end"})
 

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import (
-    BoolArray,
     Episode,
     Fault,
     FloatArray,
@@ -34,21 +33,9 @@ from guerdon.core.types import (
     is_positive,
     with_control_mode,
 )
-from guerdon.data.files.rebuild import one_line
-from guerdon.data.files.safe_pickle import memory_budget
-from guerdon.data.files.small_files import read_json
-from guerdon.data.formats import h5_process
-from guerdon.data.formats.base import Format
-from guerdon.data.formats.common import (
-    attempt,
-    existing,
-    files_in,
-    stack_images,
-    to_flags,
-    to_floats,
-    to_labels,
-    to_vectors,
-)
+from guerdon.data.files.bounds import memory_budget, one_line, read_json
+from guerdon.data.formats import h5_process, values
+from guerdon.data.formats.base import Format, existing, files_in, head_of, read_or_fault
 from guerdon.data.store.shard import MAX_SIZE
 
 NO_CAMERA = "no_camera"
@@ -66,7 +53,6 @@ class ManiSkillH5(Format):
 
     name: ClassVar[str] = "maniskill-h5"
     looks_for: ClassVar[str] = "*.h5 files of ManiSkill trajectories"
-    writable: ClassVar[bool] = False
 
     def detect(self, path: Path) -> bool:
         """Whether there is a HDF5 file."""
@@ -85,33 +71,28 @@ def _files(path: Path) -> list[Path]:
 
 
 def _is_hdf5(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return path.suffix.lower() in (".h5", ".hdf5") and file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
+    return path.suffix.lower() in (".h5", ".hdf5") and head_of(path, len(_MAGIC)) == _MAGIC
 
 
-def read_file(path: Path, done: Collection[str], begin: Callable[[str], None]) -> Iterator[Episode | Fault]:
-    """The trajectories of a file, read in this process.
+def read_file(
+    path: Path, done: Collection[str], on_start: Callable[[str], None]
+) -> Iterator[Episode | Fault]:
+    """The trajectories of a file that are not in `done`, read in this process.
 
-    Args:
-        path: of the file.
-        done: names of trajectories that are left out.
-        begin: is told the name of each trajectory before it is read.
+    `on_start` is called with the name of each trajectory before it is read.
     """
     import h5py
 
-    opened = attempt(path, partial(h5py.File, path, "r"))
+    opened = read_or_fault(path, partial(h5py.File, path, "r"))
     if isinstance(opened, Fault):
         yield opened
         return
     with opened as file:
-        numbers = attempt(path, partial(_numbers, file))
+        numbers = read_or_fault(path, partial(_numbers, file))
         if isinstance(numbers, Fault):
             yield numbers
             return
-        described = attempt(path.with_suffix(".json"), partial(_described, path.with_suffix(".json")))
+        described = read_or_fault(path.with_suffix(".json"), partial(_described, path.with_suffix(".json")))
         if isinstance(described, Fault):
             if not done:
                 yield described
@@ -121,10 +102,10 @@ def read_file(path: Path, done: Collection[str], begin: Callable[[str], None]) -
         for number, name in numbers:
             if name in done:
                 continue
-            begin(name)
+            on_start(name)
             where = path.with_name(f"{path.name}:{name}")
             about = described.get(number, {})
-            yield attempt(where, partial(_episode, file, name, about, display_path(where)))
+            yield read_or_fault(where, partial(_episode, file, name, about, display_path(where)))
 
 
 def _numbers(file: Any) -> list[tuple[int, str]]:
@@ -151,35 +132,30 @@ def _episode(file: Any, name: str, about: Mapping[str, Any], source: str) -> Epi
     count = len(actions)
     if not 0 < count <= MAX_SIZE:
         raise DataError(f"has {count} actions; an episode has 1 to {MAX_SIZE}")
-    terminated, truncated = (_flags(group, each, count) for each in ("terminated", "truncated"))
-    success = _flags(group, "success", count)
-    if success is None:
+    stored = {"env_rewards": "rewards", "terminated": "terminated", "truncated": "truncated"}
+    columns = {field: _array(group, key) for field, key in stored.items() if key in group}
+    if "success" in group:
+        success = values.to_row(_array(group, "success"), count, "success flags").astype(np.bool_)
+    else:
         success = np.zeros(count, np.bool_)
         success[-1] = bool(about.get("success", False))
     frames, states = _observed(group, count)
-    grasped: BoolArray | None = None
     obs: Any = _member(group, "obs") if "obs" in group else {}
     if _is_group(obs) and "extra" in obs and "is_grasped" in _member(obs, "extra"):
-        grasped = (
-            _after_reset(_array(_member(obs, "extra"), "is_grasped"), count).astype(np.bool_).reshape(-1)
-        )
-    ended = [flags[-1] for flags in (terminated, truncated) if flags is not None]
+        columns["is_grasped"] = _after_reset(_array(_member(obs, "extra"), "is_grasped"), count)
+    fields = values.step_fields({"actions": actions, **columns}, count)
+    ended = [flags[-1] for each in ("terminated", "truncated") if (flags := fields[each]) is not None]
     seed, mode = about.get("episode_seed"), about.get("control_mode")
-    rewards = _array(group, "rewards") if "rewards" in group else None
     return Episode(
         frames=frames,
-        labels=to_labels(success, count),
+        labels=success.astype(np.float32),
         success=is_positive(success, bool(about.get("success", False))),
-        actions=to_vectors(actions, count, "actions"),
         states=None if states is None else states[1:],
         initial_state=None if states is None else states[0],
-        env_rewards=to_floats(rewards, count, "rewards"),
-        terminated=terminated,
-        truncated=truncated,
-        is_grasped=grasped,
         seed=seed if isinstance(seed, int) else None,
         source=with_control_mode(source, mode if isinstance(mode, str) else None),
         complete=not ended or any(ended) or bool(success.any()),
+        **fields,
     )
 
 
@@ -190,7 +166,7 @@ def _observed(group: Any, count: int) -> tuple[dict[str, UInt8Array], FloatArray
         return {NO_CAMERA: blank}, None
     obs = _member(group, "obs")
     if not _is_group(obs):
-        states = to_vectors(_checked(obs, "obs"), count + 1, "states")
+        states = values.to_vectors(_checked(obs, "obs"), count + 1, "states")
         return {NO_CAMERA: blank}, states
     frames: dict[str, UInt8Array] = {}
     if "sensor_data" in obs:
@@ -198,7 +174,7 @@ def _observed(group: Any, count: int) -> tuple[dict[str, UInt8Array], FloatArray
         for camera in sensors:
             sensor = _member(sensors, camera)
             if "rgb" in sensor:
-                frames[camera] = stack_images(_after_reset(_images(sensor), count), camera)
+                frames[camera] = values.stack_images(_after_reset(_images(sensor), count), camera)
     parts = [part for key in ("agent", "extra") if key in obs for part in _leaves(_member(obs, key))]
     rows = [np.asarray(part, np.float32).reshape(len(part), -1) for part in parts]
     for row in rows:
@@ -209,10 +185,12 @@ def _observed(group: Any, count: int) -> tuple[dict[str, UInt8Array], FloatArray
 
 def _leaves(group: Any, depth: int = 1, seen: set[Any] | None = None) -> Iterator[NDArray[Any]]:
     """All data sets below a group, in its order; none is read twice, in however many ways it is linked."""
+    import h5py
+
     seen = set() if seen is None else seen
     for name in group:
         member = _member(group, name)
-        place = _address(member)
+        place = h5py.h5o.get_info(member.id).addr
         if place in seen or len(seen) >= _MAX_LEAVES or depth > _MAX_DEPTH:
             raise DataError(f"{one_line(name)!r} is linked twice, or there are too many groups")
         seen.add(place)
@@ -220,13 +198,6 @@ def _leaves(group: Any, depth: int = 1, seen: set[Any] | None = None) -> Iterato
             yield from _leaves(member, depth + 1, seen)
         else:
             yield _checked(member, name)
-
-
-def _address(member: Any) -> Any:
-    """Where in its file a group or data set is stored."""
-    import h5py
-
-    return h5py.h5o.get_info(member.id).addr
 
 
 def _is_group(member: Any) -> bool:
@@ -281,10 +252,6 @@ def _is_written(data: Any, size: int) -> bool:
         wanted = math.prod(-(-side // chunk) for side, chunk in zip(data.shape, data.chunks, strict=True))
         return bool(data.id.get_num_chunks() >= wanted)
     return bool(data.id.get_storage_size() >= size)
-
-
-def _flags(group: Any, name: str, count: int) -> BoolArray | None:
-    return to_flags(_array(group, name), count, f"{name} flags") if name in group else None
 
 
 def _after_reset(array: NDArray[Any], count: int) -> NDArray[Any]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import Episode, Fault
-from guerdon.data.files.small_files import read_json
+from guerdon.data.files.bounds import read_json
 from guerdon.data.formats.base import EpisodeWriter, Format
 from guerdon.data.store.episode_store import FORMAT, MANIFEST, EpisodeStore
 
@@ -42,6 +42,6 @@ class Native(Format):
 
     def writer(self, path: Path) -> EpisodeWriter:
         """A `StoreWriter`."""
-        from guerdon.data.store.store_writer import StoreWriter
+        from guerdon.data.store.store_writer import StoreWriter  # which imports `formats.base`
 
         return StoreWriter(path)

@@ -18,7 +18,7 @@ from guerdon.core.atomic import NumberedFiles, clear_stale, locked_directory, ma
 from guerdon.core.errors import DataError, StorageError
 from guerdon.core.types import display_path
 from guerdon.data.files.safe_pickle import load
-from guerdon.data.formats.common import to_scalar
+from guerdon.data.formats.values import to_scalar
 
 FILE_NAME = "data.pkl"
 INFO, PART = "episode_info", "part"
@@ -62,7 +62,7 @@ def _load_once(path: Path) -> list[Any]:
     joined = {token for step in content if (token := _token(step))}
     for first, part in parts:
         if first is not None and first < len(content):
-            continue  # it is in the file already: only its removal was cut short
+            continue  # it is in the file already: only its removal was interrupted
         steps = _load_list(part)
         if steps and _token(steps[-1]) in joined:
             continue  # the same

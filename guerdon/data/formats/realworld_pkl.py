@@ -1,15 +1,15 @@
 """`realworld-pkl`: one `data.pkl` of a robot, a list of transitions one after the other.
 
 A transition is `{"transitions": {"obs", "next_obs"}, "action", "rewards", "terminations", "truncations"}`;
-values are tensors, mostly with a leading batch axis of size 1. The frame that is judged is the one that the
+values are tensors, mostly with a leading batch axis of size 1. The frame that is scored is the one that the
 action led to: `next_obs`, and `obs` only where a file has no `next_obs`. A reward over 0.5 means that this
 frame shows success. An episode ends with a termination or a truncation; what follows the last of them is an
 episode that is not complete.
 
 The writers lose nothing: what the layout has no place for stands in `episode_info` of an episode's last
 transition. There is no frame before the first action in an `Episode`, so the first `obs` repeats the first
-`next_obs`. `rewards` holds the success labels; the environment's rewards are in `episode_info`. How a file
-grows is said in `realworld_parts.py`.
+`next_obs`. `rewards` holds the success labels; the environment's rewards are in `episode_info`.
+`realworld_parts.py` describes how a file grows.
 """
 
 from __future__ import annotations
@@ -26,24 +26,8 @@ import numpy as np
 from guerdon.core.errors import DataError
 from guerdon.core.types import BoolArray, Episode, Fault, FloatArray, is_positive
 from guerdon.data.files.bounds import Allowance
-from guerdon.data.formats.base import Format
-from guerdon.data.formats.common import (
-    BASE_CAMERA,
-    SpooledWriter,
-    attempt,
-    camera_name,
-    existing,
-    extras_from,
-    extras_of,
-    require,
-    to_flags,
-    to_floats,
-    to_labels,
-    to_scalar,
-    to_vector,
-    to_vectors,
-)
-from guerdon.data.formats.observations import frames_from, observation_at, states_from
+from guerdon.data.formats import values
+from guerdon.data.formats.base import Format, SpooledWriter, existing, head_of, read_or_fault
 from guerdon.data.formats.realworld_parts import (
     FILE_NAME,
     INFO,
@@ -54,13 +38,11 @@ from guerdon.data.formats.realworld_parts import (
     load_transitions,
 )
 
-__all__ = ["FILE_NAME", "RealworldPkl", "Recorded", "RecordingWriter", "read_recorded", "to_transitions"]
-
 _ARRAYS = ("labels", "env_rewards", "terminated", "truncated", "is_grasped")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recorded:
+class RecordedEpisode:
     """An episode, and what a robot's recorder tells beside it."""
 
     episode: Episode
@@ -76,45 +58,63 @@ class Recorded:
     """bool [T]; where a person drove."""
 
 
-def read_recorded(path: Path) -> Iterator[Recorded | Fault]:
+def read_recorded(path: Path) -> Iterator[RecordedEpisode | Fault]:
     """The episodes of a `data.pkl` as they were recorded."""
     given, path = Path(path), data_file(Path(path))
     if not find_parts(path):
         existing(given)
         existing(path)
-    opened = attempt(path, partial(_open, path))
+    opened = read_or_fault(path, partial(_open, path))
     if isinstance(opened, Fault):
         yield opened
         return
     parts, room = opened
     for number, (steps, ended) in enumerate(parts):
-        item = attempt(path, partial(_read_recorded, steps, ended, path, room))
-        yield (
-            dataclasses.replace(item, reason=f"episode {number}: {item.reason}")
-            if isinstance(item, Fault)
-            else item
-        )
+        yield read_or_fault(path, partial(_read_recorded, steps, ended, path, room), f"episode {number}")
 
 
-def _read_recorded(steps: Sequence[Any], ended: bool, path: Path, room: Allowance) -> Recorded:
-    episode = _read_episode(steps, ended, path, room)
-    info = steps[-1].get(INFO) or {}
-    rewards = to_floats([step["rewards"] for step in steps], len(steps), "rewards")
-    assert rewards is not None  # `_read_episode` has seen to it
-    ages = info.get("frame_age") or {}
+def _read_recorded(steps: Sequence[Any], ended: bool, path: Path, room: Allowance) -> RecordedEpisode:
+    next_obs = [_next_obs(step, index) for index, step in enumerate(steps)]
+    rewards, terminated, truncated = (
+        [values.require(step, key, f"transition {index}") for index, step in enumerate(steps)]
+        for key in ("rewards", "terminations", "truncations")
+    )
+    count, info = len(steps), steps[-1].get(INFO) or {}
+    numbers = values.to_column(rewards, count, "rewards", np.float32)
+    if numbers is None:
+        raise DataError("has no rewards, and so no labels")
+    columns: dict[str, Any] = {
+        "labels": numbers > 0.5,
+        "actions": [step.get("action") for step in steps],
+        "env_rewards": numbers,
+        "terminated": terminated,
+        "truncated": truncated,
+        **{name: info[name] for name in _ARRAYS if name in info},
+    }
+    labels = values.to_labels(columns["labels"], count)
+    extras = values.extras_from(info, path)
+    extras["complete"] = extras["complete"] and ended
+    before = info["initial_state"] if "initial_state" in info else _state_before(steps[0])
+    episode = Episode(
+        labels=labels,
+        success=is_positive(labels, bool(info.get("success", False))),
+        initial_state=values.to_vector(before, "states"),
+        **values.observed(next_obs, room, values.main_camera(info)),
+        **values.step_fields(columns, count, room),
+        **extras,
+    )
     hold = info.get("hold_steps")
-    intervened = info.get("intervened")
-    return Recorded(
+    ages = {
+        values.camera_name(camera): values.to_column(each, count, "ages of frames", np.float32)
+        for camera, each in (info.get("frame_age") or {}).items()
+    }
+    return RecordedEpisode(
         episode=episode,
-        at_target=rewards > 0.5,
-        hold_steps=None if hold is None else int(to_scalar(hold, "hold_steps")),
+        at_target=numbers > 0.5,
+        hold_steps=None if hold is None else int(values.to_scalar(hold, "hold_steps")),
         key=key if isinstance(key := info.get("key"), str) else "",
-        frame_age={
-            camera_name(camera): value
-            for camera, each in ages.items()
-            if (value := to_floats(each, len(steps), "ages of frames")) is not None
-        },
-        intervened=None if intervened is None else to_flags(intervened, len(steps), "interventions"),
+        frame_age={camera: each for camera, each in ages.items() if each is not None},
+        intervened=values.to_column(info.get("intervened"), count, "interventions", np.bool_),
     )
 
 
@@ -138,49 +138,12 @@ def _split(transitions: Sequence[Any]) -> Iterator[tuple[Sequence[Any], bool]]:
         yield transitions[start:], False
 
 
-def _read_episode(steps: Sequence[Any], ended: bool, path: Path, room: Allowance) -> Episode:
-    reached = [_observation(step, index) for index, step in enumerate(steps)]
-    column = {
-        key: [require(step, key, f"transition {index}") for index, step in enumerate(steps)]
-        for key in ("rewards", "terminations", "truncations")
-    }
-    count, info = len(steps), steps[-1].get(INFO) or {}
-    rewards = to_floats(column["rewards"], count, "rewards")
-    if rewards is None:
-        raise DataError("has no rewards, and so no labels")
-    values: dict[str, Any] = {
-        "labels": rewards > 0.5,
-        "env_rewards": rewards,
-        "terminated": column["terminations"],
-        "truncated": column["truncations"],
-        "is_grasped": None,
-        **{name: info[name] for name in _ARRAYS if name in info},
-    }
-    labels = to_labels(values["labels"], count)
-    extras = extras_from(info, path)
-    before = info["initial_state"] if "initial_state" in info else _state_before(steps[0])
-    names = info.get("camera_names") or [BASE_CAMERA]
-    return Episode(
-        frames=frames_from(reached, room, camera_name(names[0])),
-        labels=labels,
-        success=is_positive(labels, bool(info.get("success", False))),
-        actions=to_vectors([step.get("action") for step in steps], count, "actions", room),
-        states=states_from(reached, room),
-        initial_state=None if before is None else to_vector(before, "states"),
-        env_rewards=to_floats(values["env_rewards"], count, "rewards"),
-        terminated=to_flags(values["terminated"], count, "termination flags"),
-        truncated=to_flags(values["truncated"], count, "truncation flags"),
-        is_grasped=to_flags(values["is_grasped"], count, "grasp flags"),
-        **{**extras, "complete": extras["complete"] and ended},
-    )
-
-
-def _observation(step: Any, index: int) -> Any:
+def _next_obs(step: Any, index: int) -> Any:
     """The observation that the action led to."""
-    pair = require(step, "transitions", f"transition {index}")
+    pair = values.require(step, "transitions", f"transition {index}")
     if isinstance(pair, Mapping) and pair.get("next_obs") is not None:
         return pair["next_obs"]
-    return require(pair, "obs", f"transition {index}")
+    return values.require(pair, "obs", f"transition {index}")
 
 
 def _state_before(step: Mapping[str, Any]) -> Any:
@@ -189,11 +152,11 @@ def _state_before(step: Mapping[str, Any]) -> Any:
     return pair["obs"].get("states") if has_both else None
 
 
-def to_transitions(episode: Episode, recorded: Recorded | None = None) -> list[dict[str, Any]]:
+def to_transitions(episode: Episode, recorded: RecordedEpisode | None = None) -> list[dict[str, Any]]:
     """The transitions that stand for one episode; `recorded` adds what a robot's recorder tells."""
     import torch
 
-    observations = [_to_tensors(observation_at(episode, step)) for step in range(episode.num_frames)]
+    observations = [_to_tensors(values.observation_at(episode, step)) for step in range(episode.num_frames)]
     before = {**observations[0], "states": _to_tensors(episode.initial_state)}
     count = episode.num_frames
     terminated = bool(episode.terminated is not None and episode.terminated[-1])
@@ -216,7 +179,7 @@ def to_transitions(episode: Episode, recorded: Recorded | None = None) -> list[d
     arrays = {name: _copy(getattr(episode, name)) for name in _ARRAYS}
     transitions[-1][INFO] = {
         **arrays,
-        **extras_of(episode),
+        **values.extras_of(episode),
         "success": episode.success,
         "initial_state": _copy(episode.initial_state),
         "camera_names": list(episode.frames),
@@ -249,7 +212,7 @@ def _to_tensors(value: Any) -> Any:
 class RecordingWriter(PartsWriter):
     """Writes the `data.pkl` of a robot, also beside others: every episode is on disk when `add` returns."""
 
-    def add(self, recorded: Recorded) -> None:
+    def add(self, recorded: RecordedEpisode) -> None:
         """Keep one episode."""
         self.write(to_transitions(recorded.episode, recorded))
 
@@ -301,10 +264,6 @@ class RealworldPkl(Format):
 
 def is_pickled_list(path: Path) -> bool:
     """Whether the first bytes are those of a pickle whose first object is a list."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(16)
-    except OSError:
-        return False
+    head = head_of(path, 16)
     start = 11 if head[2:3] == pickle.FRAME else 2
     return head[:1] == pickle.PROTO and head[start : start + 1] == pickle.EMPTY_LIST

@@ -26,20 +26,8 @@ from guerdon.core.images import is_tensor
 from guerdon.core.types import Episode, Fault, FloatArray, IntArray, Split, display_path, is_positive
 from guerdon.data.files.bounds import Allowance
 from guerdon.data.files.safe_pickle import load_torch
-from guerdon.data.formats.base import Format
-from guerdon.data.formats.common import (
-    BASE_CAMERA,
-    SpooledWriter,
-    attempt,
-    camera_name,
-    existing,
-    extras_from,
-    extras_of,
-    require,
-    stack_images,
-    to_labels,
-    to_row,
-)
+from guerdon.data.formats import values
+from guerdon.data.formats.base import Format, SpooledWriter, existing, read_or_fault
 
 FILES: dict[str, Split] = {"train.pt": "train", "val.pt": "val", "test.pt": "test"}
 
@@ -64,7 +52,7 @@ class _Payload:
 
 def _load(path: Path) -> _Payload:
     record = load_torch(path)
-    images, metadata = require(record, "images"), record.get("metadata") or {}
+    images, metadata = values.require(record, "images"), record.get("metadata") or {}
     if not (isinstance(images, list | tuple) or is_tensor(images)) or not isinstance(metadata, Mapping):
         raise DataError("'images' is not a list of tensors, or 'metadata' not a dict")
     count = len(images)
@@ -73,10 +61,12 @@ def _load(path: Path) -> _Payload:
     room = Allowance.of(path)
     room.take_steps(count)
     exact = metadata.get("label_values")
-    labels = to_labels(require(record, "labels") if exact is None else exact, count)
-    names = metadata.get("camera_names") or [BASE_CAMERA]
+    labels = values.to_labels(values.require(record, "labels") if exact is None else exact, count)
     more = metadata.get("extra_images") or {}
-    views = {camera_name(names[0]): images, **{camera_name(name): each for name, each in more.items()}}
+    views = {
+        values.main_camera(metadata): images,
+        **{values.camera_name(name): each for name, each in more.items()},
+    }
     room.take_steps(count * len(more))
     for camera, each in views.items():
         if len(each) != count:
@@ -84,13 +74,15 @@ def _load(path: Path) -> _Payload:
     if metadata.get("episode_ids") is None:
         episode_ids = (labels >= 0.5).astype(np.int64)
     else:
-        episode_ids = to_row(metadata["episode_ids"], count, "episode_ids").astype(np.int64)
+        episode_ids = values.to_row(metadata["episode_ids"], count, "episode_ids").astype(np.int64)
     steps = metadata.get("step_ids")
     return _Payload(
         images=views,
         labels=labels,
         episode_ids=episode_ids,
-        step_ids=np.arange(count) if steps is None else to_row(steps, count, "step_ids").astype(np.int64),
+        step_ids=np.arange(count)
+        if steps is None
+        else values.to_row(steps, count, "step_ids").astype(np.int64),
         episodes=metadata.get("episodes") or {},
         metadata=metadata,
         room=room,
@@ -109,12 +101,12 @@ def _read_episode(payload: _Payload, episode_id: int, rows: IntArray, path: Path
     labels = payload.labels[rows]
     return Episode(
         frames={
-            camera: stack_images([images[int(row)] for row in rows], camera, payload.room)
+            camera: values.stack_images([images[int(row)] for row in rows], camera, payload.room)
             for camera, images in payload.images.items()
         },
         labels=labels,
         success=is_positive(labels, bool(known.get("success", False))),
-        **extras_from(known, path),
+        **values.extras_from(known, path),
     )
 
 
@@ -122,7 +114,7 @@ def _load_to_extend(path: Path) -> _Payload | None:
     """What is in a file already; None if it is not there."""
     if not path.exists():
         return None
-    payload = attempt(path, partial(_load, path))
+    payload = read_or_fault(path, partial(_load, path))
     if isinstance(payload, Fault):
         raise DataError(f"cannot add to {payload.path}: {payload.reason}")
     return payload
@@ -195,7 +187,7 @@ def _content(before: _Payload | None, added: Sequence[Episode], path: Path) -> d
         labels += episode.labels.tolist()
         episode_ids += [number] * episode.num_frames
         step_ids += range(episode.num_frames)
-        episodes[number] = {"success": episode.success, **extras_of(episode)}
+        episodes[number] = {"success": episode.success, **values.extras_of(episode)}
     metadata = {
         **(before.metadata if before is not None else {}),
         "camera_names": cameras,
@@ -228,15 +220,13 @@ class RewardPt(Format):
     def read(self, path: Path) -> Iterator[Episode | Fault]:
         """`train.pt` first; in each the episodes in the order of their ids."""
         for file in _files(existing(path)):
-            payload = attempt(file, partial(_load, file))
+            payload = read_or_fault(file, partial(_load, file))
             if isinstance(payload, Fault):
                 yield payload
                 continue
             for episode_id, rows in _rows_by_episode(payload):
-                item = attempt(file, partial(_read_episode, payload, episode_id, rows, file))
-                if isinstance(item, Fault):
-                    item = replace(item, reason=f"episode {episode_id}: {item.reason}")
-                yield item
+                make = partial(_read_episode, payload, episode_id, rows, file)
+                yield read_or_fault(file, make, f"episode {episode_id}")
 
     def writer(self, path: Path) -> RewardPtWriter:
         """Append to the files in the directory `path`."""

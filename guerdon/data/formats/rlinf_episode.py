@@ -20,22 +20,11 @@ import numpy as np
 
 from guerdon.core.errors import DataError
 from guerdon.core.images import is_tensor
-from guerdon.core.types import BoolArray, Episode, Fault, FloatArray, display_path, is_positive
+from guerdon.core.types import Episode, Fault, FloatArray, display_path, is_positive
 from guerdon.data.files.bounds import Allowance
 from guerdon.data.files.safe_pickle import load
-from guerdon.data.formats.base import Format
-from guerdon.data.formats.common import (
-    existing,
-    files_in,
-    read_files,
-    require,
-    to_flags,
-    to_floats,
-    to_labels,
-    to_scalar,
-    to_vectors,
-)
-from guerdon.data.formats.observations import frames_from, states_from
+from guerdon.data.formats import values
+from guerdon.data.formats.base import Format, existing, files_in, read_files
 
 _NAME = re.compile(r"rank_(\d+)_env_(\d+)_episode_(\d+)(?:_step_(\d+))?_(success|fail)\.pkl")
 _LABEL_KEYS = ("success", "is_obj_placed")
@@ -49,33 +38,34 @@ def read_episode(path: Path) -> Episode:
     count = len(actions)
     if count == 0:
         raise DataError("has no actions, and so no frames")
-    observations, reset = _aligned(record, "observations", count, room)
+    observations, first = _aligned(record, "observations", count, room)
     infos, _ = _aligned(record, "infos", count, room)
-    rewards = to_floats(_aligned(record, "rewards", count, room)[0], count, "rewards")
-    terminated = to_flags(_aligned(record, "terminated", count, room)[0], count, "terminated flags")
-    truncated = to_flags(_aligned(record, "truncated", count, room)[0], count, "truncated flags")
-    declared = _declared_success(record, path)
-    labels = _labels(infos, rewards, declared)
-    ended = [flags.any() for flags in (terminated, truncated) if flags is not None]
-    initial = states_from([reset], room) if isinstance(reset, Mapping) else None
+    columns = {key: _aligned(record, key, count, room)[0] for key in ("rewards", "terminated", "truncated")}
+    columns |= {"actions": actions, "env_rewards": columns["rewards"]}
+    if all(isinstance(info, Mapping) and "is_grasped" in info for info in infos):
+        columns["is_grasped"] = [info["is_grasped"] for info in infos]
+    fields = values.step_fields(columns, count, room)
+    declared = path.stem.endswith("_success")
+    if record.get("success") is not None:
+        declared = bool(values.to_scalar(record["success"], "success"))
+    labels = _labels(infos, fields["env_rewards"], declared)
+    ended = [flags.any() for name in ("terminated", "truncated") if (flags := fields[name]) is not None]
+    before = (
+        values.to_vectors([first.get("states")], 1, "states", room) if isinstance(first, Mapping) else None
+    )
     return Episode(
-        frames=frames_from(observations, room),
         labels=labels,
         success=is_positive(labels, declared),
-        actions=to_vectors(actions, count, "actions", room),
-        states=states_from(observations, room),
-        initial_state=None if initial is None else initial[0],
-        env_rewards=rewards,
-        terminated=terminated,
-        truncated=truncated,
-        is_grasped=_grasped(infos, count),
+        initial_state=None if before is None else before[0],
         source=display_path(path),
         complete=any(ended) if ended else True,
+        **values.observed(observations, room),
+        **fields,
     )
 
 
 def _list(record: Any, key: str, room: Allowance) -> Sequence[Any]:
-    value = require(record, key)
+    value = values.require(record, key)
     if not isinstance(value, list | tuple | np.ndarray) and not is_tensor(value):
         raise DataError(f"{key!r} is a {type(value).__name__}, not a list")
     if getattr(value, "ndim", 1) == 0:
@@ -86,23 +76,19 @@ def _list(record: Any, key: str, room: Allowance) -> Sequence[Any]:
 
 def _aligned(record: Any, key: str, count: int, room: Allowance) -> tuple[Sequence[Any], Any]:
     """(one entry for each action, the entry of the reset or None)."""
-    values = _list(record, key, room)
-    if len(values) not in (count, count + 1):
-        raise DataError(f"has {len(values)} {key} for {count} actions")
-    return (values[1:], values[0]) if len(values) == count + 1 else (values, None)
-
-
-def _declared_success(record: Mapping[str, Any], path: Path) -> bool:
-    if record.get("success") is not None:
-        return bool(to_scalar(record["success"], "success"))
-    return path.stem.endswith("_success")
+    entries = _list(record, key, room)
+    if len(entries) not in (count, count + 1):
+        raise DataError(f"has {len(entries)} {key} for {count} actions")
+    return (entries[1:], entries[0]) if len(entries) == count + 1 else (entries, None)
 
 
 def _labels(infos: Sequence[Any], rewards: FloatArray | None, declared: bool) -> FloatArray:
     count = len(infos)
     for key in _LABEL_KEYS:
         if any(isinstance(info, Mapping) and key in info for info in infos):
-            return to_labels([bool(to_scalar(require(info, key), key)) for info in infos], count)
+            return values.to_labels(
+                [bool(values.to_scalar(values.require(info, key), key)) for info in infos], count
+            )
     labels = np.zeros(count, np.float32)
     if declared and rewards is not None and bool((rewards > 0.5).any()):
         labels[rewards > 0.5] = 1.0
@@ -111,17 +97,10 @@ def _labels(infos: Sequence[Any], rewards: FloatArray | None, declared: bool) ->
     return labels
 
 
-def _grasped(infos: Sequence[Any], count: int) -> BoolArray | None:
-    if not all(isinstance(info, Mapping) and "is_grasped" in info for info in infos):
-        return None
-    return to_flags([info["is_grasped"] for info in infos], count, "grasp flags")
-
-
 class RlinfEpisode(Format):
     """A directory of RLinf's episode pickles, or one of them."""
 
     name: ClassVar[str] = "rlinf-episode"
-    writable: ClassVar[bool] = False
     looks_for: ClassVar[str] = "rank_*_env_*_episode_*_{success,fail}.pkl"
 
     def detect(self, path: Path) -> bool:

@@ -12,14 +12,13 @@ from its journal: every finished episode is there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import (
@@ -33,11 +32,10 @@ from guerdon.core.types import (
     UInt8Array,
     display_path,
 )
-from guerdon.data.files.rebuild import one_line
-from guerdon.data.files.small_files import read_json
+from guerdon.data.files.bounds import one_line, read_json
 from guerdon.data.store import shard as layout
 from guerdon.data.store.shard import camera_sizes
-from guerdon.data.store.shard_index import ShardIndex, load_index
+from guerdon.data.store.shard_index import ShardIndex, joined, load_index
 
 FORMAT = "guerdon-store"
 MANIFEST = "manifest.json"
@@ -90,26 +88,19 @@ class _Shard:
     schema: layout.ShardSchema
     index: ShardIndex
     """Of the episodes whose bytes are all there."""
-    promise: dict[str, Any]
-    """What the manifest has to say of it: `shard_promise` of all episodes in its index."""
+    facts: dict[str, Any]
+    """What the manifest has to say of it: `facts_of_shard` of all episodes in its index."""
     cameras: dict[str, UInt8Array]
     vectors: dict[str, FloatArray]
 
 
-def shard_promise(index: ShardIndex) -> dict[str, Any]:
+def facts_of_shard(index: ShardIndex) -> dict[str, Any]:
     """What a manifest remembers of a shard, so that its loss is noticed."""
     return {
         "num_episodes": len(index),
         "num_frames": int(index.length.sum()),
         "content_hash": layout.content_hash(index.digest),
     }
-
-
-def _map(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Map `shape` elements read-only; bytes behind them are left alone."""
-    if 0 in shape:
-        return np.zeros(shape, dtype)
-    return np.asarray(np.memmap(path, dtype, mode="r", shape=shape))
 
 
 class EpisodeStore:
@@ -148,19 +139,19 @@ class EpisodeStore:
         self._shards: list[_Shard] = []
         for place, items, manifest in zip(places, shards, manifests, strict=True):
             opened = {item.name: shard for item in items if (shard := self._open(item)) is not None}
-            self._notice_losses(place, manifest, items, opened)
+            self._check_manifest(place, manifest, items, opened)
             self._shards += opened.values()
         indices = [item.index for item in self._shards]
-        lengths: IntArray = _joined([index.length for index in indices], np.int64)
-        self.labels: FloatArray = _joined([index.labels for index in indices], np.float32)
+        lengths: IntArray = joined([index.length for index in indices], np.int64)
+        self.labels: FloatArray = joined([index.labels for index in indices], np.float32)
         self.starts: IntArray = np.append(0, np.cumsum(lengths)).astype(np.int64)
         self.episode: IntArray = np.repeat(np.arange(len(lengths)), lengths)
         self.step: IntArray = np.arange(len(self.labels)) - np.repeat(self.starts[:-1], lengths)
-        self.success: BoolArray = _joined([index.success for index in indices], np.bool_)
-        self.complete: BoolArray = _joined([index.complete for index in indices], np.bool_)
+        self.success: BoolArray = joined([index.success for index in indices], np.bool_)
+        self.complete: BoolArray = joined([index.complete for index in indices], np.bool_)
         self._owner: IntArray = np.repeat(np.arange(len(indices)), [len(index) for index in indices])
         self._first_episode: IntArray = np.cumsum([0, *(len(index) for index in indices)])
-        self._first_frame: IntArray = _joined([index.first_frame for index in indices], np.int64)
+        self._first_frame: IntArray = joined([index.first_frame for index in indices], np.int64)
 
     @property
     def num_frames(self) -> int:
@@ -177,9 +168,9 @@ class EpisodeStore:
         """Hash of all episodes, sealed or not; independent of their order and of the shards."""
         return layout.content_hash(self.episode_column("digest"))
 
-    def shard_promises(self) -> dict[str, dict[str, Any]]:
+    def shard_facts(self) -> dict[str, dict[str, Any]]:
         """What the manifest of a store has to remember of each of its shards."""
-        return {item.path.name: item.promise for item in self._shards}
+        return {item.path.name: item.facts for item in self._shards}
 
     def _open(self, path: Path) -> _Shard | None:
         """Open one shard, with the episodes that are really there."""
@@ -202,21 +193,14 @@ class EpisodeStore:
             index = load_index(path, schema)
             for problem in index.problems:
                 self._set_aside(path, problem)
-            kept = self._cut(path, schema, index)
-            return _Shard(
-                path=path,
-                schema=schema,
-                index=kept,
-                promise=shard_promise(index),
-                cameras={
-                    name: _map(path / schema.camera_file(name), np.uint8, (_rows(kept), *shape))
-                    for name, shape in self.cameras.items()
-                },
-                vectors={
-                    name: _map(path / schema.vector_file(name), np.float32, (_rows(kept, name), size))
-                    for name, size in schema.vectors.items()
-                },
+            kept = self._without_lost_bytes(path, schema, index)
+            chosen = [each for each in schema.camera_files if each.field in self.cameras]
+            cameras, vectors = (
+                {each.field: each.map(path, int(kept.ends(each)[-1]) if len(kept) else 0) for each in files}
+                for files in (chosen, schema.vector_files)
             )
+            facts = facts_of_shard(index)
+            return _Shard(path=path, schema=schema, index=kept, facts=facts, cameras=cameras, vectors=vectors)
         except DataError as error:
             self._set_aside(path, str(error))
         except (OSError, ValueError) as error:  # a file that became shorter a moment ago, or cannot be opened
@@ -226,13 +210,13 @@ class EpisodeStore:
     def _set_aside(self, path: Path, reason: str) -> None:
         self.faults.append(Fault(path=str(path), reason=one_line(reason, 300)))
 
-    def _notice_losses(
+    def _check_manifest(
         self, store: Path, manifest: Mapping[str, Any], listed: Sequence[Path], shards: Mapping[str, _Shard]
     ) -> None:
         """Compare what is there with what the manifest knows; there may be more, but not less."""
         for name, known in manifest.get("shards", {}).items():
             path, item = store / SHARDS / name, shards.get(name)
-            there = {} if item is None else item.promise
+            there = {} if item is None else item.facts
             named = any(fault.path.startswith(str(path)) for fault in self.faults)
             new = path not in listed and path.is_dir()  # made after the shards were listed
             if item is None and (named or new):
@@ -243,30 +227,26 @@ class EpisodeStore:
                 self._set_aside(path, f"{what}: {lost}")
             elif there["num_episodes"] == known["num_episodes"] and there != known:
                 self._set_aside(path, "its index has other episodes than the manifest knows")
-        found = sum(int(item.promise["num_episodes"]) for item in shards.values())
+        found = sum(int(item.facts["num_episodes"]) for item in shards.values())
         if not manifest.get("shards") and found < manifest.get("num_episodes", 0):
             reason = (
                 f"has {manifest['num_episodes']} episodes, {found} are there: a shard or its index is lost"
             )
             self._set_aside(store / MANIFEST, reason)
 
-    def _cut(self, path: Path, schema: layout.ShardSchema, index: ShardIndex) -> ShardIndex:
+    def _without_lost_bytes(self, path: Path, schema: layout.ShardSchema, index: ShardIndex) -> ShardIndex:
         """Set aside the episodes of a shard whose bytes are missing (a truncated file)."""
         good = np.ones(len(index), np.bool_)
-        ends = index.first_frame + index.length
-        files = [(schema.camera_file(n), math.prod(s), ends) for n, s in schema.cameras.items()]
-        for name, size in schema.vectors.items():
-            rows = index.number + 1 if name == "initial_state" else ends
-            files.append((schema.vector_file(name), size * 4, rows))
-        for file, row_bytes, rows in files:
-            there = (path / file).stat().st_size if (path / file).exists() else 0
+        for file in (*schema.camera_files, *schema.vector_files):
+            rows, row_bytes = index.ends(file), file.row_bytes
+            there = (path / file.name).stat().st_size if (path / file.name).exists() else 0
             whole = rows <= there // row_bytes if row_bytes else np.ones(len(rows), np.bool_)
             if not whole.all():
                 reason = (
-                    f"is cut off: {there} bytes of {int(rows[-1]) * row_bytes}; "
+                    f"is truncated: {there} bytes of {int(rows[-1]) * row_bytes}; "
                     f"{int((~whole).sum())} of {len(index)} episodes set aside"
                 )
-                self._set_aside(path / file, reason)
+                self._set_aside(path / file.name, reason)
                 good &= whole
         return index.keep(good)
 
@@ -275,7 +255,7 @@ class EpisodeStore:
         indices = [item.index for item in self._shards if len(item.index)]
         if not indices or any("at_rest" not in index.scalars for index in indices):
             return None
-        return _joined([index.scalars["at_rest"] for index in indices], np.bool_)
+        return joined([index.scalars["at_rest"] for index in indices], np.bool_)
 
     def episode_column(self, name: str) -> list[Any]:
         """One value per episode: `success`, `complete`, `seed`, `split`, `source` or `digest`."""
@@ -330,9 +310,7 @@ class EpisodeStore:
         if "initial_state" in vectors:
             vectors["initial_state"] = item.vectors["initial_state"][int(item.index.number[within])]
         scalars: dict[str, Any] = {name: values[rows] for name, values in item.index.scalars.items()}
-        facts: dict[str, Any] = {
-            name: getattr(item.index, name)[within] for name in ("seed", "split", "source")
-        }
+        facts = {name: getattr(item.index, name)[within] for name in ("seed", "split", "source")}
         return Episode(
             frames={name: images[frames] for name, images in item.cameras.items()},
             labels=self.labels[start:end],
@@ -348,15 +326,3 @@ class EpisodeStore:
 
     def __len__(self) -> int:
         return self.num_episodes
-
-
-def _rows(index: ShardIndex, name: str = "") -> int:
-    """How many rows of a file the episodes reach to; `name` is that of a vector field."""
-    if not len(index):
-        return 0
-    last = index.number[-1] + 1 if name == "initial_state" else index.first_frame[-1] + index.length[-1]
-    return int(last)
-
-
-def _joined(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ SCHEMA = "shard.json"
 LOCK = "writer.lock"
 
 VECTORS = ("actions", "intended", "states", "initial_state")
-"""Vector fields of an episode, each a raw float32 file; `initial_state` has one row per episode."""
+"""Vector fields of an episode, each a raw float32 file."""
 SCALARS: Mapping[str, Any] = {
     "env_rewards": np.float32,
     "terminated": np.bool_,
@@ -46,6 +48,31 @@ MAX_SIZE = 1 << 20
 """Of an image's sides, of a vector and of an episode's frames."""
 MAX_TEXT = 4096
 """Characters of a source or of a camera's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardFile:
+    """A raw file with the rows of one camera or vector field."""
+
+    field: str
+    name: str
+    dtype: Any
+    shape: tuple[int, ...]
+    """Of a row."""
+    per_episode: bool = False
+    """Whether there is one row for each episode, and not one for each frame."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row; a vector may be empty."""
+        return math.prod(self.shape) * int(np.dtype(self.dtype).itemsize)
+
+    def map(self, shard: Path, num_rows: int) -> NDArray[Any]:
+        """Map rows read-only; bytes behind them are left alone."""
+        shape = (num_rows, *self.shape)
+        if 0 in shape:
+            return np.zeros(shape, self.dtype)
+        return np.asarray(np.memmap(shard / self.name, self.dtype, mode="r", shape=shape))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +95,27 @@ class ShardSchema:
             scalars=tuple(name for name in SCALARS if getattr(episode, name) is not None),
         )
 
-    def camera_file(self, camera: str) -> str:
-        """File of a camera; numbered, since a camera's name need not be a good file name."""
-        return f"frames-{list(self.cameras).index(camera):02d}.u8"
+    @property
+    def camera_files(self) -> list[ShardFile]:
+        """One for each camera; numbered, since a camera's name need not be a good file name."""
+        return [
+            ShardFile(field=camera, name=f"frames-{number:02d}.u8", dtype=np.uint8, shape=size)
+            for number, (camera, size) in enumerate(self.cameras.items())
+        ]
 
-    def vector_file(self, name: str) -> str:
-        """File of a vector field."""
-        return f"{name}.f32"
+    @property
+    def vector_files(self) -> list[ShardFile]:
+        """One for each vector field."""
+        return [
+            ShardFile(
+                field=name,
+                name=f"{name}.f32",
+                dtype=np.float32,
+                shape=(size,),
+                per_episode=name == "initial_state",
+            )
+            for name, size in self.vectors.items()
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """For `shard.json`."""
@@ -222,13 +263,9 @@ class EpisodeRecord:
     def to_line(self) -> bytes:
         """One journal line: a checksum, a blank, JSON, a newline."""
         arrays = {"labels": self.labels, **self.scalars}
+        facts = ("num_frames", "success", "complete", "seed", "source", "split")
         body = {
-            "num_frames": self.num_frames,
-            "success": self.success,
-            "complete": self.complete,
-            "seed": self.seed,
-            "source": self.source,
-            "split": self.split,
+            **{name: getattr(self, name) for name in facts},
             "digest": self.digest.hex(),
             "arrays": {name: base64.b64encode(array.tobytes()).decode() for name, array in arrays.items()},
             "first_frame": self.first_frame,

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import SPLITS, BoolArray, FloatArray, IntArray
-from guerdon.data.files.rebuild import one_line
-from guerdon.data.files.small_files import read_small
+from guerdon.data.files.bounds import one_line, read_small
 from guerdon.data.store.shard import (
     DIGEST_BYTES,
     INDEX,
@@ -28,6 +27,7 @@ from guerdon.data.store.shard import (
     MAX_SIZE,
     SCALARS,
     EpisodeRecord,
+    ShardFile,
     ShardSchema,
     bad_labels,
     text_problem,
@@ -90,25 +90,29 @@ class ShardIndex:
             else:
                 problems.append(f"episode {number} is set aside: {reason}")
             end, count = max(end, first + record.num_frames), max(count, number + 1)
+        facts: dict[str, Any] = {
+            name: [getattr(each, name) for each in good] for name in ("seed", "split", "source", "digest")
+        }
         return cls(
             first_frame=np.array([each.first_frame for each in good], np.int64),
             number=np.array([each.number for each in good], np.int64),
             length=np.array([each.num_frames for each in good], np.int64),
             success=np.array([each.success for each in good], np.bool_),
             complete=np.array([each.complete for each in good], np.bool_),
-            seed=[each.seed for each in good],
-            split=[each.split for each in good],
-            source=[each.source for each in good],
-            digest=[each.digest for each in good],
-            labels=_joined([each.labels for each in good], np.float32),
+            **facts,
+            labels=joined([each.labels for each in good], np.float32),
             scalars={
-                name: _joined([each.scalars[name] for each in good], SCALARS[name]) for name in schema.scalars
+                name: joined([each.scalars[name] for each in good], SCALARS[name]) for name in schema.scalars
             },
             problems=problems,
         )
 
     def __len__(self) -> int:
         return len(self.length)
+
+    def ends(self, file: ShardFile) -> IntArray:
+        """The first row of `file` behind each episode, int64 [E]."""
+        return self.number + 1 if file.per_episode else self.first_frame + self.length
 
     def keep(self, good: BoolArray) -> ShardIndex:
         """Only the episodes of a mask (bool [E])."""
@@ -155,17 +159,13 @@ def load_index(shard: Path, schema: ShardSchema) -> ShardIndex:
     Raises:
         DataError: nothing of it can be used.
     """
-    try:  # the journal outlives a seal that was cut short, and then it is the truth
+    try:  # the journal outlives an interrupted seal, and then it holds the truth
         records, problems = read_journal(shard / JOURNAL)
         return ShardIndex.of(records, schema, problems)
     except FileNotFoundError:
         pass  # sealed, maybe at this moment: the index was there before the journal went
-    sizes = [
-        (shard / schema.camera_file(name)).stat().st_size // int(np.prod(size))
-        for name, size in schema.cameras.items()
-        if (shard / schema.camera_file(name)).exists()
-    ]
-    rows = max(sizes, default=0)
+    files = [(shard / each.name, each.row_bytes) for each in schema.camera_files]
+    rows = max((file.stat().st_size // size for file, size in files if file.exists()), default=0)
     if (shard / INDEX).exists():
         try:
             return _from_table(*_read_table(shard / INDEX, schema, rows), schema)
@@ -312,5 +312,6 @@ def _steps(lengths: IntArray) -> IntArray:
     return np.arange(total) - np.repeat(ends - lengths, lengths)
 
 
-def _joined(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+def joined(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    """Arrays one behind the other, as `dtype`; there may be none."""
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)

@@ -25,7 +25,7 @@ import guerdon
 from guerdon.core.atomic import clear_stale, fsync_directory, is_temporary, storage_error, write_atomic
 from guerdon.core.errors import DataError, StorageError
 from guerdon.core.types import Episode, display_path
-from guerdon.data.files.small_files import read_json
+from guerdon.data.files.bounds import read_json
 from guerdon.data.formats.base import EpisodeWriter
 from guerdon.data.store import shard as layout
 from guerdon.data.store.episode_store import FORMAT, MANIFEST, SHARDS, EpisodeStore, read_manifest, shard_dirs
@@ -62,11 +62,11 @@ class StoreWriter(EpisodeWriter):
     def _make_store(self) -> None:
         """Make the store unless it exists; another writer may be doing the same at this moment."""
         names = {item.name for item in self.path.iterdir()} if self.path.is_dir() else set()
-        strangers = sorted(name for name in names - {STORE_LOCK, SHARDS} if not is_temporary(name))
-        if strangers and not (self.path / MANIFEST).exists():
+        unknown = sorted(name for name in names - {STORE_LOCK, SHARDS} if not is_temporary(name))
+        if unknown and not (self.path / MANIFEST).exists():
             raise StorageError(
                 f"{display_path(self.path)} is neither empty nor a Guerdon store "
-                f"(it holds {strangers[0]}); choose another directory"
+                f"(it holds {unknown[0]}); choose another directory"
             )
         (self.path / SHARDS).mkdir(parents=True, exist_ok=True)
         with _locked(self.path / STORE_LOCK):
@@ -101,7 +101,7 @@ class StoreWriter(EpisodeWriter):
         return places
 
     def _portions(self, episodes: list[Episode]) -> Iterator[list[Episode]]:
-        """Cut a list so that no part of it has more frames than a shard should hold."""
+        """Parts of a list, none with more frames than a shard should hold."""
         start = size = 0
         for end, episode in enumerate(episodes):
             size += sum(images.nbytes for images in episode.frames.values())
@@ -174,8 +174,7 @@ class _OpenShard:
         self._num_episodes = 0
         self._pending: list[layout.EpisodeRecord] = []
         self._journal_end = 0
-        names = [schema.camera_file(name) for name in schema.cameras]
-        names += [schema.vector_file(name) for name in schema.vectors]
+        names = [each.name for each in (*schema.camera_files, *schema.vector_files)]
         self._files = {name: _create(path / name) for name in [*names, layout.JOURNAL]}
         fsync_directory(path)
 
@@ -201,12 +200,12 @@ class _OpenShard:
         it again, and it is these takings that slow down the stepping thread, not the bytes.
         """
         try:
-            for camera in self.schema.cameras:
-                self._put(self.schema.camera_file(camera), [item.frames[camera] for item in episodes])
-            for name in self.schema.vectors:
-                self._put(self.schema.vector_file(name), [getattr(item, name) for item in episodes])
+            for file in self.schema.camera_files:
+                self._put(file, [item.frames[file.field] for item in episodes])
+            for file in self.schema.vector_files:
+                self._put(file, [getattr(item, file.field) for item in episodes])
         except OSError as error:
-            self._give_back()
+            self._truncate_frames()
             raise storage_error(self.path, error, kept=self._num_episodes) from error
         first = self._num_episodes
         for episode, digest in zip(episodes, layout.episode_digests(episodes), strict=True):
@@ -218,21 +217,17 @@ class _OpenShard:
         self.frame_bytes += sum(images.nbytes for item in episodes for images in item.frames.values())
         return [f"{self.path.name}/{number:06d}" for number in range(first, self._num_episodes)]
 
-    def _put(self, file: str, arrays: list[NDArray[Any]]) -> None:
-        """Append to one file; arrays [T, ...] have a row for each frame, arrays [S] one for each episode."""
-        rows = [np.ascontiguousarray(array) for array in arrays]
-        per_frame = rows[0].ndim > 1
-        row_bytes = rows[0].nbytes // len(rows[0]) if per_frame else rows[0].nbytes
-        first_row = self._num_frames if per_frame else self._num_episodes
-        if row_bytes:
-            _pwrite_all(self._files[file], [item.data.cast("B") for item in rows], first_row * row_bytes)
+    def _put(self, file: layout.ShardFile, arrays: list[NDArray[Any]]) -> None:
+        first_row = self._num_episodes if file.per_episode else self._num_frames
+        if file.row_bytes:
+            data = [np.ascontiguousarray(array).data.cast("B") for array in arrays]
+            _pwrite_all(self._files[file.name], data, first_row * file.row_bytes)
 
-    def _give_back(self) -> None:
+    def _truncate_frames(self) -> None:
         """Free what a failed write took, so that a full disk has room for the journal line of the others."""
-        sizes = {self.schema.camera_file(name): int(np.prod(s)) for name, s in self.schema.cameras.items()}
-        for file, row_bytes in sizes.items():
+        for file in self.schema.camera_files:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._files[file], self._num_frames * row_bytes)
+                os.ftruncate(self._files[file.name], self._num_frames * file.row_bytes)
 
     def commit(self) -> None:
         """Sync the bytes, then the journal lines that vouch for them."""
@@ -307,7 +302,7 @@ def repair(store: Path) -> int:
 
 def _refresh_manifest(store: Path) -> None:
     opened = EpisodeStore(store)
-    shards = opened.shard_promises()
+    shards = opened.shard_facts()
     for name, known in opened.manifest.get("shards", {}).items():  # what is lost stays on record
         if shards.get(name, {"num_episodes": 0})["num_episodes"] < known["num_episodes"]:
             shards[name] = known

@@ -24,9 +24,8 @@ from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import DataError
 from guerdon.core.types import display_path
+from guerdon.data.files.bounds import one_line, read_small
 from guerdon.data.files.checksums import load_torch, tensors_checksum
-from guerdon.data.files.rebuild import one_line
-from guerdon.data.files.small_files import read_small
 from guerdon.rewards.image.base import RewardModel
 from guerdon.rewards.image.contract import Contract
 from guerdon.rewards.image.registry import build_model

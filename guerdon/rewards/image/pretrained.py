@@ -17,7 +17,8 @@ from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.errors import DataError
 from guerdon.core.types import display_path
 from guerdon.data.files import safe_pickle, torch_files
-from guerdon.data.files.rebuild import Allowed, one_line, set_state
+from guerdon.data.files.bounds import one_line
+from guerdon.data.files.rebuild import Allowed, set_state
 from guerdon.data.files.unpickler import PickleMachine
 from guerdon.rewards.image.encoders import ResNet, make_resnet
 from guerdon.rewards.image.state import has_batch_norm, load_weights, read_weights, strip_prefixes

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from guerdon.core.errors import DataError
 from guerdon.core.types import display_path
 from guerdon.data.files import safe_pickle
+from guerdon.data.files.bounds import one_line
 from guerdon.data.files.checksums import tensors_checksum
-from guerdon.data.files.rebuild import one_line
 from guerdon.rewards.image.encoders import ARCHS, Bottleneck
 
 CHECKSUM = "checksum"

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from guerdon.core.errors import DataError
-from guerdon.data.files.safe_pickle import load_npz, memory_budget
+from guerdon.data.files.bounds import memory_budget
+from guerdon.data.files.safe_pickle import load_npz
 
 Row: TypeAlias = Mapping[str, Any]
 """`obs` [T + 1, ...], `acts` [T, ...], `terminal`, and `rews` [T] if they were kept."""

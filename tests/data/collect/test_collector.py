@@ -1,4 +1,4 @@
-"""`RewardDataCollector` as the documents describe it."""
+"""`RewardDataCollector` as RLinf's reward workflow describes it."""
 
 from types import SimpleNamespace
 

@@ -165,7 +165,7 @@ def test_unfinished_episodes_are_marked_and_count_for_nothing():
     recorder = EpisodeRecorder(2, archive.add)
     recorder.record(np.array([0, 1]), step_frames([0, 1], 0), np.zeros(2))
     recorder.end(0)
-    assert recorder.end_all_unfinished() == 1
+    assert recorder.truncate() == 1
     archive.close()
     assert (archive.num_failure, archive.num_unfinished) == (1, 1)
     assert [e.complete for e in memory.episodes] == [True, False]
@@ -211,14 +211,14 @@ def test_an_episode_has_its_own_beginning_or_none(between):
 
     recorder = EpisodeRecorder(2, keep)
     both = np.array([0, 1])
-    recorder.begin(both, np.array([[1.0], [2.0]]), np.array([7, 8]))
+    recorder.reset(both, np.array([[1.0], [2.0]]), np.array([7, 8]))
     if between != "nothing":
         recorder.record(both, step_frames([0, 1], 0), np.zeros(2))
         getattr(recorder, between)(0)
         assert len(episodes) == (between == "end")
         episodes.clear()
     if between == "nothing":
-        recorder.begin(np.array([0]), None)
+        recorder.reset(np.array([0]), None)
     recorder.record(both, step_frames([0, 1], 1), np.zeros(2))
     recorder.end(0)
     recorder.end(1)

@@ -13,7 +13,7 @@ from guerdon.core.errors import DataError
 from guerdon.core.types import Episode
 from guerdon.data.collect.labelling import label_by_hold
 from guerdon.data.datasets.cleaning import process, select, sharpness
-from guerdon.data.formats.realworld_pkl import Recorded, read_recorded, to_transitions
+from guerdon.data.formats.realworld_pkl import RecordedEpisode, read_recorded, to_transitions
 from guerdon.data.store import EpisodeStore
 
 HOLD = 4
@@ -64,7 +64,7 @@ def recorded(at_target, key="", seed=0, still=(), **more):
         truncated=last & (not found.success),
         source=f"robot {seed}",
     )
-    return Recorded(episode=episode, at_target=flags(at_target), hold_steps=HOLD, key=key, **more)
+    return RecordedEpisode(episode=episode, at_target=flags(at_target), hold_steps=HOLD, key=key, **more)
 
 
 def write(path, items):
@@ -77,7 +77,7 @@ def test_what_a_recorder_tells_comes_back(tmp_path):
     ages = {"front_camera": np.linspace(0.0, 0.1, 8, dtype=np.float32)}
     item = recorded("01101111", key="c", frame_age=ages, intervened=flags("11110000"))
     (back,) = read_recorded(write(tmp_path / "data.pkl", [item]))
-    assert isinstance(back, Recorded)
+    assert isinstance(back, RecordedEpisode)
     np.testing.assert_array_equal(back.at_target, item.at_target)
     np.testing.assert_array_equal(back.episode.labels, flags("00001111"))
     np.testing.assert_array_equal(back.frame_age["front_camera"], ages["front_camera"])

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.core.errors import DataError
-from guerdon.data.datasets.fingerprint import grey_cells, groups, near_duplicates, sampled_steps
-from guerdon.data.datasets.split import split_episodes
+from guerdon.data.datasets.split import grey_cells, groups, near_duplicates, sampled_steps, split_episodes
 
 SHARES = {"train": 0.7, "val": 0.2, "test": 0.1}
 

@@ -19,10 +19,10 @@ from PIL import Image
 from guerdon.core.errors import DataError
 from guerdon.core.types import Episode, Fault
 from guerdon.data.files import safe_pickle
-from guerdon.data.files.bounds import Allowance, as_array
-from guerdon.data.files.rebuild import check_sizes, one_line
+from guerdon.data.files.bounds import Allowance, as_array, one_line
+from guerdon.data.files.rebuild import check_sizes
 from guerdon.data.formats import FORMATS
-from guerdon.data.formats.common import stack_images
+from guerdon.data.formats.values import stack_images
 from guerdon.rewards.zoo.demonstrations import read_demonstrations
 
 pytestmark = pytest.mark.timeout(300)  # without the bounds most of these take years

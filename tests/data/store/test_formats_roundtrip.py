@@ -14,10 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import ALL_FIELDS, assert_same, episodes
 
+from guerdon.config import CollectConfig
 from guerdon.core.errors import DataError
 from guerdon.core.types import Episode, Fault
-from guerdon.data.formats import FORMATS, detect_format, get_format
+from guerdon.data.collect.archive import open_archive
+from guerdon.data.datasets.audit import audit
+from guerdon.data.formats import FORMATS, EpisodeWriter, Format, detect_format, get_format
 from guerdon.data.formats.npy_trajectory import NpyTrajectoryWriter, read_directories
+from guerdon.data.summary import convert, inspect
 
 MINE = ("npy-trajectory", "pkl-episode", "realworld-pkl", "reward-pt", "folder")
 RUN = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -137,7 +141,7 @@ def test_writer_copies_what_it_keeps(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(have.labels, want["labels"])
 
 
-# The layouts as the documents describe them, written by others
+# The layouts of RLinf's reward workflow, written by others
 
 
 def test_npy_file_is_what_the_document_says(tmp_path: Path) -> None:
@@ -191,7 +195,7 @@ def test_pkl_counter_is_shared(tmp_path: Path) -> None:
 
 
 def test_pkl_of_the_document(tmp_path: Path) -> None:
-    """No keys but the document's, torch values, float images with channels first and a batch axis."""
+    """No keys but RLinf's, torch values, float images with channels first and a batch axis."""
     frames = [
         {
             "obs": {"main_images": torch.full((1, 3, 8, 8), step / 4), "states": torch.ones(1, 5)},
@@ -359,7 +363,7 @@ def test_rlinf_order_and_read_only(tmp_path: Path) -> None:
 
 
 def test_folder_of_others(tmp_path: Path) -> None:
-    """Any pictures: an episode for each; names like the document's are put together."""
+    """Any pictures: an episode for each; names like RLinf's are put together."""
     from PIL import Image
 
     for kind, name in [
@@ -436,3 +440,50 @@ def test_unfinished_episodes_are_kept_apart(tmp_path: Path) -> None:
             found = list(get_format(name).read(place))
             assert len(found) == 2 and not any(isinstance(item, Fault) or item.complete for item in found)
         assert get_format(name).count(root) == (0, 0)
+
+
+class OneFile(Format):
+    """All that a new format needs: a class, and its line in the table."""
+
+    name = "one-file"
+    looks_for = "labels.npy"
+
+    def detect(self, path):
+        return (path / "labels.npy").is_file()
+
+    def read(self, path):
+        labels = np.load(path / "labels.npy")
+        frames = {"base_camera": np.zeros((len(labels), 4, 4, 3), np.uint8)}
+        yield Episode(frames=frames, labels=labels, success=bool(labels.any()), source="one")
+
+    def writer(self, path):
+        class Writer(EpisodeWriter):
+            def add(self, episode):
+                path.mkdir(parents=True)
+                np.save(path / "labels.npy", episode.labels)
+                return str(path)
+
+        return Writer()
+
+
+def test_a_new_format_is_a_class_and_a_line_of_the_table(tmp_path, monkeypatch):
+    monkeypatch.setitem(FORMATS, OneFile.name, OneFile())
+    labels = np.array([0, 1], np.float32)
+    OneFile().writer(tmp_path / "a").add(
+        Episode(frames={"c": np.zeros((2, 1, 1, 3), np.uint8)}, labels=labels, success=True)
+    )
+    assert OneFile().writable and detect_format(tmp_path / "a").name == "one-file"
+    assert convert(tmp_path / "a", tmp_path / "b", "native") == (1, [])
+    assert convert(tmp_path / "b", tmp_path / "c", "one-file") == (1, [])
+    assert (inspect(tmp_path / "c").num_success_episodes, FORMATS["one-file"].count(tmp_path / "c")) == (
+        1,
+        (1, 0),
+    )
+    assert audit(tmp_path / "c").num_episodes == 1
+    config = CollectConfig(
+        save_dir=str(tmp_path / "d"), format="one-file", target_success=1, target_failure=1
+    )
+    archive = open_archive(config.save_dir, config.format, config.target_success, config.target_failure)
+    archive.add(next(iter(OneFile().read(tmp_path / "c"))))
+    archive.close()
+    assert inspect(tmp_path / "d").format == "one-file"

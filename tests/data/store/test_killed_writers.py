@@ -15,7 +15,7 @@ import pytest
 from guerdon.core.atomic import NumberedFiles, write_atomic
 from guerdon.core.types import Episode, Fault
 from guerdon.data.formats import get_format
-from guerdon.data.formats.realworld_pkl import Recorded, RecordingWriter
+from guerdon.data.formats.realworld_pkl import RecordedEpisode, RecordingWriter
 
 FORK = multiprocessing.get_context("fork")
 FORMATS = ("native", "npy-trajectory", "pkl-episode", "folder", "realworld-pkl", "reward-pt")
@@ -30,7 +30,7 @@ def episode(marker, success=True, steps=2):
 
 def recorded(marker):
     made = episode(marker)
-    return Recorded(episode=made, at_target=made.labels > 0.5)
+    return RecordedEpisode(episode=made, at_target=made.labels > 0.5)
 
 
 def markers(path, name):

@@ -1,82 +1,34 @@
-"""What the formats share: values from files -> checked arrays, and one bad file -> one `Fault`."""
+"""Values from files -> checked arrays: numbers, images, and the observations in RLinf's pickles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.core.errors import DataError, StorageError
+from guerdon.core.errors import DataError
 from guerdon.core.images import ValueRange, to_uint8_hwc
-from guerdon.core.types import SPLITS, BoolArray, Episode, Fault, FloatArray, UInt8Array, display_path
-from guerdon.data.files.bounds import Allowance, as_array
-from guerdon.data.files.rebuild import one_line
-from guerdon.data.files.safe_pickle import memory_budget
-from guerdon.data.formats.base import EpisodeWriter
+from guerdon.core.types import SPLITS, Episode, FloatArray, UInt8Array, display_path
+from guerdon.data.files.bounds import Allowance, as_array, memory_budget, one_line
 
 BASE_CAMERA = "base_camera"
-UNFINISHED = "unfinished"
-"""Directory beside the others for episodes that were cut off, in formats that cannot mark them."""
-
-
-T = TypeVar("T")
+_MORE_VIEWS = {"wrist_images": "wrist_camera", "extra_view_images": "extra_view"}
+_STEP_COLUMNS: Mapping[str, tuple[str, Any]] = {
+    "env_rewards": ("rewards", np.float32),
+    "terminated": ("terminated flags", np.bool_),
+    "truncated": ("truncated flags", np.bool_),
+    "is_grasped": ("grasp flags", np.bool_),
+}
+"""Field of an `Episode` -> (what messages call it, its type)."""
 _CHUNK = 8 << 20  # bytes of images that are converted at a time
 _MAX_CAMERA_NAME = 200
 
 
-# Faults
-
-
-def to_fault(path: Path, error: Exception) -> Fault:
-    """What is wrong with a file; the path is not repeated in the reason."""
-    name = display_path(path)
-    if isinstance(error, DataError):
-        reason = str(error).removeprefix(f"{name}: ")
-    elif isinstance(error, OSError):
-        reason = f"cannot be read: {error.strerror or error}"
-    else:
-        reason = f"has unexpected content: {type(error).__name__}: {error}"
-    return Fault(path=name, reason=one_line(reason, 300))
-
-
-def attempt(path: Path, make: Callable[[], T]) -> T | Fault:
-    """What `make` reads from a file, or the fault that keeps it from being read."""
-    try:
-        return make()
-    except Exception as error:  # hostile bytes can fail in any way, and the other files are read all the same
-        return to_fault(path, error)
-
-
-def read_files(paths: Iterable[Path], read: Callable[[Path], Episode]) -> Iterator[Episode | Fault]:
-    """One episode or fault for each file."""
-    for path in paths:
-        yield attempt(path, partial(read, path))
-
-
-def files_in(directory: Path, *suffixes: str) -> list[Path]:
-    """The files with one of these suffixes, sorted; hidden files (also unfinished writes) are left out."""
-    if not directory.is_dir():
-        return []
-    return sorted(
-        item
-        for item in directory.iterdir()
-        if item.suffix.lower() in suffixes and not item.name.startswith(".") and item.is_file()
-    )
-
-
-def existing(path: Path) -> Path:
-    """The path itself; raises if nothing is there."""
-    if not path.exists():
-        raise DataError(f"{display_path(path)} does not exist")
-    return path
-
-
-# Values
+# Numbers
 
 
 def require(record: Any, key: str, what: str = "it") -> Any:
@@ -99,18 +51,19 @@ def to_scalar(value: Any, name: str) -> Any:
 
 def to_row(values: Any, count: int, name: str) -> NDArray[Any]:
     """One number for each frame -> [T]."""
-    if isinstance(values, list | tuple):
-        if len(values) != count:
-            raise DataError(f"has {len(values)} {name} for {count} frames")
-        numbers: NDArray[Any] = np.array([to_scalar(value, name) for value in values])
-    else:
+    if not isinstance(values, list | tuple):
         numbers = as_array(values)
         if numbers.dtype.kind not in "biuf" or numbers.ndim == 0 or numbers.size != len(numbers):
             raise DataError(f"has {name} of shape {list(numbers.shape)}, not one for each frame")
-        numbers = numbers.reshape(-1)
-    if len(numbers) != count:
-        raise DataError(f"has {len(numbers)} {name} for {count} frames")
-    return numbers
+        values = numbers.reshape(-1)
+    if len(values) != count:
+        raise DataError(f"has {len(values)} {name} for {count} frames")
+    return values if isinstance(values, np.ndarray) else np.array([to_scalar(each, name) for each in values])
+
+
+def to_column(values: Any, count: int, name: str, dtype: Any) -> NDArray[Any] | None:
+    """One number or flag for each frame -> [T] of that type; None if there are none."""
+    return None if _all_missing(values, name) else to_row(values, count, name).astype(dtype)
 
 
 def to_labels(values: Any, count: int) -> FloatArray:
@@ -120,20 +73,6 @@ def to_labels(values: Any, count: int) -> FloatArray:
     if bad.size:
         raise DataError(f"has the label {labels[bad[0]]:g} in frame {bad[0]}; labels lie in [0, 1]")
     return labels
-
-
-def to_flags(values: Any, count: int, name: str) -> BoolArray | None:
-    """Flags -> bool [T]; None if there are none."""
-    if _all_missing(values, name):
-        return None
-    return to_row(values, count, name).astype(np.bool_)
-
-
-def to_floats(values: Any, count: int, name: str) -> FloatArray | None:
-    """One number for each frame -> float32 [T]; None if there are none."""
-    if _all_missing(values, name):
-        return None
-    return to_row(values, count, name).astype(np.float32)
 
 
 def to_vectors(values: Any, count: int, name: str, room: Allowance | None = None) -> FloatArray | None:
@@ -158,8 +97,10 @@ def to_vectors(values: Any, count: int, name: str, room: Allowance | None = None
     return vectors
 
 
-def to_vector(value: Any, name: str) -> FloatArray:
-    """A vector, also with leading axes of size 1 -> float32 [size]."""
+def to_vector(value: Any, name: str) -> FloatArray | None:
+    """A vector, also with leading axes of size 1 -> float32 [size]; None stays None."""
+    if value is None:
+        return None
     array = as_array(value)
     if array.dtype.kind not in "biuf":
         raise DataError(f"has {name} that are not numbers")
@@ -188,6 +129,97 @@ def _all_missing(values: Any, name: str) -> bool:
     if missing and len(missing) < len(values):
         raise DataError(f"has no {name} in frame {missing[0]}, but in others")
     return bool(missing)
+
+
+# Fields of an episode
+
+
+def step_fields(columns: Mapping[str, Any], count: int, room: Allowance | None = None) -> dict[str, Any]:
+    """Keyword arguments for `Episode`: actions, rewards and flags, from what a file holds for each."""
+    fields: dict[str, Any] = {
+        name: to_column(columns.get(name), count, what, dtype)
+        for name, (what, dtype) in _STEP_COLUMNS.items()
+    }
+    fields["actions"] = to_vectors(columns.get("actions"), count, "actions", room)
+    return fields
+
+
+def extras_of(episode: Episode) -> dict[str, Any]:
+    """Plain values that a file can carry in addition to what its format prescribes."""
+    return {name: getattr(episode, name) for name in ("seed", "source", "split", "complete")}
+
+
+def extras_from(record: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Keyword arguments for `Episode` from what `extras_of` wrote, or their defaults for a foreign file."""
+    seed, split = record.get("seed"), record.get("split", "")
+    if split not in SPLITS:
+        raise DataError(f"has the split {one_line(split)!r}; known are {[name for name in SPLITS if name]}")
+    source = record.get("source")
+    return {
+        "seed": None if seed is None else int(to_scalar(seed, "the seed")),
+        "source": source if isinstance(source, str) else display_path(path),
+        "split": split,
+        "complete": bool(to_scalar(record.get("complete", True), "complete")),
+    }
+
+
+def main_camera(record: Mapping[str, Any]) -> str:
+    """The name of the first camera, if a file tells it."""
+    names = record.get("camera_names")
+    return camera_name(names[0]) if isinstance(names, list) and names else BASE_CAMERA
+
+
+# Observations: dicts with `main_images`, `states` and further views
+
+
+def observed(observations: Sequence[Any], room: Allowance, camera: str = BASE_CAMERA) -> dict[str, Any]:
+    """Keyword arguments for `Episode`: `frames` and `states`.
+
+    `main_images` is the camera `camera`. `wrist_images` and `extra_view_images` are a dict of images by
+    camera, one image, or an array of several views, which are then numbered. `room` is what the file may
+    still give; the caller has counted the steps.
+    """
+    steps = [_views(observation, step, camera, room) for step, observation in enumerate(observations)]
+    if not steps:
+        raise DataError("has no frames")
+    for step, views in enumerate(steps):
+        missing = sorted(steps[0].keys() - views.keys()) or sorted(views.keys() - steps[0].keys())
+        if missing:
+            raise DataError(f"missing camera key: {missing[0]!r} is in some frames only (see frame {step})")
+    frames = {name: stack_images([views[name] for views in steps], name, room) for name in steps[0]}
+    states = to_vectors([item.get("states") for item in observations], len(steps), "states", room)
+    return {"frames": frames, "states": states}
+
+
+def _views(observation: Any, step: int, main_camera: str, room: Allowance) -> dict[str, Any]:
+    views = {main_camera: require(observation, "main_images", f"missing camera key: frame {step}")}
+    for key, camera in _MORE_VIEWS.items():
+        value = observation.get(key)
+        if value is None:
+            continue
+        if isinstance(value, Mapping):
+            room.take_steps(len(value))
+            views.update((camera_name(name), image) for name, image in value.items())
+            continue
+        array = as_array(value)
+        if array.ndim == 4 and len(array) > 1:
+            room.take_steps(len(array))
+            views.update((f"{camera}_{index}", image) for index, image in enumerate(array))
+        else:
+            views[camera] = array
+    return views
+
+
+def observation_at(episode: Episode, step: int) -> dict[str, Any]:
+    """The observation dict of one frame; views beyond the first camera by name under `extra_view_images`."""
+    main, *others = episode.frames
+    observation: dict[str, Any] = {
+        "main_images": episode.frames[main][step],
+        "states": None if episode.states is None else episode.states[step],
+    }
+    if others:
+        observation["extra_view_images"] = {camera: episode.frames[camera][step] for camera in others}
+    return observation
 
 
 # Images
@@ -271,55 +303,3 @@ def _one_image(array: NDArray[Any], step: int, camera: str) -> NDArray[Any]:
     if array.ndim != 3:
         raise DataError(f"frame {step} of camera {camera!r} has shape {list(array.shape)}; it is no image")
     return array
-
-
-# What a format can keep beside the frames
-
-
-def extras_of(episode: Episode) -> dict[str, Any]:
-    """Plain values that a file can carry in addition to what its format prescribes."""
-    return {
-        "seed": episode.seed,
-        "source": episode.source,
-        "split": episode.split,
-        "complete": episode.complete,
-    }
-
-
-def extras_from(record: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Keyword arguments for `Episode` from what `extras_of` wrote, or their defaults for a foreign file."""
-    seed, split = record.get("seed"), record.get("split", "")
-    if split not in SPLITS:
-        raise DataError(f"has the split {one_line(split)!r}; known are {[name for name in SPLITS if name]}")
-    source = record.get("source")
-    return {
-        "seed": None if seed is None else int(to_scalar(seed, "the seed")),
-        "source": source if isinstance(source, str) else display_path(path),
-        "split": split,
-        "complete": bool(to_scalar(record.get("complete", True), "complete")),
-    }
-
-
-class SpooledWriter(EpisodeWriter):
-    """For formats that are one file, which `close` writes; leaving a `with` block closes too.
-
-    All episodes are in memory then. That is bounded: beyond a quarter of what is available `add` refuses.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._free()
-
-    def _free(self) -> None:
-        """Nothing is kept in memory (any more)."""
-        self._room = memory_budget() // 2
-
-    def _reserve(self, episode: Episode) -> None:
-        """Take room for an episode that is kept in memory."""
-        size = sum(images.nbytes for images in episode.frames.values())
-        if size > self._room:
-            raise StorageError(
-                f"cannot write {display_path(self.path)}: this format is one file, and its episodes do not "
-                "fit into memory; use the format native"
-            )
-        self._room -= size
