@@ -16,7 +16,7 @@ from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
 from guerdon.core.types import BoolArray, FloatArray
-from guerdon.envs.classic.goals import GOAL_KEYS, flat_batch
+from guerdon.envs.wrappers import GOAL_KEYS, flat_batch
 from guerdon.integrations.scoring import RewardStep, rows_from
 from guerdon.rewards import BaseRewardModel, StepBatch, ZooModel
 from guerdon.rewards.relabel import RewardScale, combine

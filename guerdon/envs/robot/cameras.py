@@ -17,7 +17,7 @@ from guerdon.config.schema_robot import CameraConfig, RobotEnvConfig
 from guerdon.core.errors import RobotError, StaleFrameError
 from guerdon.core.types import UInt8Array
 from guerdon.envs.robot.clock import Clock
-from guerdon.envs.robot.sources import PictureSource, make_source
+from guerdon.envs.robot.sources import ImageSource, make_source
 
 log = logging.getLogger("guerdon")
 
@@ -47,7 +47,7 @@ class Camera:
     """
 
     def __init__(
-        self, config: CameraConfig, image_size: tuple[int, int], source: PictureSource, clock: Clock
+        self, config: CameraConfig, image_size: tuple[int, int], source: ImageSource, clock: Clock
     ) -> None:
         self.config, self.name = config, config.name
         self._size, self._source, self._clock = image_size, source, clock

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from guerdon.config.schema_robot import RobotEnvConfig
 from guerdon.core.errors import RobotError, RobotUnreachableError
 from guerdon.envs.robot.driver import RobotState
 from guerdon.envs.robot.poses import Vector
@@ -59,6 +60,11 @@ class FrankyDriver:
         except (franky.Exception, RuntimeError) as error:
             raise RobotError(f"the arm at {robot_ip} cannot be used: {error}") from error
         self._robot.relative_dynamics_factor = dynamics
+
+    @classmethod
+    def from_config(cls, config: RobotEnvConfig) -> FrankyDriver:
+        """The arm at `robot_ip`."""
+        return cls(str(config.robot_ip), realtime=config.realtime_kernel)
 
     def state(self) -> RobotState:
         """Measure."""
@@ -162,6 +168,9 @@ class FrankyDriver:
         self._gains.update(known)
         if self._tracker is not None and known:
             self._try("change its stiffness", lambda: self._tracker.set_gains(**known))
+
+    def time_scale(self) -> None:
+        """A real arm's time is the wall clock's."""
 
     def close(self) -> None:
         """End tracking and let go of the arm; said, not raised, if that fails."""

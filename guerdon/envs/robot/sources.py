@@ -13,7 +13,7 @@ from guerdon.core.types import UInt8Array
 from guerdon.envs.robot.serl_http import HttpConnection
 
 
-class PictureSource(Protocol):
+class ImageSource(Protocol):
     """A device that takes pictures; used by one thread."""
 
     on_demand: bool
@@ -167,7 +167,7 @@ class RealSenseSource:
             self._pipeline = None
 
 
-def make_source(camera: CameraConfig, config: RobotEnvConfig) -> PictureSource:
+def make_source(camera: CameraConfig, config: RobotEnvConfig) -> ImageSource:
     """Who takes the pictures of a camera."""
     if camera.source == "opencv":
         return OpenCvSource(camera)

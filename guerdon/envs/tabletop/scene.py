@@ -1,4 +1,4 @@
-"""What the tabletop world consists of: its measures, its state as arrays, and how an episode begins.
+"""What the tabletop world consists of: its measures, its state as arrays, and how an episode starts.
 
 Everything of `N` environments is one float64 array `[rows, N]`; the names below say which rows hold what.
 The first `STATE_SIZE` rows are, in this order, the state vector that policies see.
@@ -142,7 +142,7 @@ def uniforms(keys: SeedArray, first: int, count: int) -> Rows:
     return bits.astype(np.float64) * 2.0**-53
 
 
-def begin_episodes(seeds: SeedArray, episodes: IntArray, config: TabletopConfig) -> Scene:
+def initial_scene(seeds: SeedArray, episodes: IntArray, config: TabletopConfig) -> Scene:
     """The first moment of the given episodes.
 
     Args:

@@ -1,7 +1,7 @@
 """Controls: what a policy does whose reward says nothing. A proof of a reward model needs both to fail.
 
 In ordinary CartPole a reward of zero can "solve" the task, since ending an episode is a signal of its own;
-see `guerdon.envs.classic.tasks` for tasks without one.
+see `guerdon.envs.classic` for tasks without one.
 """
 
 from __future__ import annotations

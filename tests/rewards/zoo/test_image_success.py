@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import zoo_images
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.envs.classic.tasks import from_above
+from guerdon.envs.classic import from_above
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
 from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.training.checkpoints import make_learner
