@@ -96,7 +96,7 @@ class TestWrongInput:
             ({"image_size": 64}, "image_size must be a list of 2 entries"),
             ({"max_episode_steps": 0}, "max_episode_steps"),
             ({"domain_randomization": 1.5}, "domain_randomization must be a number from 0 to 1"),
-            ({"domain_randomization": float("nan")}, "domain_randomization must be a number from 0 to 1"),
+            ({"domain_randomization": float("nan")}, "domain_randomization must be a number, not nan"),
             ({"decoy": "yes"}, "decoy must be true or false"),
             ({"obsmode": "rgb"}, "unknown Tabletop setting 'obsmode'; did you mean 'obs_mode'"),
             ({"autoreset_mode": "samestep"}, "did you mean 'SameStep'|did you mean 'same_step'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
@@ -57,6 +58,14 @@ class RobotState:
             raise RobotError(f"the robot's pose makes no sense, {fault}: {values['pose'].tolist()}")
         values["pose"][3:] /= np.linalg.norm(values["pose"][3:])
         return cls(**values)
+
+
+def import_extra(module: str, extra: str, note: str = "") -> Any:
+    """A package that one of our extras installs; RobotError, with what to install, if it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RobotError(f"{module} is not installed: pip install guerdon[{extra}]{note}") from error
 
 
 class Driver(Protocol):

@@ -15,7 +15,7 @@ import numpy as np
 
 from guerdon.config.schema_robot import RobotEnvConfig
 from guerdon.core.errors import RobotError, RobotUnreachableError
-from guerdon.envs.robot.driver import RobotState
+from guerdon.envs.robot.driver import RobotState, import_extra
 from guerdon.envs.robot.poses import Vector
 
 log = logging.getLogger("guerdon")
@@ -27,6 +27,7 @@ REST_JOINTS = (0.0, 0.0, 0.0, -1.9, 0.0, 2.0, 0.0)
 GRIPPER_SPEED, GRIPPER_FORCE = 0.1, 20.0
 STOP_SECONDS = 5.0
 """How long the controller may take to end."""
+_BUILD_NOTE = ", in the build of franky-control for the version of your arm's system"
 _GAINS = ("translational_stiffness", "rotational_stiffness")
 
 
@@ -40,14 +41,7 @@ class FrankyDriver:
     """
 
     def __init__(self, robot_ip: str, *, realtime: bool = True, dynamics: float = 0.1) -> None:
-        try:
-            import franky
-        except ImportError as error:
-            raise RobotError(
-                "the franky driver needs franky-control: pip install guerdon[franky], in the build for "
-                "the version of your arm's system"
-            ) from error
-        self._franky: Any = franky
+        franky = self._franky = import_extra("franky", "franky", _BUILD_NOTE)
         self._ip = robot_ip
         self._gains: dict[str, float] = {"translational_stiffness": 2000.0, "rotational_stiffness": 150.0}
         self._tracker: Any = None

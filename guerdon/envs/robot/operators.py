@@ -21,7 +21,7 @@ import numpy as np
 from guerdon.config.schema_robot import AXES, RobotEnvConfig
 from guerdon.core.errors import RobotError
 from guerdon.core.types import FloatArray
-from guerdon.envs.robot.driver import RobotState
+from guerdon.envs.robot.driver import RobotState, import_extra
 from guerdon.envs.robot.poses import Vector, pose6, wrap
 
 log = logging.getLogger("guerdon")
@@ -149,10 +149,7 @@ class SpaceMouseOperator:
     def __init__(
         self, config: RobotEnvConfig, keyboard: Operator | None = None, dead_zone: float = 0.05
     ) -> None:
-        try:
-            import pyspacemouse
-        except ImportError as error:
-            raise RobotError("a SpaceMouse needs pyspacemouse: pip install guerdon[spacemouse]") from error
+        pyspacemouse = import_extra("pyspacemouse", "spacemouse")
         self._config, self._keyboard, self._dead = config, keyboard, dead_zone
         try:
             self._device = pyspacemouse.open(axis_convention=pyspacemouse.AxisConvention.ROS)
