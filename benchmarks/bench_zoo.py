@@ -30,7 +30,7 @@ import torch
 
 from benchmarks import zoo_adversarial, zoo_exploration, zoo_images, zoo_imitation
 from benchmarks.report import heading
-from guerdon.envs.hidden import HiddenReward
+from guerdon.envs.wrappers import NanReward
 from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.zoo.baselines import BASELINES
 from guerdon.rewards.zoo.drex import DREX
@@ -67,7 +67,7 @@ def run(name: str, seed: int, control: str | None) -> dict[str, Any]:
     cfg = resolved(settings)
     env = make_env(cfg)
     if case.get("hidden", True):
-        env = HiddenReward(env)
+        env = NanReward(env)
     section = {**shapes_of(env), "seed": seed, **cfg.reward_model}
     if control is None:
         model = create_reward_model({**section, **case.get("given", dict)()})

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 import guerdon
 from guerdon.config import EnvConfig
-from guerdon.envs.classic.experts import scripted_policy
+from guerdon.envs.experts import scripted_policy
 from guerdon.envs.make import make_vector_env
 from guerdon.rewards import StepBatch
 from guerdon.training.rollouts import play_episodes

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import guerdon
 import guerdon.envs  # registers the tasks
 from guerdon.config import EnvConfig
-from guerdon.envs.classic.experts import scripted_policy
+from guerdon.envs.experts import scripted_policy
 from guerdon.envs.make import make_vector_env
 from guerdon.rewards.steps import StepBatch
 from guerdon.training.rollouts import noise_ranked, play_episodes

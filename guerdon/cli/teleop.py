@@ -36,9 +36,9 @@ class _Listener:
         self._operator = operator
         self.pressed: list[str] = []
 
-    def begin_episode(self) -> None:
-        """A new episode begins."""
-        self._operator.begin_episode()
+    def reset(self) -> None:
+        """A new episode starts."""
+        self._operator.reset()
 
     def read(self, state: RobotState) -> Intervention | None:
         """What is steered now."""

@@ -14,7 +14,7 @@ from guerdon.config import EnvConfig
 from guerdon.config.load_zoo import load_serial
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import display_path
-from guerdon.envs.classic.experts import scripted_policy
+from guerdon.envs.experts import scripted_policy
 from guerdon.envs.make import make_vector_env
 from guerdon.rewards import REWARD_MODELS, write_demonstrations
 from guerdon.rewards.zoo.demonstrations import SUFFIX, returns_of

@@ -1,6 +1,6 @@
 """The settings of a robot environment, and of the simulated robot that speaks the same protocol.
 
-Names follow the documents and what robot people know from them (`target_ee_pose`, `success_hold_steps`,
+Names follow RLinf's reward workflow, as robot people know them (`target_ee_pose`, `success_hold_steps`,
 `ee_pose_limit_min`). A pose of six numbers is x, y, z in metres and the Euler angles about the fixed axes
 x, y, z in radians.
 """
@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from guerdon.config.build import Checked
 from guerdon.config.limits import (
     Fraction,
+    NameOrPlugin,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -28,7 +29,8 @@ Axis: TypeAlias = Literal["x", "y", "z", "rx", "ry", "rz"]
 
 AXES: tuple[Axis, ...] = ("x", "y", "z", "rx", "ry", "rz")
 TARGET_POSE: Pose6 = (0.5, 0.0, 0.1, -3.14, 0.0, 0.0)
-"""Where the peg is in the hole; the document's example and the simulated robot's."""
+"""Where the peg is in the hole: the example of RLinf's reward workflow, and the simulated robot's."""
+DRIVER_PLUGINS = "guerdon.robot_drivers"
 SERVER_PORT = 5000
 """The port on which SERL's robot server listens."""
 _MARGIN_LOW = (0.06, 0.06, 0.01, 0.25, 0.25, 0.25)
@@ -86,8 +88,9 @@ class CameraConfig(Checked):
 class RobotEnvConfig(Checked):
     """`env.*.override_cfg` of a robot environment."""
 
-    driver: Literal["serl_http", "franky"] = "serl_http"
-    """Who moves the arm: the HTTP server of SERL and HIL-SERL, or `franky-control` (extra)."""
+    driver: Annotated[str, NameOrPlugin(("serl_http", "franky"), DRIVER_PLUGINS)] = "serl_http"
+    """Who moves the arm: the HTTP server of SERL and HIL-SERL, `franky-control` (extra), or a plugin of the
+    entry-point group `guerdon.robot_drivers`."""
     robot_ip: str | None = None
     """serl_http: host, or host:port, of the robot server (port 5000). franky: address of the arm."""
     url: str | None = None
@@ -121,7 +124,7 @@ class RobotEnvConfig(Checked):
     reward_threshold: Pose6 = (0.005, 0.005, 0.003, 0.3, 0.3, 0.3)
     """How far from it still counts, per axis."""
     success_hold_steps: PositiveInt = 20
-    """Steps in a row at the target that make a success; leaving it starts the count anew."""
+    """Steps in a row at the target that make a success; leaving it starts the count again."""
     max_episode_steps: PositiveInt = 100
     """Steps after which an episode is truncated."""
     standalone: bool = False
@@ -161,14 +164,14 @@ class RobotEnvConfig(Checked):
     max_overloads: PositiveInt = 20
     """Steps in a row over a limit after which the arm is stopped for good."""
     max_recoveries: PositiveInt = 5
-    """How often in a row errors are cleared, or cameras opened anew, before an episode is given up."""
+    """How often in a row errors are cleared, or cameras opened again, before an episode is given up."""
     recovery_seconds: PositiveFloat = 1.0
     """Seconds for the controller or a camera to come back, each time."""
 
     def __post_init__(self) -> None:
         """Find out what contradicts itself before anything moves."""
         super().__post_init__()
-        if self.robot_ip == "ROBOT_IP":  # as the document has it
+        if self.robot_ip == "ROBOT_IP":  # as RLinf's reward workflow has it
             raise ConfigError("robot_ip is still 'ROBOT_IP': replace it with your robot's address")
         if self.driver == "franky" and not self.robot_ip:
             raise ConfigError("robot_ip is missing: the franky driver needs the address of the arm")
@@ -264,7 +267,7 @@ class FaultsConfig(Checked):
     freeze_rate: Fraction = 0.0
     """Pictures at which a camera freezes: the same one again and again ..."""
     freeze_seconds: NonNegativeFloat = 3.0
-    """... for so long, in the robot's time, or until it is opened anew."""
+    """... for so long, in the robot's time, or until it is opened again."""
 
 
 @dataclass(frozen=True, kw_only=True)

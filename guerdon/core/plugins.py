@@ -8,11 +8,13 @@ A distribution offers one in its `pyproject.toml`:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import Any
 
-from guerdon.core.errors import ConfigError
+from guerdon.core.errors import ConfigError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -49,3 +51,20 @@ def load_plugins(group: str) -> dict[str, Plugin]:
     for entry in entry_points(group=group):
         found[entry.name] = (*found.get(entry.name, ()), entry)
     return {name: Plugin(name, entries) for name, entries in sorted(found.items())}
+
+
+def load_named(what: str, name: str, builtin: Mapping[str, str], group: str) -> Any:
+    """The object of that name: from a table of ours (name -> `module:attribute`) or from a plugin.
+
+    Args:
+        what: what is named, for the message.
+        name: its name.
+        builtin: our own objects; imported on use.
+        group: the entry-point group of plugins.
+    """
+    if name in builtin:
+        return resolve_name(builtin[name])
+    plugins = load_plugins(group)
+    if name not in plugins:
+        raise ConfigError(unknown_name(what, name, [*builtin, *plugins]))
+    return plugins[name].load()

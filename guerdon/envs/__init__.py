@@ -24,5 +24,5 @@ for _name in ("FixedCartPole", "PointReach", "DeepSea", "BitFlip", "PointGoal"):
         gymnasium.register(
             id=f"guerdon/{_name}-v0",
             entry_point=None,
-            vector_entry_point=f"guerdon.envs.classic.tasks:{_name}",
+            vector_entry_point=f"guerdon.envs.classic:{_name}",
         )

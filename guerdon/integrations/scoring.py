@@ -23,7 +23,7 @@ from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
-from guerdon.envs.classic.goals import GOAL_KEYS, flat_batch
+from guerdon.envs.wrappers import GOAL_KEYS, flat_batch
 from guerdon.rewards import BaseRewardModel, StepBatch, ZooModel
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.manager import RewardManager, available_device

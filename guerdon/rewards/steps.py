@@ -17,7 +17,7 @@ from torch import Tensor
 
 from guerdon.core.errors import DataError
 from guerdon.data.files.bounds import one_line
-from guerdon.envs.classic.goals import GOAL_KEYS
+from guerdon.envs.wrappers import GOAL_KEYS
 
 ITEM_KEYS = ("obs", "action", "reward", "next_obs", "done")
 """What an item of the list form has at least."""

@@ -340,7 +340,7 @@ def _probe(env: VectorEnv[Any, Any, Any], cameras: Sequence[str]) -> tuple[bool,
 
 def _end_on_success(env: Any, reward: RewardConfig) -> None:
     """Have the reward model end the episodes of a robot; its verdict is the one that is learned from."""
-    if not hasattr(env, "set_judge"):
+    if not hasattr(env, "set_success_detector"):
         raise ConfigError("reward.standalone ends episodes on a robot; use the wrappers for it elsewhere")
     manager = RewardManager(reward)
 
@@ -348,7 +348,7 @@ def _end_on_success(env: Any, reward: RewardConfig) -> None:
         verdict = manager.score(manager.images(obs))
         return bool(fires(verdict.prob_success, manager.threshold)[0])
 
-    env.set_judge(judge)
+    env.set_success_detector(judge)
 
 
 class Actor:

@@ -10,8 +10,8 @@ from guerdon.agents.recorded import open_demonstrations
 from guerdon.config import EnvConfig, GuerdonConfig
 from guerdon.config.schema_robot import RobotEnvConfig
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.envs.robot.arm import raise_on_sigterm
 from guerdon.envs.robot.env import STATE_NAMES
-from guerdon.envs.robot.leaving import end_like_ctrl_c
 from guerdon.envs.robot.vector import control_mode, robot_config
 from guerdon.rewards.image import load_checkpoint
 
@@ -28,7 +28,7 @@ def fit_for_robots(config: GuerdonConfig) -> GuerdonConfig:
         if config.reward.standalone:
             raise ConfigError("reward.standalone ends episodes on a robot; use the wrappers for it elsewhere")
         return config
-    end_like_ctrl_c()  # the environment may be made on another thread
+    raise_on_sigterm()  # the environment may be made on another thread
     if cfg.eval_interval < cfg.total_steps:
         raise ConfigError(
             f"learner.eval_interval is {cfg.eval_interval}: the one arm is in use until the end of the run "

@@ -10,7 +10,9 @@ import socket
 import time
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Lock, Thread
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from guerdon.core.errors import ConfigError
 from guerdon.web.connection import Connection, hang_up

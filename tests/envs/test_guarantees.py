@@ -214,7 +214,7 @@ def test_a_module_that_registers_an_environment_is_imported(tmp_path, monkeypatc
     env = make_vector_env(section, autoreset_mode=AutoresetMode.SAME_STEP)
     assert env.reset(seed=0)[0].shape == (2, 4)
     env.close()
-    with pytest.raises(ConfigError, match=r"no environment is registered as.*did you mean 'Mine-v0'"):
+    with pytest.raises(ConfigError, match="unknown environment 'Mime-v0'; did you mean 'Mine-v0'"):
         make_vector_env(EnvConfig(id="my_environments:Mime-v0"), autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(ConfigError, match="cannot be imported: No module named 'nowhere'"):
         make_vector_env(EnvConfig(id="nowhere:Mine-v0"), autoreset_mode=AutoresetMode.SAME_STEP)

@@ -17,8 +17,10 @@ from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.core.errors import ConfigError, DataError, WorkerError
 from guerdon.envs import TabletopVectorEnv
 from guerdon.envs.make import make_vector_env
-from guerdon.envs.maniskill import batch as maniskill_batch
-from guerdon.envs.maniskill.env import DeviceSimulators, ManiSkillVectorEnv
+from guerdon.envs.maniskill import task
+from guerdon.envs.maniskill.batch import ManiSkillBatch
+from guerdon.envs.maniskill.device import DeviceSimulators
+from guerdon.envs.maniskill.env import ManiSkillVectorEnv
 from guerdon.training.frames import FrameSelector
 
 pytestmark = pytest.mark.sim
@@ -348,8 +350,11 @@ def test_no_process_is_left_when_the_parent_is_killed(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"id": "PickCub-v1"}, "no task 'PickCub-v1'; did you mean 'PickCube-v1'"),
-        ({"control_mode": "pd_ee_delta"}, "no control_mode 'pd_ee_delta'; did you mean 'pd_ee_delta_pos'"),
+        ({"id": "PickCub-v1"}, "unknown ManiSkill task 'PickCub-v1'; did you mean 'PickCube-v1'"),
+        (
+            {"control_mode": "pd_ee_delta"},
+            "PickCube-v1: unknown control_mode 'pd_ee_delta'; did you mean 'pd_ee_delta_pos'",
+        ),
         ({"task_params": {"colour": 1}}, "PickCube-v1 cannot be made with these settings.*colour"),
     ],
 )
@@ -362,11 +367,14 @@ def test_what_the_simulator_refuses_is_said(settings, message):
     ("settings", "message"),
     [
         ({"obs_mod": "state"}, "did you mean 'obs_mode'"),
-        ({"obs_mode": "pointcloud"}, "unknown obs_mode 'pointcloud'"),
+        ({"obs_mode": "pointcloud"}, "obs_mode must be one of .*, not 'pointcloud'"),
         ({"reward_mode": "dens"}, "did you mean 'dense'"),
-        ({"sim_backend": "tpu"}, "unknown sim_backend"),
+        ({"sim_backend": "tpu"}, "sim_backend must be one of .*, not 'tpu'"),
         ({"camera_eye": [1, 2, 3]}, "camera_eye and camera_target belong together"),
-        ({"camera_eye": [1, 2], "camera_target": [0, 0, 0]}, "camera_eye must be three numbers"),
+        (
+            {"camera_eye": [1, 2], "camera_target": [0, 0, 0]},
+            "camera_eye must be a list of 3 entries, each a number",
+        ),
         ({"num_processes": 0}, "num_processes must be a whole number"),
     ],
 )
@@ -415,17 +423,17 @@ def test_the_goal_is_found_in_the_picture(shown):
 def test_the_shaders_without_a_table_draw_the_same(monkeypatch):
     """The table that is left out takes eight seconds of a core; if SAPIEN changes, this tells."""
     cfg = ManiSkillConfig(**PICKCUBE, render_mode="rgb_array")
-    assert maniskill_batch._shaders_without_table() is not None
+    assert task._shaders_without_table() is not None
     frames = []
     for stock in (False, True):
         if stock:
-            monkeypatch.setattr(maniskill_batch, "_shaders_without_table", lambda: None)
-        batch = maniskill_batch.ManiSkillBatch(cfg, 1, "cpu")
+            monkeypatch.setattr(task, "_shaders_without_table", lambda: None)
+        batch = ManiSkillBatch(cfg, 1, "cpu")
         batch.reset([0], [3], keep_final=False)
         frames.append(batch.render()[0].numpy().copy())
         batch.close()
     np.testing.assert_array_equal(frames[0], frames[1])
-    assert maniskill_batch._without_table("color = texture(samplerBRDFLUT, uv);") is None
+    assert task._without_table("color = texture(samplerBRDFLUT, uv);") is None
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from guerdon.core.types import BoolArray, FloatArray
-from guerdon.envs.scripted import ScriptedPolicy
+from guerdon.envs.experts import ScriptedPolicy
 
 TASK, CONTROL_MODE = "PickCube-v1", "pd_ee_delta_pos"
 STATE_SIZE = 42
@@ -84,11 +84,11 @@ class PickCubeExpert(ScriptedPolicy):
         self._misses, self._restless, self._empty_handed, self._feigns = np.zeros((4, num_envs), np.bool_)
         self._rngs: list[np.random.Generator] = [np.random.default_rng(0)] * num_envs
 
-    def _begin(self, mask: BoolArray) -> None:
+    def _draw_habits(self, mask: BoolArray) -> None:
         for env in np.flatnonzero(mask).tolist():
-            self._draw_habits(env)
+            self._draw_habits_of(env)
 
-    def _draw_habits(self, env: int) -> None:
+    def _draw_habits_of(self, env: int) -> None:
         rng = self._rngs[env] = np.random.default_rng([self.seed, env, int(self._episodes[env])])
         draw, often = rng.random(8), self.noise**2
         self._steps[env] = 0

@@ -20,8 +20,8 @@ from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.parent_watch import end_with
 from guerdon.core.types import BoolArray, FloatArray
-from guerdon.envs.maniskill.batch import make_task
-from guerdon.envs.maniskill.vulkan import tell_drivers, told_drivers
+from guerdon.envs.maniskill.task import make_task
+from guerdon.envs.maniskill.vulkan import driver_variables, set_driver_variables
 
 log = logging.getLogger("guerdon")
 
@@ -67,7 +67,7 @@ class MotionPlanner:
         return actions
 
     def reset(self, mask: BoolArray) -> None:
-        """New episodes begin in the environments of `mask` (bool [N])."""
+        """New episodes start in the environments of `mask`, bool [N]."""
         self._steps[mask] = 0
         for env in np.flatnonzero(mask).tolist():
             self._plans[env] = None
@@ -78,7 +78,7 @@ class MotionPlanner:
         if len(plan) == 0:
             raise DataError(f"the motion planner found no way to solve {self._env.config.id}")
         if limit is not None and len(plan) > limit:
-            log.warning("a plan of %d steps is cut off at max_episode_steps=%d", len(plan), limit)
+            log.warning("a plan of %d steps is truncated at max_episode_steps=%d", len(plan), limit)
         return plan
 
 
@@ -88,7 +88,7 @@ class PlannerProcess:
     def __init__(self, cfg: ManiSkillConfig) -> None:
         context = multiprocessing.get_context("forkserver")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, cfg, told_drivers()), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, cfg, driver_variables()), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -115,7 +115,7 @@ def _serve(connection: Connection, cfg: ManiSkillConfig, drivers: dict[str, str]
     """Answer seeds with plans until the connection ends."""
     parent: Any = multiprocessing.parent_process()
     end_with(parent.pid)
-    tell_drivers(drivers)
+    set_driver_variables(drivers)
     torch.set_num_threads(1)
     try:
         try:
@@ -129,17 +129,17 @@ def _serve(connection: Connection, cfg: ManiSkillConfig, drivers: dict[str, str]
             return
         task = make_task(dataclasses.replace(cfg, render_mode=None, obs_mode="state"), 1, "cpu")
         while True:
-            noted = _Noted(task)
-            MP_SOLUTIONS[cfg.id](noted, seed=connection.recv(), debug=False, vis=False)
-            connection.send(("ok", np.array(noted.actions, np.float32)))
+            recorded = _RecordedTask(task)
+            MP_SOLUTIONS[cfg.id](recorded, seed=connection.recv(), debug=False, vis=False)
+            connection.send(("ok", np.array(recorded.actions, np.float32)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the parent has gone
     except ConfigError as error:
         connection.send(("error", str(error)))
 
 
-class _Noted:
-    """A task whose actions are noted down; the rest is the task's."""
+class _RecordedTask:
+    """A task that records its actions; the rest is the task's."""
 
     def __init__(self, task: Any) -> None:
         self.unwrapped = task

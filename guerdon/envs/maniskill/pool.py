@@ -19,8 +19,8 @@ from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.core.errors import ConfigError, WorkerError
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.envs.maniskill.batch import TaskFacts
-from guerdon.envs.maniskill.process import Board, new_memory, serve
-from guerdon.envs.maniskill.vulkan import choose_driver, told_drivers
+from guerdon.envs.maniskill.process import SharedArrays, allocate, serve
+from guerdon.envs.maniskill.vulkan import choose_driver, driver_variables
 
 log = logging.getLogger("guerdon")
 
@@ -65,8 +65,8 @@ class SimulatorPool:
             self._members = [self._start(a, b) for a, b in itertools.pairwise(edges)]
             facts: list[TaskFacts] = [self._answer(member, START_SECONDS) for member in self._members]
             self.facts = facts[0]
-            self._handle = new_memory(num_envs, self.facts, cfg)
-            self.board = Board.open(self._handle, num_envs, self.facts, cfg)
+            self._handle = allocate(num_envs, self.facts, cfg)
+            self.shared = SharedArrays.open(self._handle, num_envs, self.facts, cfg)
             for member in self._members:
                 self._share(member)
         except _Lost as error:
@@ -85,12 +85,12 @@ class SimulatorPool:
         return [int(member.process.pid or 0) for member in self._members]
 
     def step(self, actions: FloatArray) -> None:
-        """Take one action in each environment, float32 [N, A]; results are on the board."""
-        self.board.actions[:] = actions
+        """Take one action in each environment, float32 [N, A]; results are in `shared`."""
+        self.shared.actions[:] = actions
         self._all(self._members, "step", [()] * len(self._members))
 
     def reset(self, env_ids: IntArray, seeds: Sequence[int], *, keep_final: bool) -> None:
-        """Begin new episodes in `env_ids` (int [n]), also if processes are lost meanwhile."""
+        """Start new episodes in `env_ids` (int [n]), also if processes are lost meanwhile."""
         by_id = dict(zip(env_ids.tolist(), seeds, strict=True))
         todo = [member for member in self._members if any(member.start <= i < member.stop for i in by_id)]
         while todo:
@@ -104,21 +104,17 @@ class SimulatorPool:
                     self.lost[rows] = False
             todo = [member for member in self._members if member.start in gone]
 
-    def state(self) -> FloatArray:
-        """States, float32 [N, S]; of lost environments those before they were lost."""
-        return self.board.state.copy()
+    def read(self, name: str) -> FloatArray:
+        """A copy of `state` [N, S], `env_reward` [N] or `goal_in_picture` [N, 2], float32.
 
-    def env_reward(self) -> FloatArray:
-        """Rewards of the last step, float32 [N]."""
-        return self.board.env_reward.copy()
+        Lost environments keep what they had before they were lost.
+        """
+        array: FloatArray = getattr(self.shared, name).copy()
+        return array
 
     def info(self, name: str) -> FloatArray:
         """One of the infos, float32 [N]."""
-        return self.board.infos[:, self.facts.info_names.index(name)].copy()
-
-    def goal_in_picture(self) -> FloatArray:
-        """Row and column of each goal as shares of the picture, float32 [N, 2]; NaN where none is known."""
-        return self.board.goal_in_picture.copy()
+        return self.shared.infos[:, self.facts.info_names.index(name)].copy()
 
     def keep_past(self, num_steps: int) -> None:
         """From now on remember what was before each of the last `num_steps` steps."""
@@ -126,17 +122,19 @@ class SimulatorPool:
         self._all(self._members, "keep_past", [(num_steps,)] * len(self._members))
 
     def render(
-        self,
-        env_ids: IntArray,
-        final: BoolArray,
-        size: tuple[int, int] | None,
-        steps_back: IntArray | None = None,
+        self, env_ids: IntArray, final: BoolArray, size: tuple[int, int] | None, steps_back: IntArray
     ) -> UInt8Array:
-        """Frames of `env_ids` (int [n]) -> uint8 [n, H, W, 3], made by the processes that own them.
+        """Frames, made by the processes that own the scenes; lost episodes show what is now.
 
-        What was lost in the meantime shows as it is now.
+        Args:
+            env_ids: int [n], which environments.
+            final: bool [n], whether to show what was before the last reset.
+            size: (H, W); None: `image_size`.
+            steps_back: int [n], how many steps before the last one's outcome; 0: the outcome itself.
+
+        Returns:
+            uint8 [n, H, W, 3].
         """
-        back = np.zeros(len(env_ids), np.int64) if steps_back is None else steps_back
         other = None if size in (None, self.cfg.image_size) else size
         frames = np.empty((len(env_ids), *(size or self.cfg.image_size), 3), np.uint8)
         todo = list(self._members)
@@ -145,17 +143,16 @@ class SimulatorPool:
             todo = [member for member, places in zip(todo, shares, strict=True) if len(places)]
             shares = [places for places in shares if len(places)]
             arguments = [
-                (env_ids[places].tolist(), final[places].tolist(), other, back[places].tolist())
+                (env_ids[places].tolist(), final[places].tolist(), other, steps_back[places].tolist())
                 for places in shares
             ]
             sent: dict[int, Any] = {}
             gone = self._all(todo, "render", arguments, sent)
             for member, places in zip(todo, shares, strict=True):
                 if member.start not in gone:
-                    rows = (
-                        self.board.frames[env_ids[places]] if other is None else np.stack(sent[member.start])
+                    frames[places] = (
+                        np.stack(sent[member.start]) if other else self.shared.frames[env_ids[places]]
                     )
-                    frames[places] = rows
             todo = [member for member in self._members if member.start in gone]
         return frames
 
@@ -178,7 +175,7 @@ class SimulatorPool:
 
     def _start(self, start: int, stop: int) -> _Member:
         ours, theirs = self._context.Pipe()
-        arguments = (theirs, self.cfg, start, stop, self.num_envs, told_drivers())
+        arguments = (theirs, self.cfg, start, stop, self.num_envs, driver_variables())
         process = self._context.Process(target=serve, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -270,9 +267,7 @@ class SimulatorPool:
 
 def _num_cores() -> int:
     """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _end(process: BaseProcess, seconds: float) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +26,11 @@ from guerdon.core.errors import ConfigError
 from guerdon.core.parent_watch import end_with
 from guerdon.core.types import FloatArray, UInt8Array
 from guerdon.envs.maniskill.batch import ManiSkillBatch, TaskFacts
-from guerdon.envs.maniskill.vulkan import tell_drivers
-
-Answer: TypeAlias = tuple[str, Any]
-"""`ok`, `config_error` or `error`, and what goes with it."""
+from guerdon.envs.maniskill.vulkan import set_driver_variables
 
 
 @dataclass(frozen=True, kw_only=True)
-class Board:
+class SharedArrays:
     """The arrays of all environments, one row each, in memory that parent and simulators share."""
 
     actions: FloatArray
@@ -50,7 +47,7 @@ class Board:
     """uint8 [N, H, W, 3]; N is 0 where no frames can be asked for"""
 
     @classmethod
-    def open(cls, handle: int, num_envs: int, facts: TaskFacts, cfg: ManiSkillConfig) -> Board:
+    def open(cls, handle: int, num_envs: int, facts: TaskFacts, cfg: ManiSkillConfig) -> SharedArrays:
         """The arrays in the memory behind a file handle, which may be closed afterwards."""
         layout, size = _layout(num_envs, facts, cfg)
         memory = mmap.mmap(handle, size)
@@ -61,8 +58,8 @@ class Board:
         return cls(**arrays)
 
 
-def new_memory(num_envs: int, facts: TaskFacts, cfg: ManiSkillConfig) -> int:
-    """A file handle to memory for a board; it has no name and goes with the last process that uses it."""
+def allocate(num_envs: int, facts: TaskFacts, cfg: ManiSkillConfig) -> int:
+    """A file handle to memory for `SharedArrays`; it has no name and ends with its last user."""
     size = _layout(num_envs, facts, cfg)[1]
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("guerdon-simulators")
@@ -98,7 +95,7 @@ def serve(
     """Simulate the environments `start` to `stop` of `total` until told to stop or left alone."""
     parent: Any = multiprocessing.parent_process()
     end_with(parent.pid)
-    tell_drivers(drivers)  # those of the parent as it is now; this was forked from an older server
+    set_driver_variables(drivers)  # as in the parent now; this was forked from an older server
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this
     torch.set_num_threads(1)
     try:
@@ -111,7 +108,7 @@ def serve(
                 return
             connection.send(("ok", batches[0].facts))
             handle = recv_handle(connection)
-            simulators = _Simulators(batches, Board.open(handle, total, batches[0].facts, cfg), start)
+            simulators = _Simulators(batches, SharedArrays.open(handle, total, batches[0].facts, cfg), start)
             os.close(handle)
             while True:
                 command, arguments = connection.recv()
@@ -127,12 +124,12 @@ def serve(
 class _Simulators:
     """The environments of this process; every method answers one command."""
 
-    def __init__(self, batches: Sequence[ManiSkillBatch], board: Board, start: int) -> None:
-        self._batches, self._board, self._start = batches, board, start
+    def __init__(self, batches: Sequence[ManiSkillBatch], shared: SharedArrays, start: int) -> None:
+        self._batches, self._shared, self._start = batches, shared, start
         self._names = batches[0].facts.info_names
 
     def step(self) -> None:
-        actions = torch.from_numpy(self._board.actions)
+        actions = torch.from_numpy(self._shared.actions)
         for place, batch in enumerate(self._batches):
             row = self._start + place
             batch.step(actions[row : row + 1])
@@ -150,13 +147,12 @@ class _Simulators:
         size: tuple[int, int] | None,
         steps_back: Sequence[int],
     ) -> list[UInt8Array] | None:
-        """Frames into the board; at another size than usual they are sent instead."""
+        """Frames into `shared`; at another size than usual they are sent instead."""
         sent: list[UInt8Array] = []
         for row, ended, back in zip(rows, final, steps_back, strict=True):
-            batch = self._batches[row - self._start]
-            frame = batch.render(size, final=ended, steps_back=back)[0].numpy()
+            frame = self._batches[row - self._start].render(size, final=ended, steps_back=back)[0].numpy()
             if size is None:
-                self._board.frames[row] = frame
+                self._shared.frames[row] = frame
             else:
                 sent.append(frame)
         return sent or None
@@ -167,7 +163,7 @@ class _Simulators:
 
     def _write(self, place: int) -> None:
         batch, row = self._batches[place], self._start + place
-        self._board.state[row] = batch.state[0].numpy()
-        self._board.goal_in_picture[row] = batch.goal_in_picture[0].numpy()
-        self._board.env_reward[row] = float(batch.env_reward[0])
-        self._board.infos[row] = [float(batch.infos[name][0]) for name in self._names]
+        self._shared.state[row] = batch.state[0].numpy()
+        self._shared.goal_in_picture[row] = batch.goal_in_picture[0].numpy()
+        self._shared.env_reward[row] = float(batch.env_reward[0])
+        self._shared.infos[row] = [float(batch.infos[name][0]) for name in self._names]

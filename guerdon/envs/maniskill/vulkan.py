@@ -13,8 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from guerdon.core.errors import ConfigError
-
 log = logging.getLogger("guerdon")
 
 DRIVER_VARIABLE = "VK_ICD_FILENAMES"
@@ -66,16 +64,16 @@ def choose_driver() -> None:
         log.info("no GPU: rendering with the software driver %s (%s)", driver, DRIVER_VARIABLE)
 
 
-def told_drivers() -> dict[str, str]:
-    """What this process was told of drivers, for `tell_drivers` in another one."""
+def driver_variables() -> dict[str, str]:
+    """The variables of this process that name drivers, for `set_driver_variables` in another one."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
-def tell_drivers(told: dict[str, str]) -> None:
-    """Let this process know of the same drivers; comes before anything that uses Vulkan."""
+def set_driver_variables(variables: dict[str, str]) -> None:
+    """Use the same drivers in this process; comes before anything that uses Vulkan."""
     for name in VARIABLES:
         os.environ.pop(name, None)
-    os.environ.update(told)
+    os.environ.update(variables)
 
 
 def probe() -> tuple[bool, str]:
@@ -100,13 +98,6 @@ def probe() -> tuple[bool, str]:
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     reason = lines[-1] if lines else f"the process ended with {done.returncode}"
     return False, reason
-
-
-def require_device() -> None:
-    """Raise an error that says what to do unless a frame can be rendered."""
-    ok, detail = probe()
-    if not ok:
-        raise ConfigError(f"the simulator finds no Vulkan device to render with ({detail}): {REMEDY}")
 
 
 if __name__ == "__main__":

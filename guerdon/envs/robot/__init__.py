@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from guerdon.envs.robot.env import RobotEnv
-from guerdon.envs.robot.scripted import ScriptedOperator
-from guerdon.envs.robot.teleop import Intervention, KeyboardOperator, Operator, SpaceMouseOperator
+from guerdon.envs.robot.operators import (
+    Intervention,
+    KeyboardOperator,
+    Operator,
+    ScriptedOperator,
+    SpaceMouseOperator,
+)
 
 __all__ = [
     "Intervention",

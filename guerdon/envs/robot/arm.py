@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -20,7 +22,7 @@ log = logging.getLogger("guerdon")
 T = TypeVar("T")
 
 STALL_DISTANCE, STALL_ANGLE = 0.005, 0.04
-"""An arm that is told to move so far and moves less than a tenth of it, though nothing holds it, stands."""
+"""A stall: the arm was to move so far and moved less than a tenth of it, though nothing holds it."""
 STALL_FORCE, STALL_TORQUE = 5.0, 1.0
 ARRIVED_DISTANCE, ARRIVED_ANGLE, ARRIVED_SPEED = 0.01, 0.05, 0.02
 """A compliant arm stops a little short of where it is pulled; it has arrived when it is near and slow."""
@@ -184,8 +186,8 @@ class GuardedArm:
             f"the arm did not get to {np.round(goal, 4).tolist()}; it is at {np.round(here, 4).tolist()}"
         )
 
-    def begin(self) -> None:
-        """Ready to move: errors cleared, the controller started if it was stopped, and the arm found."""
+    def prepare(self) -> None:
+        """Make ready to move: errors cleared, the controller started if it was stopped, and the arm found."""
         if self.stopped:
             self.insist(self.driver.start)
             self.stopped = False
@@ -212,12 +214,12 @@ class GuardedArm:
     def rest(self) -> None:
         """Stay where the arm is; said, not raised, if that fails."""
         if self._target is None:
-            return  # it was never told to go anywhere
+            return  # it was never commanded
         try:
             here = self.box.clip(self.driver.state().pose)
             self.driver.move(self.steps.limited(self.commanded, here))
         except RobotError as error:
-            log.error("the arm could not be told to stay: %s", error)
+            log.error("the arm could not be commanded to stay: %s", error)
 
     def halt(self) -> None:
         """Stop at once, whatever has happened: stay in place, then stop the controller."""
@@ -229,7 +231,7 @@ class GuardedArm:
             log.error("the controller could not be stopped, use the red button: %s", error)
 
     def _stands(self, state: RobotState) -> bool:
-        """Whether the arm stayed where it was though it was told to move and nothing holds it."""
+        """Whether the arm stayed where it was though it was commanded to move and nothing holds it."""
         if self._target is None or self._start is None:
             return False
         if np.linalg.norm(state.force) > STALL_FORCE or np.linalg.norm(state.torque) > STALL_TORQUE:
@@ -275,3 +277,14 @@ class GuardedArm:
 def _near(here: Vector, goal: Vector) -> bool:
     turn = float(np.linalg.norm(rotation_between(here[3:], goal[3:])))
     return float(np.linalg.norm(here[:3] - goal[:3])) < ARRIVED_DISTANCE and turn < ARRIVED_ANGLE
+
+
+def raise_on_sigterm() -> None:
+    """From now on SIGTERM does what Ctrl-C does: it is raised where the program is, and the arm is stopped.
+
+    By default it would end the process at once, with the arm on its way to the last target. Where somebody
+    else has a plan for the signal, theirs is kept; only the main thread can make one.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -60,7 +60,7 @@ class Ticker:
         self._steps = self._overruns = 0
         self._due = self._last = clock.now()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """The first step is due a period from now."""
         self._last = self._clock.now()
         self._due = self._last + self.period

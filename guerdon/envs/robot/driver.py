@@ -1,14 +1,17 @@
-"""What an environment needs of a robot arm, whoever drives it."""
+"""Drivers of robot arms: what they measure, what they must do, and the table of them."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 
+from guerdon.config.schema_robot import DRIVER_PLUGINS, RobotEnvConfig
 from guerdon.core.errors import RobotError
+from guerdon.core.plugins import load_named
 from guerdon.envs.robot.poses import Vector, pose_fault
 
 _SHAPES: dict[str, tuple[int, ...]] = {
@@ -57,6 +60,14 @@ class RobotState:
         return cls(**values)
 
 
+def import_extra(module: str, extra: str, note: str = "") -> Any:
+    """A package that one of our extras installs; RobotError, with what to install, if it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RobotError(f"{module} is not installed: pip install guerdon[{extra}]{note}") from error
+
+
 class Driver(Protocol):
     """Moves one arm. Any method may raise RobotError, and RobotUnreachableError if nobody answers."""
 
@@ -90,5 +101,23 @@ class Driver(Protocol):
     def update_param(self, parameters: Mapping[str, Any]) -> None:
         """Change the controller's settings, such as its stiffness."""
 
+    def time_scale(self) -> float | None:
+        """How much faster than the wall clock a simulated arm's time passes; None for a real arm."""
+
     def close(self) -> None:
         """Let go of the connection."""
+
+
+DRIVERS = {
+    "serl_http": "guerdon.envs.robot.serl_http:SerlHttpDriver.from_config",
+    "franky": "guerdon.envs.robot.franky:FrankyDriver.from_config",
+}
+"""`driver` -> `(config) -> Driver`, imported on use. A new driver is a module and a line here (and its name
+among those that `RobotEnvConfig.driver` takes); one of another distribution is an entry point of
+`DRIVER_PLUGINS`."""
+
+
+def make_driver(config: RobotEnvConfig) -> Driver:
+    """The driver of the settings."""
+    driver: Driver = load_named("driver", config.driver, DRIVERS, DRIVER_PLUGINS)(config)
+    return driver

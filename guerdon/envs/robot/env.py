@@ -14,9 +14,9 @@ The infos of a step:
 | `operator_key` | `c`, `a` or nothing |
 | `elapsed_steps`, `is_robot_static` | as in the embedded environment |
 | `ee_pose` | float64 [7], as measured |
-| `force_limited` | a force was too high: the arm was told to stay |
+| `force_limited` | a force was too high: the arm stays |
 | `refused` | the target was too far from the last one, as a wrong measurement makes it: nothing was sent |
-| `recoveries` | errors cleared and cameras opened anew during this step |
+| `recoveries` | errors cleared and cameras opened again during this step |
 | `frame_time`, `frame_age` | the oldest picture of the observation, in the robot's seconds |
 
 Whatever goes wrong for good, and Ctrl-C or SIGTERM, stops the arm before the error is handed on; `reset`
@@ -38,20 +38,18 @@ from gymnasium.envs.registration import EnvSpec
 from guerdon.config.schema_robot import AXES, RobotEnvConfig
 from guerdon.core.errors import ConfigError, DataError, EmergencyStopError, StaleFrameError
 from guerdon.core.types import FloatArray
-from guerdon.envs.robot.arm import GuardedArm
+from guerdon.envs.robot.arm import GuardedArm, raise_on_sigterm
 from guerdon.envs.robot.cameras import Camera, Frame, make_cameras
 from guerdon.envs.robot.clock import Clock, Ticker, Timing
-from guerdon.envs.robot.driver import Driver, RobotState
-from guerdon.envs.robot.leaving import end_like_ctrl_c
+from guerdon.envs.robot.driver import Driver, RobotState, make_driver
+from guerdon.envs.robot.operators import FAILURE_KEY, STOP_KEY, SUCCESS_KEY, Operator
 from guerdon.envs.robot.poses import Vector, multiply, pose6, pose7, quat_from_euler, wrap
-from guerdon.envs.robot.serl_http import SerlHttpDriver
-from guerdon.envs.robot.teleop import FAILURE_KEY, STOP_KEY, SUCCESS_KEY, Operator
 
 log = logging.getLogger("guerdon")
 
 Observation: TypeAlias = dict[str, Any]
 Info: TypeAlias = dict[str, Any]
-Judge: TypeAlias = Callable[[Observation], bool]
+SuccessDetector: TypeAlias = Callable[[Observation], bool]
 """Whether an observation shows success."""
 
 STATE_NAMES = (
@@ -69,15 +67,6 @@ _STILL = 0.01
 _KEYS = {SUCCESS_KEY, FAILURE_KEY}
 
 
-def make_driver(config: RobotEnvConfig) -> Driver:
-    """The driver of the settings."""
-    if config.driver == "franky":
-        from guerdon.envs.robot.franky import FrankyDriver
-
-        return FrankyDriver(str(config.robot_ip), realtime=config.realtime_kernel)
-    return SerlHttpDriver(config.server_url, timeout=config.timeout, retries=config.retries)
-
-
 class RobotEnv(gym.Env[Observation, FloatArray]):
     """One arm with its cameras; it is met, but not moved, when the environment is made.
 
@@ -86,7 +75,7 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         driver: who moves the arm; None: as the settings say.
         cameras: who takes pictures; None: as the settings say.
         operator: who may take over; None: nobody.
-        judge: says whether an observation shows success, for `standalone`; may be set later.
+        success_detector: says whether an observation shows success, for `standalone`; may be set later.
         clock: the robot's time.
     """
 
@@ -99,11 +88,12 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         driver: Driver | None = None,
         cameras: Sequence[Camera] | None = None,
         operator: Operator | None = None,
-        judge: Judge | None = None,
+        success_detector: SuccessDetector | None = None,
         clock: Clock | None = None,
         render_mode: str | None = "rgb_array",
     ) -> None:
-        self.config, self.operator, self.judge, self.render_mode = config, operator, judge, render_mode
+        self.config, self.operator, self.render_mode = config, operator, render_mode
+        self.success_detector = success_detector
         self.clock = Clock(config.time_scale) if clock is None else clock
         image = spaces.Box(0, 255, (*config.image_size, 3), np.uint8)
         self.observation_space = spaces.Dict(
@@ -140,7 +130,7 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
             self._let_go()
             raise
         atexit.register(self.close)
-        end_like_ctrl_c()
+        raise_on_sigterm()
 
     @property
     def image_keys(self) -> list[str]:
@@ -149,11 +139,12 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
 
     def _check_time(self) -> None:
         """A real arm's time cannot be scaled, and a simulated one must agree."""
-        told = self.driver.simulation() if isinstance(self.driver, SerlHttpDriver) else None
-        scale = 1.0 if told is None else float(told["time_scale"])
+        simulated = self.driver.time_scale()
+        scale, whose = (1.0, "a real arm") if simulated is None else (simulated, "this simulated robot")
         if scale != self.config.time_scale:
-            whose = "of a real arm" if told is None else "of this simulated robot"
-            raise ConfigError(f"time_scale must be {scale:g}, that {whose}, not {self.config.time_scale:g}")
+            raise ConfigError(
+                f"time_scale must be {scale:g}, that of {whose}, not {self.config.time_scale:g}"
+            )
 
     # Episodes
 
@@ -164,14 +155,14 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         super().reset(seed=seed)
         if self._closed:
             raise DataError("the environment is closed")
-        if self.config.standalone and self.judge is None:
-            raise ConfigError("standalone needs a reward model: set the environment's judge before reset")
+        if self.config.standalone and self.success_detector is None:
+            raise ConfigError("standalone needs a reward model: set success_detector before reset")
         self._going_on = False
         before = self._recoveries()
         try:
             self._travel()
             if self.operator is not None:
-                self.operator.begin_episode()
+                self.operator.reset()
                 self._check_stop(self.operator.keys())
             obs = self._observe(self.arm.measure())
         except BaseException:
@@ -180,13 +171,13 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         self._episodes += 1
         self._elapsed = self._hold = 0
         self._going_on = True
-        self._ticker.begin()
+        self._ticker.start()
         nothing = np.zeros(self.config.action_size, np.float32)
         return obs, self._info(nothing, intervened=False, allowed=True, before=before)
 
     def _travel(self) -> None:
         config, arm = self.config, self.arm
-        arm.begin()
+        arm.prepare()
         if config.precision_param:
             arm.insist(lambda: self.driver.update_param(config.precision_param))
         if config.joint_reset_cycle and self._episodes % config.joint_reset_cycle == 0 and self._episodes:
@@ -196,7 +187,7 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
             goal[:2] += self.np_random.uniform(-config.random_xy_range, config.random_xy_range, 2)
             goal[5] += self.np_random.uniform(-config.random_rz_range, config.random_rz_range)
         ticker = Ticker(self.clock, config.control_hz)
-        ticker.begin()
+        ticker.start()
         here = pose6(arm.commanded)
         if here[2] < goal[2]:  # what is in a hole comes out of it the way it went in
             arm.go_to(pose7([*here[:2], goal[2], *self._target[3:5], here[5]]), ticker.wait)
@@ -214,7 +205,7 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
             Observation, env reward (1 on success), terminated, truncated, info.
         """
         if not self._going_on:
-            raise DataError("the episode is over or has not begun: reset the environment first")
+            raise DataError("the episode is over or has not started: reset the environment first")
         wanted = self._check_action(action)
         try:
             return self._step(wanted)
@@ -244,7 +235,7 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
             keys += self.operator.keys()
             self._check_stop(keys)
         said = next((key for key in keys if key in _KEYS), "")
-        success = self._judged(obs) if not said else said == SUCCESS_KEY
+        success = said == SUCCESS_KEY if said else self._detect_success(obs)
         terminated = success or bool(said)
         truncated = not terminated and self._elapsed >= self.config.max_episode_steps
         self._going_on = not (terminated or truncated)
@@ -254,10 +245,10 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         info["force_limited"] &= not refused
         return obs, float(success), terminated, truncated, info
 
-    def _judged(self, obs: Observation) -> bool:
+    def _detect_success(self, obs: Observation) -> bool:
         if self.config.standalone:
-            assert self.judge is not None
-            return bool(self.judge(obs))
+            assert self.success_detector is not None
+            return bool(self.success_detector(obs))
         return self._hold >= self.config.success_hold_steps
 
     def _check_action(self, action: Any) -> FloatArray:
@@ -307,14 +298,14 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         }
 
     def _frame(self, camera: Camera) -> Frame:
-        """A fresh picture; a camera that has none is opened anew, while the arm stays where it is."""
+        """A fresh picture; a camera that has none is opened again, while the arm stays where it is."""
         for attempt in range(self.config.max_recoveries + 1):
             try:
                 return camera.frame()
             except StaleFrameError as error:
                 if attempt == self.config.max_recoveries:
                     raise
-                log.warning("robot: %s; it is opened anew", error)
+                log.warning("robot: %s; it is opened again", error)
                 if attempt == 0:
                     self.arm.command(self.arm.measure().pose)
                 else:

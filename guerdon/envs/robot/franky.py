@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from guerdon.config.schema_robot import RobotEnvConfig
 from guerdon.core.errors import RobotError, RobotUnreachableError
-from guerdon.envs.robot.driver import RobotState
+from guerdon.envs.robot.driver import RobotState, import_extra
 from guerdon.envs.robot.poses import Vector
 
 log = logging.getLogger("guerdon")
@@ -26,6 +27,7 @@ REST_JOINTS = (0.0, 0.0, 0.0, -1.9, 0.0, 2.0, 0.0)
 GRIPPER_SPEED, GRIPPER_FORCE = 0.1, 20.0
 STOP_SECONDS = 5.0
 """How long the controller may take to end."""
+_BUILD_NOTE = ", in the build of franky-control for the version of your arm's system"
 _GAINS = ("translational_stiffness", "rotational_stiffness")
 
 
@@ -39,14 +41,7 @@ class FrankyDriver:
     """
 
     def __init__(self, robot_ip: str, *, realtime: bool = True, dynamics: float = 0.1) -> None:
-        try:
-            import franky
-        except ImportError as error:
-            raise RobotError(
-                "the franky driver needs franky-control: pip install guerdon[franky], in the build for "
-                "the version of your arm's system"
-            ) from error
-        self._franky: Any = franky
+        franky = self._franky = import_extra("franky", "franky", _BUILD_NOTE)
         self._ip = robot_ip
         self._gains: dict[str, float] = {"translational_stiffness": 2000.0, "rotational_stiffness": 150.0}
         self._tracker: Any = None
@@ -59,6 +54,11 @@ class FrankyDriver:
         except (franky.Exception, RuntimeError) as error:
             raise RobotError(f"the arm at {robot_ip} cannot be used: {error}") from error
         self._robot.relative_dynamics_factor = dynamics
+
+    @classmethod
+    def from_config(cls, config: RobotEnvConfig) -> FrankyDriver:
+        """The arm at `robot_ip`."""
+        return cls(str(config.robot_ip), realtime=config.realtime_kernel)
 
     def state(self) -> RobotState:
         """Measure."""
@@ -162,6 +162,9 @@ class FrankyDriver:
         self._gains.update(known)
         if self._tracker is not None and known:
             self._try("change its stiffness", lambda: self._tracker.set_gains(**known))
+
+    def time_scale(self) -> None:
+        """A real arm's time is the wall clock's."""
 
     def close(self) -> None:
         """End tracking and let go of the arm; said, not raised, if that fails."""

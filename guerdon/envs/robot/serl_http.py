@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from guerdon.config.schema_robot import RobotEnvConfig
 from guerdon.core.errors import ConfigError, RobotError, RobotUnreachableError
 from guerdon.envs.robot.driver import RobotState
 from guerdon.envs.robot.poses import Vector
@@ -95,6 +96,11 @@ class SerlHttpDriver:
     def __init__(self, url: str, *, timeout: float = 1.0, retries: int = 4) -> None:
         self.connection = HttpConnection(url, timeout, retries)
 
+    @classmethod
+    def from_config(cls, config: RobotEnvConfig) -> SerlHttpDriver:
+        """The server at `robot_ip` or `url`."""
+        return cls(config.server_url, timeout=config.timeout, retries=config.retries)
+
     def state(self) -> RobotState:
         """`/getstate`."""
         return RobotState.from_answer(self._ask("/getstate"))
@@ -136,10 +142,10 @@ class SerlHttpDriver:
         """`/update_param`."""
         self._post("/update_param", dict(parameters))
 
-    def simulation(self) -> dict[str, Any] | None:
-        """What a simulated robot tells of itself; None at a real one."""
+    def time_scale(self) -> float | None:
+        """Of a simulated robot, which tells it under `/sim/info`; None at a real one."""
         status, body, _ = self.connection.request("GET", "/sim/info")
-        return self._read("/sim/info", body) if status == 200 else None
+        return float(self._read("/sim/info", body)["time_scale"]) if status == 200 else None
 
     def close(self) -> None:
         """Close the connection."""

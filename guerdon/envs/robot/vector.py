@@ -17,7 +17,7 @@ from guerdon.core.types import with_control_mode
 from guerdon.envs.robot import KeyboardOperator, Operator, RobotEnv, ScriptedOperator, SpaceMouseOperator
 
 PLACEHOLDER = "ROBOT_IP"
-"""What stands in the document where the address goes."""
+"""What stands in RLinf's reward workflow where the address goes."""
 
 
 def robot_config(cfg: EnvConfig, **settings: Any) -> RobotEnvConfig:
@@ -73,28 +73,28 @@ class LearnerNames(gym.Wrapper[Any, Any, Any, Any]):
     def _renamed(self, parts: Any) -> dict[str, Any]:
         return {self._names.get(name, name): part for name, part in parts.items()}
 
-    def _told(self, info: dict[str, Any]) -> dict[str, Any]:
-        hidden = ("success",) if self.env.config.standalone else ()
-        return {name: value for name, value in info.items() if name not in hidden}
+    def _known(self, info: dict[str, Any]) -> dict[str, Any]:
+        standalone = self.env.config.standalone
+        return {name: value for name, value in info.items() if not (standalone and name == "success")}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         obs, info = self.env.reset(seed=seed, options=options)
-        return self._renamed(obs), self._told(info)
+        return self._renamed(obs), self._known(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Act for one period."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._renamed(obs), reward, terminated, truncated, self._told(info)
+        return self._renamed(obs), reward, terminated, truncated, self._known(info)
 
 
 class RobotVectorEnv(SyncVectorEnv):
-    """One arm; the next episode begins, with a reset of the arm, in the step that ends the one before."""
+    """One arm; the next episode starts, with a reset of the arm, in the step that ends the one before."""
 
     def __init__(self, cfg: EnvConfig, *, autoreset_mode: AutoresetMode, seed: int = 0) -> None:
-        """Meet the robot.
+        """Connect to the robot.
 
         Args:
             cfg: a section with `env_type: robot`.
@@ -106,12 +106,19 @@ class RobotVectorEnv(SyncVectorEnv):
         super().__init__([lambda: LearnerNames(self.arm)], autoreset_mode=autoreset_mode)
         self.source = with_control_mode(f"robot {self.robot.driver}", control_mode(self.robot))
 
-    def set_judge(self, judge: Callable[[Any], bool]) -> None:
+    def set_success_detector(self, detect: Callable[[Any], bool]) -> None:
         """Who decides on success in `standalone`: gets observations [1, ...] in this environment's names."""
         names = self.envs[0]
         assert isinstance(names, LearnerNames)
-        self.arm.judge = lambda obs: judge({key: part[None] for key, part in names._renamed(obs).items()})
+        self.arm.success_detector = lambda obs: detect(
+            {key: part[None] for key, part in names._renamed(obs).items()}
+        )
 
     def resting_action(self) -> NDArray[np.float32]:
         """An action [1, A] that leaves the arm where it is."""
         return np.zeros((1, self.robot.action_size), np.float32)
+
+
+def make_env(cfg: EnvConfig, *, autoreset_mode: AutoresetMode, **_: Any) -> RobotVectorEnv:
+    """The robot of a section with `env_type: robot`."""
+    return RobotVectorEnv(cfg, autoreset_mode=autoreset_mode)

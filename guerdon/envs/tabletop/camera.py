@@ -82,13 +82,8 @@ def base_camera(rows: Rows, size: tuple[int, int]) -> Camera:
     at = _BASE_AT + rows[CAMERA_SHIFT]
     forward = _normalise(_BASE_AIM + rows[AIM_SHIFT] - at)
     right = _normalise(np.stack([forward[1], -forward[0], np.zeros_like(forward[0])]))
-    up = np.stack(
-        [
-            right[1] * forward[2],
-            -right[0] * forward[2],
-            right[0] * forward[1] - right[1] * forward[0],
-        ]
-    )
+    up_z = right[0] * forward[1] - right[1] * forward[0]
+    up = np.stack([right[1] * forward[2], -right[0] * forward[2], up_z])
     return Camera(
         at=at,
         right=right,

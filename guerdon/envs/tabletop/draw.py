@@ -70,6 +70,14 @@ class Canvas:
         self.scratch = scratch
         self.everyone: IntArray = np.arange(len(frames))
 
+    def _open(self, ids: IntArray, left: Params, right: Params, top: Params, bottom: Params) -> Window:
+        return Window(self.frames, self.scratch, ids, (left, right, top, bottom))
+
+    def _open_around(self, ids: IntArray, ends: Params, reach: Params | float) -> Window:
+        """A window around straight lines between `ends` [4, m] (x, y, x, y), wider by `reach`."""
+        low, high = np.minimum(ends[:2], ends[2:]) - reach, np.maximum(ends[:2], ends[2:]) + reach
+        return self._open(ids, low[0], high[0], low[1], high[1])
+
     def box(self, ids: IntArray, u: Params, v: Params, light: Params, rgb: Params) -> None:
         """A box.
 
@@ -85,7 +93,7 @@ class Canvas:
         if not len(faces):
             return
         bounds = u.min(axis=0), u.max(axis=0), v.min(axis=0), v.max(axis=0)
-        window = Window(self.frames, self.scratch, ids, bounds)
+        window = self._open(ids, *bounds)
         u4, v4 = u[_FACES], v[_FACES]  # [4, 3, m]
         du, dv = u4[_NEXT] - u4, v4[_NEXT] - v4
         turn = (u4[2] - u4[0]) * (v4[3] - v4[1]) - (v4[2] - v4[0]) * (u4[3] - u4[1])
@@ -150,7 +158,7 @@ class Canvas:
         """A window around `ellipse` and, [2, m, P], coordinates in which its half axes are the units."""
         u, v, ux, vx, uy, vy = ellipse
         wide, tall = reach * (np.abs(ux) + np.abs(uy)), reach * (np.abs(vx) + np.abs(vy))
-        window = Window(self.frames, self.scratch, ids, (u - wide, u + wide, v - tall, v + tall))
+        window = self._open(ids, u - wide, u + wide, v - tall, v + tall)
         area = ux * vy - uy * vx
         along = np.array([vy, -uy, -vx, ux]) / np.where(np.abs(area) < 1e-6, 1e-6, area)
         return window, window.planes((along[0::2], along[1::2]), (u, v), 0.0)
@@ -158,11 +166,7 @@ class Canvas:
     def line(self, ids: IntArray, ends: Params, half_width: float, rgb: Params) -> None:
         """Translucent straight lines between `ends` [4, m] (x, y, x, y)."""
         u0, v0, u1, v1 = ends
-        pad = half_width + 0.5
-        across = np.minimum(u0, u1) - pad, np.maximum(u0, u1) + pad
-        window = Window(
-            self.frames, self.scratch, ids, (*across, np.minimum(v0, v1) - pad, np.maximum(v0, v1) + pad)
-        )
+        window = self._open_around(ids, ends, half_width + 0.5)
         length = np.sqrt((u1 - u0) ** 2 + (v1 - v0) ** 2)
         du, dv = (u1 - u0) / np.maximum(length, 1e-3), (v1 - v0) / np.maximum(length, 1e-3)
         slopes = np.array([-dv, du]), np.array([du, dv])
@@ -181,11 +185,7 @@ class Canvas:
 
     def _pole(self, ids: IntArray, ends: Params, half_widths: Params, rgb: Params) -> None:
         u0, v0, u1, v1 = ends
-        reach = half_widths.max(axis=0) + 0.5
-        sides = np.minimum(u0, u1) - reach, np.maximum(u0, u1) + reach
-        window = Window(
-            self.frames, self.scratch, ids, (*sides, np.minimum(v0, v1) - reach, np.maximum(v0, v1) + reach)
-        )
+        window = self._open_around(ids, ends, half_widths.max(axis=0) + 0.5)
         length = np.maximum(np.sqrt((u1 - u0) ** 2 + (v1 - v0) ** 2), 1e-3)
         du, dv = (u1 - u0) / length, (v1 - v0) / length
         taper = (half_widths[1] - half_widths[0]) / length
@@ -228,7 +228,7 @@ class Canvas:
     def _ball(self, ids: IntArray, circle: Params, rgb: Params, solid: Solid) -> None:
         u, v, r = circle
         reach = r + 0.25
-        window = Window(self.frames, self.scratch, ids, (u - reach, u + reach, v - reach, v + reach))
+        window = self._open(ids, u - reach, u + reach, v - reach, v + reach)
         depth = window.distance(u, v, "depth")
         planes = window.planes(solid.slopes, (u, v), solid.values)
         alpha = self._translucency(planes, depth, r)
@@ -282,7 +282,7 @@ class Canvas:
         """A round lamp in a dark housing, wholly opaque; `circle` [3, m] is (x, y, radius)."""
         u, v, r = circle
         case = 1.3 * r + 0.4
-        window = Window(self.frames, self.scratch, ids, (u - case, u + case, v - case, v + case))
+        window = self._open(ids, u - case, u + case, v - case, v + case)
         away = window.distance(u, v, "depth")
         alpha = self.scratch.floats("alpha", *away.shape)
         window.blend(ramp(np.subtract(column(case + 0.5), away, out=alpha)), 28.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from guerdon.core.types import BoolArray, FloatArray
-from guerdon.envs.scripted import ScriptedPolicy
+from guerdon.envs.experts import ScriptedPolicy
 from guerdon.envs.tabletop.physics import LAG, MAX_SPEED, STEP_SECONDS
 from guerdon.envs.tabletop.scene import (
     CUBE,
@@ -67,7 +67,7 @@ class ScriptedExpert(ScriptedPolicy):
         self._steps = np.zeros(num_envs, np.uint64)
         self._shake: Rows = np.zeros((3, num_envs))
 
-    def _begin(self, mask: BoolArray) -> None:
+    def _draw_habits(self, mask: BoolArray) -> None:
         """Draw the habits of the present episodes; those that run on draw the same again."""
         self._steps[mask] = 0
         self._shake[:, mask] = 0.0

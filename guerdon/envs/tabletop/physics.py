@@ -143,7 +143,7 @@ def _touch(rows: Rows, target: Rows, grasped: BoolArray) -> None:
     cube[:2] = np.where(pushed, np.clip(moved, -CUBE_REACH, CUBE_REACH), cube[:2])
 
 
-def judge(rows: Rows) -> Outcome:
+def evaluate(rows: Rows) -> Outcome:
     """Whether the N worlds are as they should be at this moment."""
     placed = _length(rows[CUBE_TO_GOAL]) <= GOAL_TOLERANCE
     still = rows[STILL] > 0.5

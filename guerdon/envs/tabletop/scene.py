@@ -1,4 +1,4 @@
-"""What the tabletop world consists of: its measures, its state as arrays, and how an episode begins.
+"""What the tabletop world consists of: its measures, its state as arrays, and how an episode starts.
 
 Everything of `N` environments is one float64 array `[rows, N]`; the names below say which rows hold what.
 The first `STATE_SIZE` rows are, in this order, the state vector that policies see.
@@ -12,7 +12,7 @@ each draw has a fixed number, so that switching one feature on leaves all other 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,7 +142,7 @@ def uniforms(keys: SeedArray, first: int, count: int) -> Rows:
     return bits.astype(np.float64) * 2.0**-53
 
 
-def begin_episodes(seeds: SeedArray, episodes: IntArray, config: TabletopConfig) -> Scene:
+def initial_scene(seeds: SeedArray, episodes: IntArray, config: TabletopConfig) -> Scene:
     """The first moment of the given episodes.
 
     Args:
@@ -221,22 +221,20 @@ def _draw_looks(rows: Rows, draw: Rows, amount: float) -> None:
     swing = (2.0 * draw - 1.0) * amount  # [-amount, amount)
     exposure = 1.0 + 0.2 * swing[0]
     tint = exposure * (1.0 + 0.08 * swing[1:4])
-    plain: Any = np.array
-    table = (1.0 - amount) * plain([[0.76], [0.70], [0.62]]) + amount * _hue_to_rgb(
-        draw[4], 0.25 * draw[5], 0.45 + 0.45 * draw[6]
-    )
-    mat = (1.0 - amount) * plain([[0.42], [0.46], [0.52]]) + amount * _hue_to_rgb(
-        draw[7], 0.2 * draw[8], 0.4 + 0.3 * draw[9]
-    )
-    gripper = (1.0 - amount) * plain([[0.90], [0.91], [0.93]]) + amount * _hue_to_rgb(
-        draw[10], 0.15 * draw[11], 0.65 + 0.3 * draw[12]
-    )
+
+    def vary(plain: list[float], drawn: Rows) -> Rows:
+        mixed: Rows = (1.0 - amount) * np.array(plain)[:, None] + amount * drawn
+        return mixed
+
+    table = vary([0.76, 0.70, 0.62], _hue_to_rgb(draw[4], 0.25 * draw[5], 0.45 + 0.45 * draw[6]))
+    mat = vary([0.42, 0.46, 0.52], _hue_to_rgb(draw[7], 0.2 * draw[8], 0.4 + 0.3 * draw[9]))
+    gripper = vary([0.90, 0.91, 0.93], _hue_to_rgb(draw[10], 0.15 * draw[11], 0.65 + 0.3 * draw[12]))
     rows[TABLE_RGB] = 255.0 * table * tint
     rows[MAT_RGB] = 255.0 * mat * tint
     rows[GRIPPER_RGB] = np.minimum(255.0 * gripper * tint, 255.0)
     cube = _hue_to_rgb(-0.065 + 0.085 * swing[13], 0.82, 0.9 + 0.1 * swing[14])
     rows[CUBE_RGB] = np.minimum(255.0 * cube * tint, 255.0)
-    rows[FACE_LIGHT] = plain([[1.0], [0.78], [0.6]]) * (1.0 - 0.2 * amount * draw[15:18])
+    rows[FACE_LIGHT] = np.array([[1.0], [0.78], [0.6]]) * (1.0 - 0.2 * amount * draw[15:18])
     rows[CAMERA_SHIFT] = 0.025 * swing[18:21]
     rows[AIM_SHIFT] = 0.008 * swing[21:24]
     rows[ZOOM] = 1.0 + 0.03 * swing[24]

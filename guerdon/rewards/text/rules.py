@@ -21,8 +21,7 @@ import numpy as np
 
 from guerdon.config.build import build
 from guerdon.config.limits import PositiveFloat, PositiveInt
-from guerdon.config.tabletop import unknown_name
-from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.errors import ConfigError, DataError, unknown_name
 from guerdon.core.types import FloatArray
 from guerdon.rewards.text.deadline import DeadlineChecks, tagged
 

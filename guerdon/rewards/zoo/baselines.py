@@ -1,7 +1,7 @@
 """Uninformative rewards: with each of them a run must fail where one with a reward model succeeds.
 
 In ordinary CartPole a reward of zero can "solve" the task, since ending an episode is a signal of its own;
-see `guerdon.envs.classic.tasks` for tasks without one.
+see `guerdon.envs.classic` for tasks without one.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from guerdon.data.datasets.frames import open_store
 from guerdon.data.files import safe_pickle
 from guerdon.data.files.bounds import Allowance, as_array, one_line
 from guerdon.data.files.rebuild import check_sizes
-from guerdon.envs.classic.goals import GOAL_KEYS
+from guerdon.envs.wrappers import GOAL_KEYS
 from guerdon.rewards.steps import ITEM_KEYS, StepBatch, as_actions, from_items
 from guerdon.rewards.zoo.imitation_files import Row, arrow_rows, npz_rows
 

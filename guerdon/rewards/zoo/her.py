@@ -26,7 +26,7 @@ from torch import Tensor
 
 from guerdon.config.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.envs.classic.goals import goal_rules
+from guerdon.envs.wrappers import goal_rules
 from guerdon.rewards.steps import StepBatch, from_items
 from guerdon.rewards.zoo.base import ZooModel, ZooSettings
 

@@ -34,9 +34,9 @@ def settings(server, **changes):
 def make_env(server):
     made = []
 
-    def make(*, operator=None, judge=None, **changes):
+    def make(*, operator=None, success_detector=None, **changes):
         config = settings(server, **changes)
-        env = RobotEnv(config, operator=operator and operator(config), judge=judge)
+        env = RobotEnv(config, operator=operator and operator(config), success_detector=success_detector)
         made.append(env)
         return env
 

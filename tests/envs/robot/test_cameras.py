@@ -11,9 +11,8 @@ import pytest
 
 from guerdon.config.schema_robot import CameraConfig
 from guerdon.core.errors import RobotError, StaleFrameError
-from guerdon.envs.robot.cameras import Camera
+from guerdon.envs.robot.cameras import Camera, OpenCvSource, RealSenseSource
 from guerdon.envs.robot.clock import Clock
-from guerdon.envs.robot.sources import OpenCvSource, RealSenseSource
 from tests.envs.robot.conftest import wait_for
 
 

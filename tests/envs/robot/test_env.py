@@ -78,16 +78,16 @@ def test_leaving_the_target_starts_the_count_anew(make_env):
 def test_standalone_ends_with_the_reward_models_word(make_env):
     seen = []
 
-    def judge(obs):
+    def detect(obs):
         seen.append(obs["main_images"].shape)
         return len(seen) == 3
 
-    env = make_env(standalone=True, judge=judge)
+    env = make_env(standalone=True, success_detector=detect)
     infos, terminated = play(env, seed=0)
     assert terminated and len(infos) == 3 and infos[-1]["success"]
     assert not infos[-1]["at_target"], "the pose had no say"
     assert seen == [(32, 32, 3)] * 3
-    env.judge = None
+    env.success_detector = None
     with pytest.raises(ConfigError, match="standalone needs a reward model"):
         env.reset()
 
@@ -96,7 +96,7 @@ def test_standalone_does_not_end_at_the_target(make_env):
     env = make_env(
         operator=lambda config: ScriptedOperator(config, seed=0),
         standalone=True,
-        judge=lambda obs: False,
+        success_detector=lambda obs: False,
         success_hold_steps=2,
         max_episode_steps=25,
     )
@@ -183,7 +183,7 @@ class LateClock(Clock):
 def test_jitter_is_measured():
     clock = LateClock()
     ticker = Ticker(clock, rate=10.0)
-    ticker.begin()
+    ticker.start()
     for _ in range(100):
         ticker.wait()
         clock.time += 0.005  # thinking
@@ -199,7 +199,7 @@ def test_slow_thinking_does_not_cut_a_command_short():
     clock = LateClock()
     clock.naps = -(10**9) * 4
     ticker = Ticker(clock, rate=10.0)
-    ticker.begin()
+    ticker.start()
     for _ in range(5):
         clock.time += 0.3
         commanded = clock.time

@@ -142,9 +142,9 @@ while True:
 
 def test_any_error_in_between_stops_the_arm(make_env, server):
     def broken(obs):
-        raise ZeroDivisionError("a bug in the judge")
+        raise ZeroDivisionError("a bug in the detector")
 
-    env = make_env(standalone=True, judge=broken)
+    env = make_env(standalone=True, success_detector=broken)
     env.reset(seed=0)
     with pytest.raises(ZeroDivisionError):
         env.step(NOTHING)

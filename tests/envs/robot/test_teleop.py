@@ -40,7 +40,9 @@ def keyboard(terminal):
 def clock(monkeypatch):
     """The operators' time, which stands still until it is moved."""
     clock = types.SimpleNamespace(now=100.0)
-    monkeypatch.setattr("guerdon.envs.robot.teleop.time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(
+        "guerdon.envs.robot.operators.time", types.SimpleNamespace(monotonic=lambda: clock.now)
+    )
     return clock
 
 
@@ -69,7 +71,7 @@ def test_other_keys_are_told_once(keyboard):
     assert operator.keys() == ["c", "a"]
     assert operator.keys() == []
     press("c ")
-    operator.begin_episode()
+    operator.reset()
     assert operator.keys() == [" "], "a stop is never forgotten"
 
 

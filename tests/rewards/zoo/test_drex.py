@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.envs.classic.experts import balance, reach
+from guerdon.envs.experts import balance, reach
 from guerdon.rewards import create_reward_model
 from guerdon.rewards.zoo.demonstrations import returns_of
 from guerdon.rewards.zoo.drex import DREX
 from guerdon.training.rollouts import noise_ranked, play_episodes, play_for
 from guerdon.training.serial import shapes_of
-from tests.rewards.zoo.zoo_tasks import FIXED_CARTPOLE, POINT_REACH, HiddenReward, experts, steps, task
+from tests.rewards.zoo.zoo_tasks import FIXED_CARTPOLE, POINT_REACH, NanReward, experts, steps, task
 
 SETTINGS = {"type": "drex", "obs_shape": 1, "action_size": 2, "hidden": [16], "normalize_obs": False}
 
@@ -78,7 +78,7 @@ def test_episodes_are_whole_and_not_picked_by_their_length():
 
 
 def test_the_pipeline_plays_for_it_without_looking_at_rewards():
-    env = HiddenReward(task(POINT_REACH, 4))
+    env = NanReward(task(POINT_REACH, 4))
     model = create_reward_model(
         {**shapes_of(env), "type": "drex", "noise_levels": [0.0, 1.0], "episodes_per_level": 3}
     )

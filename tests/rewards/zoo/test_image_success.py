@@ -8,7 +8,7 @@ import torch
 from benchmarks import zoo_images
 from guerdon.agents.registry import make_agent
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.envs.classic.tasks import from_above
+from guerdon.envs.classic import from_above
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
 from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.training.serial import resolved, serial_pipeline_reward_model, shapes_of

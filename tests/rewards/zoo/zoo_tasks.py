@@ -13,9 +13,8 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 import guerdon.envs  # registers the tasks
-from guerdon.envs.classic.experts import scripted_policy
-from guerdon.envs.classic.goals import FlatGoals, has_goals
-from guerdon.envs.hidden import HiddenReward
+from guerdon.envs.experts import scripted_policy
+from guerdon.envs.wrappers import FlatGoals, NanReward, has_goals
 from guerdon.rewards import BaseRewardModel, StepBatch, create_reward_model
 from guerdon.rewards.zoo.baselines import BASELINES
 from guerdon.training.rollouts import play_episodes
@@ -96,7 +95,7 @@ def run(
     env_id = settings["env"]["train"]["id"]
     kwargs = settings["env"]["train"].get("init_params", {})
     env = task(env_id, settings["env"]["train"]["num_envs"], **kwargs)
-    env = HiddenReward(env) if hidden else env
+    env = NanReward(env) if hidden else env
     model: BaseRewardModel
     if control is None:
         model = create_reward_model({**shapes_of(env), "seed": seed, **settings["reward_model"]})

@@ -41,7 +41,7 @@ _CLEARANCE = HOLE_RADIUS - PEG_RADIUS
 
 
 def _jacobian() -> Vector:
-    """A fixed matrix [6, 7] of full rank: joints are told so that `vel = jacobian @ dq`, not simulated."""
+    """A fixed matrix [6, 7] of full rank: joints are not simulated, but `vel = jacobian @ dq` holds."""
     matrix = np.zeros((6, 7))
     matrix[np.arange(6), np.arange(6)] = (0.55, 0.5, 0.45, 1.0, 1.0, 1.0)
     matrix[:, 6] = (0.05, -0.04, 0.03, 0.1, 0.0, 0.2)
@@ -61,26 +61,21 @@ class PegArm:
         self.board_top = z - PEG_LENGTH + HOLE_DEPTH
         self.upright: Vector = np.asarray(target_ee_pose[3:], np.float64)
         """Euler angles at which the peg points straight down."""
-        self._target_z = z
+        self._rest_position = [x, y, z + REST_HEIGHT]
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
         """The arm at rest above the hole with the peg in its gripper, and noise from a new seed."""
         self.rng = np.random.default_rng(seed)
-        self.position = [*self.hole, self._target_z + REST_HEIGHT]
         self.turn = [0.0, 0.0, 0.0]
         """Euler angles away from `upright`."""
-        self.velocity = [0.0] * 6
-        self.force, self.torque = [0.0] * 3, [0.0] * 3
-        self.target_position, self.target_turn = list(self.position), list(self.turn)
-        self.gripper = 0.0
-        self.gripper_target = 0.0
+        self.gripper = self.gripper_target = 0.0
         self.held = True
         self.released: tuple[float, float, float] | None = None
         """Where the tip of a peg was that the gripper let go."""
-        self.running, self.failed = True, False
         self.inserted_once = False
         self.stiffness, self.turn_stiffness = STIFFNESS, TURN_STIFFNESS
+        self.rest()
 
     # What the server asks for
 
@@ -93,7 +88,7 @@ class PegArm:
     def rest(self) -> None:
         """Joint reset: to the resting place at once, with the peg if it is held."""
         self.failed, self.running = False, True
-        self.position = [*self.hole, self._target_z + REST_HEIGHT]
+        self.position = list(self._rest_position)
         self.turn, self.velocity = [0.0] * 3, [0.0] * 6
         self.force, self.torque = [0.0] * 3, [0.0] * 3
         self.hold()
@@ -113,10 +108,19 @@ class PegArm:
             self.failed = False
             self.hold()
 
-    def set_running(self, running: bool) -> None:
-        """Start or stop the controller; either way the arm stays where it is."""
-        self.running = running
+    def start(self) -> None:
+        """Start the controller, without its errors; the arm stays where it is."""
+        self.running, self.failed = True, False
         self.hold()
+
+    def stop(self) -> None:
+        """Stop the controller; the arm stays where it is."""
+        self.running = False
+        self.hold()
+
+    def set_gripper(self, opening: float) -> None:
+        """Open the gripper to a share from 0 to 1 from now on."""
+        self.gripper_target = min(max(opening, 0.0), 1.0)
 
     def set_stiffness(self, parameters: dict[str, Any]) -> None:
         """The stiffness of SERL's controller, where it is among the parameters."""
@@ -127,8 +131,7 @@ class PegArm:
         """What `/getstate` answers; force and torque in the base frame, with a sensor's noise."""
         quat = quat_from_euler(self.upright + self.turn)
         noise = self.rng.normal(0.0, 1.0, 6)
-        rest = [*self.hole, self._target_z + REST_HEIGHT]
-        away = np.concatenate([np.subtract(self.position, rest), self.turn])
+        away = np.concatenate([np.subtract(self.position, self._rest_position), self.turn])
         return {
             "pose": [*self.position, *quat.tolist()],
             "vel": list(self.velocity),
@@ -140,7 +143,19 @@ class PegArm:
             "gripper_pos": self.gripper,
         }
 
-    # The hidden truth
+    # What no sensor tells
+
+    def truth(self) -> dict[str, Any]:
+        """Where the peg really is, and whether the controller works."""
+        return {
+            "inserted": self.inserted(),
+            "inserted_once": self.inserted_once,
+            "depth": self.depth(),
+            "tip": list(self.tip()),
+            "peg_held": self.held,
+            "controller_failed": self.failed,
+            "controller_running": self.running,
+        }
 
     def tip(self) -> tuple[float, float, float]:
         """Where the peg's tip is."""
@@ -236,10 +251,8 @@ class PegArm:
         normal = self.stiffness * max(self.position[2] - self.target_position[2], 0.0)
         x, y = _slide(before[:2], self.target_position[:2], FRICTION * normal / self.stiffness, share)
         self.position[0], self.position[1] = x, y
-        pull = [
-            self.stiffness * (x - self.target_position[0]),
-            self.stiffness * (y - self.target_position[1]),
-        ]
+        goal = self.target_position
+        pull = [self.stiffness * (x - goal[0]), self.stiffness * (y - goal[1])]
         size, most = math.hypot(*pull), FRICTION * normal
         scale = min(1.0, most / size) if size > 0.0 else 0.0
         self.force = [pull[0] * scale, pull[1] * scale, normal]

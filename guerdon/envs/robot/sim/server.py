@@ -7,7 +7,7 @@ Programs on this machine use it as they use SERL's server, without a token; web 
 |---|---|
 | GET `/sim/info` | that it is simulated; cameras, time scale, target pose |
 | GET `/sim/camera/NAME` | the newest picture, raw RGB, or as PNG with `?format=png` |
-| POST `/sim/camera/NAME/open` | open the camera anew, which ends a freeze |
+| POST `/sim/camera/NAME/open` | open the camera again, which ends a freeze |
 | GET `/sim/truth` | whether and how deep the peg is in the hole |
 | POST `/sim/reset` `{"seed": 0}` | the scene as at the beginning |
 | POST `/sim/box` `{"low": [6], "high": [6]}` | the safety box that commands are checked against |
@@ -29,6 +29,7 @@ from PIL import Image
 
 from guerdon.config.schema_robot import RobotSimConfig
 from guerdon.core.errors import DataError
+from guerdon.envs.robot.sim.physics import PegArm
 from guerdon.envs.robot.sim.render import CAMERAS
 from guerdon.envs.robot.sim.world import SimWorld
 from guerdon.web import Answer, HttpError, Request, WebServer, is_loopback
@@ -116,6 +117,11 @@ def _do(word: str, act: Callable[[Call], object]) -> Route:
     return handle
 
 
+def _move_gripper(call: Call) -> None:
+    opening = call.number("gripper_pos") / GRIPPER_STEPS
+    call.world.do(lambda arm: arm.set_gripper(opening))
+
+
 def _info(call: Call) -> dict[str, Any]:
     config = call.world.config
     return {
@@ -138,47 +144,46 @@ def _picture(call: Call) -> Answer:
     return Answer(body=file.getvalue(), kind="image/png", headers=headers)
 
 
-_GET: dict[str, Route] = {
-    "/sim/info": _info,
-    "/sim/truth": lambda call: call.world.truth(),
-    "/sim/record": lambda call: asdict(call.world.record),
-    "/sim/camera/NAME": _picture,
-}
-_POST: dict[str, Route] = {
-    "/getstate": lambda call: call.world.state(),
-    "/getpos": _state("pose"),
-    "/getvel": _state("vel"),
-    "/getforce": _state("force"),
-    "/gettorque": _state("torque"),
-    "/getq": _state("q"),
-    "/getdq": _state("dq"),
-    "/getjacobian": _state("jacobian"),
-    "/get_gripper": lambda call: {"gripper": call.world.state()["gripper_pos"]},
-    "/pose": _do("Moved", lambda call: call.world.command(call.value("arr"))),
-    "/jointreset": _do("Reset Joint", lambda call: call.world.joint_reset()),
-    "/clearerr": _do("Clear", lambda call: call.world.clear_errors()),
-    "/startimp": _do("Started impedance", lambda call: call.world.set_running(True)),
-    "/stopimp": _do("Stopped impedance", lambda call: call.world.set_running(False)),
-    "/open_gripper": _do("Opened", lambda call: call.world.set_gripper(1.0)),
-    "/close_gripper": _do("Closed", lambda call: call.world.set_gripper(0.0)),
-    "/activate_gripper": _do("Activated", lambda call: None),
-    "/reset_gripper": _do("Reset", lambda call: None),
-    "/move_gripper": _do(
-        "Moved Gripper", lambda call: call.world.set_gripper(call.number("gripper_pos") / GRIPPER_STEPS)
-    ),
-    "/update_param": _do(
+def _command(word: str, act: Callable[[PegArm], None]) -> Route:
+    """A route that changes the arm and answers a word."""
+    return _do(word, lambda call: call.world.do(act))
+
+
+_ROUTES: dict[tuple[str, str], Route] = {
+    ("GET", "/sim/info"): _info,
+    ("GET", "/sim/truth"): lambda call: call.world.truth(),
+    ("GET", "/sim/record"): lambda call: asdict(call.world.record),
+    ("GET", "/sim/camera/NAME"): _picture,
+    ("POST", "/getstate"): lambda call: call.world.state(),
+    ("POST", "/getpos"): _state("pose"),
+    ("POST", "/getvel"): _state("vel"),
+    ("POST", "/getforce"): _state("force"),
+    ("POST", "/gettorque"): _state("torque"),
+    ("POST", "/getq"): _state("q"),
+    ("POST", "/getdq"): _state("dq"),
+    ("POST", "/getjacobian"): _state("jacobian"),
+    ("POST", "/get_gripper"): lambda call: {"gripper": call.world.state()["gripper_pos"]},
+    ("POST", "/pose"): _do("Moved", lambda call: call.world.command(call.value("arr"))),
+    ("POST", "/jointreset"): _command("Reset Joint", PegArm.rest),
+    ("POST", "/clearerr"): _command("Clear", PegArm.clear),
+    ("POST", "/startimp"): _command("Started impedance", PegArm.start),
+    ("POST", "/stopimp"): _command("Stopped impedance", PegArm.stop),
+    ("POST", "/open_gripper"): _command("Opened", lambda arm: arm.set_gripper(1.0)),
+    ("POST", "/close_gripper"): _command("Closed", lambda arm: arm.set_gripper(0.0)),
+    ("POST", "/move_gripper"): _do("Moved Gripper", _move_gripper),
+    ("POST", "/activate_gripper"): _do("Activated", lambda call: None),
+    ("POST", "/reset_gripper"): _do("Reset", lambda call: None),
+    ("POST", "/update_param"): _do(
         "Updated compliance parameters", lambda call: call.world.set_parameters(call.request.content)
     ),
-    "/sim/reset": _do("Reset", lambda call: call.world.reset_scene(int(call.number("seed", 0)))),
-    "/sim/box": _do("Noted", lambda call: call.world.set_box(call.value("low"), call.value("high"))),
-    "/sim/faults": _do("Noted", lambda call: call.world.set_faults(call.request.content)),
-    "/sim/fail": _do("Failed", lambda call: call.world.fail_controller()),
-    "/sim/camera/NAME/open": _do("Opened", lambda call: call.world.open_camera(call.camera)),
-    "/sim/camera/NAME/freeze": _do(
+    ("POST", "/sim/reset"): _do("Reset", lambda call: call.world.reset_scene(int(call.number("seed", 0)))),
+    ("POST", "/sim/box"): _do(
+        "Noted", lambda call: call.world.set_box(call.value("low"), call.value("high"))
+    ),
+    ("POST", "/sim/faults"): _do("Noted", lambda call: call.world.set_faults(call.request.content)),
+    ("POST", "/sim/fail"): _do("Failed", lambda call: call.world.fail_controller()),
+    ("POST", "/sim/camera/NAME/open"): _do("Opened", lambda call: call.world.open_camera(call.camera)),
+    ("POST", "/sim/camera/NAME/freeze"): _do(
         "Frozen", lambda call: call.world.freeze_camera(call.camera, call.number("seconds", 3.0))
     ),
-}
-_ROUTES: dict[tuple[str, str], Route] = {
-    **{("GET", path): route for path, route in _GET.items()},
-    **{("POST", path): route for path, route in _POST.items()},
 }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,12 +18,12 @@ from guerdon.envs.robot.poses import Vector, pose6, pose_fault
 from guerdon.envs.robot.sim.physics import TIME_STEP, PegArm
 from guerdon.envs.robot.sim.render import CAMERAS, draw
 
+T = TypeVar("T")
+
 _SETTLED = 200
 """Time steps without a command after which the arm has come to rest, however long nobody asked."""
 _KEPT = 100
 """Violations that are kept in full."""
-
-
 _REACH = 2.0
 """Metres along each axis; far beyond what the real arm has."""
 
@@ -37,6 +37,11 @@ def _numbers(what: str, values: Sequence[float], count: int) -> Vector:
     if not np.isfinite(array).all():
         raise DataError(f"{what} must be {count} finite numbers, not {array.tolist()}")
     return array
+
+
+def _check_camera(camera: str) -> None:
+    if camera not in CAMERAS:
+        raise DataError(f"there is no camera {camera!r}; there are {', '.join(CAMERAS)}")
 
 
 @dataclass(kw_only=True)
@@ -55,7 +60,7 @@ class Record:
 
     commands: int = 0
     outside: int = 0
-    """Commands outside the safety box, if one was told."""
+    """Commands outside the safety box, if one was set."""
     violations: list[dict[str, Any]] = field(default_factory=list)
     """The first of them: the pose and what is wrong with it."""
     faults: dict[str, int] = field(
@@ -89,12 +94,14 @@ class SimWorld:
         self._time += steps * TIME_STEP
         return self._arm
 
-    # The protocol of a real server
+    def do(self, act: Callable[[PegArm], T]) -> T:
+        """Measure or change the arm as it is by now."""
+        with self._lock:
+            return act(self._arm_now())
 
     def state(self) -> dict[str, Any]:
         """Everything that is measured."""
-        with self._lock:
-            return self._arm_now().state()
+        return self.do(PegArm.state)
 
     def command(self, pose: Sequence[float]) -> None:
         """A pose command [7]; kept in the record if it is outside the box."""
@@ -114,43 +121,16 @@ class SimWorld:
                 arm.fail()
             arm.command(values.tolist())
 
-    def joint_reset(self) -> None:
-        """To the resting place."""
-        with self._lock:
-            self._arm_now().rest()
-
-    def clear_errors(self) -> None:
-        """After a controller error."""
-        with self._lock:
-            self._arm_now().clear()
-
-    def set_running(self, running: bool) -> None:
-        """Start or stop the controller."""
-        with self._lock:
-            arm = self._arm_now()
-            if running:
-                arm.clear()
-            arm.set_running(running)
-
-    def set_gripper(self, opening: float) -> None:
-        """Open the gripper to a share from 0 to 1."""
-        with self._lock:
-            self._arm_now().gripper_target = min(max(opening, 0.0), 1.0)
-
     def set_parameters(self, parameters: Mapping[str, Any]) -> None:
         """Settings of the controller."""
         for name in ("translational_stiffness", "rotational_stiffness"):
             if name in parameters and not 1.0 <= _numbers(name, [parameters[name]], 1)[0] <= 1e5:
                 raise DataError(f"{name} must be between 1 and 1e5, not {parameters[name]!r}")
-        with self._lock:
-            self._arm_now().set_stiffness(dict(parameters))
-
-    # Beyond it
+        self.do(lambda arm: arm.set_stiffness(dict(parameters)))
 
     def shot(self, camera: str) -> Shot:
         """The newest picture of a camera."""
-        if camera not in CAMERAS:
-            raise DataError(f"there is no camera {camera!r}; there are {', '.join(CAMERAS)}")
+        _check_camera(camera)
         with self._lock:
             arm, now = self._arm_now(), self.now()
             last = self._shots.get(camera)
@@ -163,26 +143,14 @@ class SimWorld:
             return shot
 
     def open_camera(self, camera: str) -> None:
-        """Open a camera anew, which ends a freeze."""
-        if camera not in CAMERAS:
-            raise DataError(f"there is no camera {camera!r}; there are {', '.join(CAMERAS)}")
+        """Open a camera again, which ends a freeze."""
+        _check_camera(camera)
         with self._lock:
             self._shots.pop(camera, None)
 
     def truth(self) -> dict[str, Any]:
         """What no sensor tells."""
-        with self._lock:
-            arm = self._arm_now()
-            return {
-                "inserted": arm.inserted(),
-                "inserted_once": arm.inserted_once,
-                "depth": arm.depth(),
-                "tip": list(arm.tip()),
-                "peg_held": arm.held,
-                "controller_failed": arm.failed,
-                "controller_running": arm.running,
-                "time": self._time,
-            }
+        return self.do(lambda arm: {**arm.truth(), "time": self._time})
 
     def reset_scene(self, seed: int) -> None:
         """Everything as at the beginning, except the record."""
@@ -200,7 +168,7 @@ class SimWorld:
             self.record.faults["controller_error"] += 1
 
     def freeze_camera(self, camera: str, seconds: float) -> None:
-        """From now on the camera repeats its picture, for so long or until it is opened anew."""
+        """From now on the camera repeats its picture, for so long or until it is opened again."""
         shot = self.shot(camera)
         with self._lock:
             shot.frozen_until = self.now() + seconds

@@ -1,4 +1,4 @@
-"""People at the robot: what they steer overrides the policy, and keys say how an episode went.
+"""Operators: what they steer overrides the policy, and keys say how an episode went.
 
 `c` ends the episode as a success, `a` as a failure, the space bar stops the arm at once.
 """
@@ -21,7 +21,8 @@ import numpy as np
 from guerdon.config.schema_robot import AXES, RobotEnvConfig
 from guerdon.core.errors import RobotError
 from guerdon.core.types import FloatArray
-from guerdon.envs.robot.driver import RobotState
+from guerdon.envs.robot.driver import RobotState, import_extra
+from guerdon.envs.robot.poses import Vector, pose6, wrap
 
 log = logging.getLogger("guerdon")
 
@@ -51,8 +52,8 @@ class Intervention:
 class Operator(Protocol):
     """Somebody, or something, that watches the robot and may take over."""
 
-    def begin_episode(self) -> None:
-        """A new episode begins."""
+    def reset(self) -> None:
+        """A new episode starts."""
 
     def read(self, state: RobotState) -> Intervention | None:
         """What is steered now; None leaves it to the policy."""
@@ -95,7 +96,7 @@ class KeyboardOperator:
         self._keys: list[str] = []
         log.info("keys: %s", KEYBOARD_HELP)
 
-    def begin_episode(self) -> None:
+    def reset(self) -> None:
         """Forget what was pressed before, but not a stop."""
         self._poll()
         self._until.clear()
@@ -148,10 +149,7 @@ class SpaceMouseOperator:
     def __init__(
         self, config: RobotEnvConfig, keyboard: Operator | None = None, dead_zone: float = 0.05
     ) -> None:
-        try:
-            import pyspacemouse
-        except ImportError as error:
-            raise RobotError("a SpaceMouse needs pyspacemouse: pip install guerdon[spacemouse]") from error
+        pyspacemouse = import_extra("pyspacemouse", "spacemouse")
         self._config, self._keyboard, self._dead = config, keyboard, dead_zone
         try:
             self._device = pyspacemouse.open(axis_convention=pyspacemouse.AxisConvention.ROS)
@@ -159,20 +157,20 @@ class SpaceMouseOperator:
             raise RobotError(f"no SpaceMouse can be opened: {error}") from error
         self._closing = Event()
         self._moves: dict[str, float] = {}
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
         self._thread = Thread(target=self._watch, daemon=True, name="SpaceMouse")
         self._thread.start()
 
-    def begin_episode(self) -> None:
-        """A new episode begins."""
+    def reset(self) -> None:
+        """A new episode starts."""
         if self._keyboard is not None:
-            self._keyboard.begin_episode()
+            self._keyboard.reset()
 
     def read(self, state: RobotState) -> Intervention | None:
         """The newest deflection; x is away from the person, y to the left, z up."""
         moves = self._moves
         # A mouse that is pulled out says nothing more: its last deflection must not steer on.
-        fresh = time.monotonic() - self._told < _SILENCE or set(moves) <= {"gripper"}
+        fresh = time.monotonic() - self._reported < _SILENCE or set(moves) <= {"gripper"}
         names = [*self._config.axes, "gripper"] if self._config.use_gripper else [*self._config.axes]
         if not fresh or not any(name in moves for name in names):
             return self._keyboard.read(state) if self._keyboard is not None else None
@@ -195,7 +193,7 @@ class SpaceMouseOperator:
             moves = {axis: float(value) for axis, value in values.items() if abs(value) > self._dead}
             if any(seen.buttons):  # the left one closes, the right one opens
                 moves["gripper"] = -1.0 if seen.buttons[0] else 1.0
-            self._moves, self._told = moves, time.monotonic()
+            self._moves, self._reported = moves, time.monotonic()
 
     def keys(self) -> list[str]:
         """Those of the keyboard."""
@@ -208,3 +206,90 @@ class SpaceMouseOperator:
         self._device.close()
         if self._keyboard is not None:
             self._keyboard.close()
+
+
+class ScriptedOperator:
+    """For simulated robots: it sees the arm's state and knows the target.
+
+    Moves over the target, then down, and holds there; some episodes fail on purpose.
+
+    Args:
+        config: settings of the environment.
+        noise: deviation of the noise on its actions.
+        failure_rate: share of the episodes in which it puts the peg down beside the hole, or waits above it.
+        intervene_rate: share of the steps at which it takes over; the others are left to the policy.
+        press_keys: press `c` or `a` at the end, instead of leaving that to `success_hold_steps`.
+        approach_height: metres above the target below which it moves straight down only.
+        seed: of all that is drawn.
+    """
+
+    def __init__(
+        self,
+        config: RobotEnvConfig,
+        *,
+        noise: float = 0.15,
+        failure_rate: float = 0.0,
+        intervene_rate: float = 1.0,
+        press_keys: bool = False,
+        approach_height: float = 0.04,
+        seed: int = 0,
+    ) -> None:
+        self._config, self._noise, self._failure_rate = config, noise, failure_rate
+        self._intervene_rate, self._press_keys, self._height = intervene_rate, press_keys, approach_height
+        self._rng = np.random.default_rng(seed)
+        self._plans = np.random.default_rng([seed, 1])  # apart: the clock decides on steps
+        self._target: Vector = np.asarray(config.target_ee_pose, np.float64)
+        self._keys: list[str] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Decide how this one shall go."""
+        self.will_fail = bool(self._plans.random() < self._failure_rate)
+        self._goal = self._target.copy()
+        self._steps = self._held = 0
+        self._keys = []
+        if self.will_fail:
+            angle, away = self._plans.uniform(0.0, 2.0 * np.pi), self._plans.uniform(0.01, 0.03)
+            self._goal[:2] += away * np.array([np.cos(angle), np.sin(angle)])
+            if self._plans.random() < 0.3:
+                self._goal[2] += self._height + self._plans.uniform(0.0, 0.02)
+
+    def read(self, state: RobotState) -> Intervention | None:
+        """The next bit of the way."""
+        here = pose6(state.pose)
+        away = self._goal - here
+        away[3:] = wrap(away[3:])
+        aside = float(np.linalg.norm(away[:2]))
+        if aside > 0.0025 and here[2] > self._target[2] + 0.8 * self._height:  # first sideways
+            away[2] = max(away[2], self._target[2] + self._height - here[2])
+        self._steps += 1
+        limits = np.asarray(self._config.reward_threshold)
+        real = self._target - here
+        real[3:] = wrap(real[3:])
+        self._held = self._held + 1 if (np.abs(real) <= limits).all() else 0
+        self._press()
+        if self._rng.random() >= self._intervene_rate:
+            return None
+        scale = np.repeat(self._config.action_scale, 3)
+        noise = self._rng.normal(0.0, self._noise, 6) * (1.0 if aside > 0.005 else 0.5)
+        wanted = away / scale + noise
+        moves: dict[str, float] = dict(zip(AXES, wanted.tolist(), strict=True))
+        if self._config.use_gripper:
+            moves["gripper"] = -1.0
+        return Intervention(action=fill_action(self._config, moves))
+
+    def _press(self) -> None:
+        if not self._press_keys:
+            return
+        if self._held >= self._config.success_hold_steps:
+            self._keys.append(SUCCESS_KEY)
+        elif self.will_fail and self._steps >= min(30, self._config.max_episode_steps - 1):
+            self._keys.append(FAILURE_KEY)
+
+    def keys(self) -> list[str]:
+        """What it pressed."""
+        pressed, self._keys = self._keys, []
+        return pressed
+
+    def close(self) -> None:
+        """Nothing to do."""

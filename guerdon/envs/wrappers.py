@@ -1,9 +1,10 @@
-"""Goal-conditioned environments for learners of vectors: the three parts of an observation side by side."""
+"""Wrappers: dict observations as vectors for learners of vectors, and an env reward that nobody can read."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict
 from gymnasium.vector import VectorEnv, VectorWrapper
@@ -12,6 +13,8 @@ from gymnasium.vector.utils import batch_space
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import BoolArray, FloatArray
 
+NUM_DIRECTIONS = 4
+"""In which MiniGrid's agent can look."""
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
 """Of a goal-conditioned observation, as in gymnasium-robotics, in the order of the flat vector."""
 
@@ -35,7 +38,7 @@ class FlatGoals(VectorWrapper):
         self.goal_size = int(np.prod(spaces[2].shape))
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin new episodes."""
+        """Start new episodes."""
         obs, info = self.env.reset(seed=seed, options=options)
         return flat_batch(obs), info
 
@@ -78,3 +81,46 @@ def _flat_finals(finals: Any, num_envs: int) -> Any:
         one = {key: np.asarray(finals[env][key])[None] for key in GOAL_KEYS}
         result[env] = flat_batch(one)[0]
     return result
+
+
+class FlatGrid(gym.ObservationWrapper[Any, Any, Any]):
+    """MiniGrid's observations (extra `minigrid`) as vectors float32 [height * width * kinds + 4], all 0 or 1.
+
+    What the agent sees of a cell is three numbers that name kinds, not sizes: object, colour, state. They
+    become one-hot, and so does the direction; the mission's text is left out.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
+
+        super().__init__(env)
+        kinds = np.array([len(OBJECT_TO_IDX), len(COLOR_TO_IDX), len(STATE_TO_IDX)])
+        height, width, _ = env.observation_space["image"].shape  # type: ignore[index]
+        self._kinds, self._first = int(kinds.sum()), np.cumsum(kinds) - kinds
+        self._cells = np.arange(height * width)[:, None] * self._kinds
+        self._size = height * width * self._kinds
+        self.observation_space = Box(0.0, 1.0, (self._size + NUM_DIRECTIONS,), np.float32)
+
+    def observation(self, observation: Any) -> FloatArray:
+        """The kinds of all cells, and where the agent looks."""
+        flat: FloatArray = np.zeros(self._size + NUM_DIRECTIONS, np.float32)
+        seen = np.asarray(observation["image"], np.int64).reshape(-1, 3)
+        flat[self._cells + self._first + seen] = 1.0
+        flat[self._size + int(observation["direction"])] = 1.0
+        return flat
+
+
+def flatten_grid(env: gym.Env[Any, Any]) -> Any:
+    """The environment with vectors as observations if it is one of MiniGrid's, otherwise as it is."""
+    space = env.observation_space
+    is_grid = isinstance(space, Dict) and set(space.spaces) == {"image", "direction", "mission"}
+    return FlatGrid(env) if is_grid else env
+
+
+class NanReward(VectorWrapper):
+    """The env reward is NaN: a learner that reads it ends in an error."""
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """As the environment steps, without its reward."""
+        obs, env_rewards, terminated, truncated, info = self.env.step(actions)
+        return obs, np.full_like(env_rewards, np.nan), terminated, truncated, info

@@ -25,12 +25,14 @@ from guerdon.core.errors import ConfigError
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 
 Obs = Any
+POINT_BOUND: FloatArray = np.array([2.0, 2.0, 1.0, 1.0], np.float32)
+"""Of a point's place and speed, along x and y each."""
 CAMERA, CAMERA_SIZE, CAMERA_VIEW = "base_camera", 16, 1.25
 """The camera above PointReach's plane: its name, the side of its pictures in pixels, how far out it sees."""
 
 
 class FixedLengthVectorEnv(VectorEnv[Any, Any, Any], ABC):
-    """N episodes of one length that begin and end together, with auto-reset in the same step."""
+    """N episodes of one length that start and end together, with auto-reset in the same step."""
 
     metadata = {  # noqa: RUF012 - as Gymnasium declares it
         "autoreset_mode": AutoresetMode.SAME_STEP,
@@ -38,7 +40,7 @@ class FixedLengthVectorEnv(VectorEnv[Any, Any, Any], ABC):
     }
     horizon: int
     terminates: bool = False
-    """Whether nothing comes after the last step; otherwise episodes are cut off there."""
+    """Whether nothing comes after the last step; otherwise episodes are truncated there."""
     _last_obs: Obs
     """What the last actions led to, also where the episodes are over by now."""
 
@@ -64,17 +66,17 @@ class FixedLengthVectorEnv(VectorEnv[Any, Any, Any], ABC):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
-        """Begin new episodes; one generator draws for all of them."""
+        """Start new episodes; one generator draws for all of them."""
         if seed is not None:
             first = seed if isinstance(seed, int) else next((each for each in seed if each is not None), None)
             self._rng = np.random.default_rng(first)
         self._elapsed = 0
-        self._begin()
+        self._start()
         self._last_obs = self._observe()
         return self._observe(), {}
 
     def step(self, actions: Any) -> tuple[Obs, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
-        """One step of all; at the horizon all episodes end and new ones begin."""
+        """One step of all; at the horizon all episodes end and new ones start."""
         env_rewards, info = self._advance(np.asarray(actions))
         self._elapsed += 1
         over = self._elapsed >= self.horizon
@@ -83,15 +85,15 @@ class FixedLengthVectorEnv(VectorEnv[Any, Any, Any], ABC):
         if over:
             info = {**info, "final_obs": obs, "_final_obs": done.copy(), "final_info": info}
             self._elapsed = 0
-            self._begin()
+            self._start()
             obs = self._observe()
         never: BoolArray = np.zeros(self.num_envs, np.bool_)
         terminated, truncated = (done, never) if self.terminates else (never, done)
         return obs, env_rewards.astype(np.float32), terminated, truncated, info
 
     @abstractmethod
-    def _begin(self) -> None:
-        """New states of all."""
+    def _start(self) -> None:
+        """Draw the first states of all."""
 
     @abstractmethod
     def _observe(self) -> Obs:
@@ -109,7 +111,7 @@ class FixedCartPole(FixedLengthVectorEnv):
         bound = np.array([4.8, 10.0, 0.84, 10.0], np.float32)
         super().__init__(num_envs, Box(-bound, bound), Discrete(2), horizon, **kwargs)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._state = self._rng.uniform(-0.05, 0.05, (self.num_envs, 4))
 
     def _observe(self) -> FloatArray:
@@ -142,10 +144,10 @@ class PointReach(FixedLengthVectorEnv):
     """
 
     def __init__(self, num_envs: int = 1, horizon: int = 50, **kwargs: Any) -> None:
-        bound = np.array([2.0, 2.0, 1.0, 1.0], np.float32)
-        super().__init__(num_envs, Box(-bound, bound), Box(-1.0, 1.0, (2,), np.float32), horizon, **kwargs)
+        action = Box(-1.0, 1.0, (2,), np.float32)
+        super().__init__(num_envs, Box(-POINT_BOUND, POINT_BOUND), action, horizon, **kwargs)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         turn = self._rng.uniform(0.0, 2.0 * np.pi, self.num_envs)
         far = self._rng.uniform(0.6, 1.0, self.num_envs)
         self._place = np.stack([far * np.cos(turn), far * np.sin(turn)], 1)
@@ -155,8 +157,7 @@ class PointReach(FixedLengthVectorEnv):
         return np.concatenate([self._place, self._speed], 1).astype(np.float32)
 
     def _advance(self, actions: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Any]]:
-        self._speed = np.clip(0.8 * self._speed + 0.05 * np.clip(actions, -1.0, 1.0), -1.0, 1.0)
-        self._place = np.clip(self._place + self._speed, -2.0, 2.0)
+        self._place, self._speed = _push(self._place, self._speed, actions)
         distance = np.linalg.norm(self._place, axis=1)
         return np.exp(-4.0 * distance), {"success": distance < 0.1}
 
@@ -166,8 +167,8 @@ class PointReach(FixedLengthVectorEnv):
 
     def final_state(self) -> FloatArray:
         """Those that the last actions led to, float32 [N, 4]."""
-        reached: FloatArray = self._last_obs
-        return reached
+        final: FloatArray = self._last_obs
+        return final
 
     def render_frames(
         self, camera: str, env_ids: IntArray | None = None, *, final: bool = False
@@ -177,6 +178,14 @@ class PointReach(FixedLengthVectorEnv):
             raise ConfigError(f"PointReach has no camera {camera!r}, only {CAMERA!r}")
         state = self.final_state() if final else self.state()
         return from_above(state[slice(None) if env_ids is None else env_ids, :2])
+
+
+def _push(
+    place: NDArray[Any], speed: NDArray[Any], actions: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Places and speeds of points with inertia, [N, 2] each, after a push by `actions` [N, 2]."""
+    speed = np.clip(0.8 * speed + 0.05 * np.clip(actions, -1.0, 1.0), -1.0, 1.0)
+    return np.clip(place + speed, -2.0, 2.0), speed
 
 
 def from_above(places: FloatArray) -> UInt8Array:
@@ -206,7 +215,7 @@ class DeepSea(FixedLengthVectorEnv):
         self.size = size
         self._right = np.random.default_rng(mapping_seed).integers(2, size=(size, size))
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._column: NDArray[np.int64] = np.zeros(self.num_envs, np.int64)
 
     def _observe(self) -> FloatArray:
@@ -235,12 +244,11 @@ class GoalVectorEnv(FixedLengthVectorEnv):
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any = None) -> FloatArray:
         """0 where the goal is achieved, else -1; goals [..., G] -> float32 [...]."""
-        return np.where(self._reached(np.asarray(achieved_goal), np.asarray(desired_goal)), 0.0, -1.0).astype(
-            np.float32
-        )
+        success = self._achieved(np.asarray(achieved_goal), np.asarray(desired_goal))
+        return np.where(success, 0.0, -1.0).astype(np.float32)
 
     @abstractmethod
-    def _reached(self, achieved: NDArray[Any], desired: NDArray[Any]) -> BoolArray:
+    def _achieved(self, achieved: NDArray[Any], desired: NDArray[Any]) -> BoolArray:
         """Whether goals [..., G] are the same, as far as it matters: [...]."""
 
 
@@ -252,25 +260,22 @@ class BitFlip(GoalVectorEnv):
         bits = Box(0.0, 1.0, (num_bits,), np.float32)
         super().__init__(num_envs, bits, bits, Discrete(num_bits), num_bits, **kwargs)
 
-    def _begin(self) -> None:
-        self._bits, self._goal = self._rng.integers(2, size=(2, self.num_envs, self.num_bits)).astype(
-            np.float32
-        )
+    def _start(self) -> None:
+        drawn = self._rng.integers(2, size=(2, self.num_envs, self.num_bits))
+        self._bits, self._goal = drawn.astype(np.float32)
 
     def _observe(self) -> dict[str, FloatArray]:
-        return {name: value.copy() for name, value in self._parts().items()}
-
-    def _parts(self) -> dict[str, FloatArray]:
-        return {"observation": self._bits, "achieved_goal": self._bits, "desired_goal": self._goal}
+        bits, goal = self._bits.copy, self._goal.copy
+        return {"observation": bits(), "achieved_goal": bits(), "desired_goal": goal()}
 
     def _advance(self, actions: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Any]]:
-        there = self._reached(self._bits, self._goal)  # nothing is left to do: the bits stay
-        rows = np.flatnonzero(~there)
+        rows = np.flatnonzero(~self._achieved(self._bits, self._goal))  # elsewhere nothing is left to do
         self._bits[rows, actions[rows]] = 1.0 - self._bits[rows, actions[rows]]
-        reached = self._reached(self._bits, self._goal)
-        return self.compute_reward(self._bits, self._goal), {"success": reached}
+        return self.compute_reward(self._bits, self._goal), {
+            "success": self._achieved(self._bits, self._goal)
+        }
 
-    def _reached(self, achieved: NDArray[Any], desired: NDArray[Any]) -> BoolArray:
+    def _achieved(self, achieved: NDArray[Any], desired: NDArray[Any]) -> BoolArray:
         same: BoolArray = (achieved == desired).all(-1)
         return same
 
@@ -280,13 +285,10 @@ class PointGoal(GoalVectorEnv):
 
     def __init__(self, num_envs: int = 1, horizon: int = 50, tolerance: float = 0.08, **kwargs: Any) -> None:
         self.tolerance = tolerance
-        bound = np.array([2.0, 2.0, 1.0, 1.0], np.float32)
-        goal = Box(-2.0, 2.0, (2,), np.float32)
-        super().__init__(
-            num_envs, Box(-bound, bound), goal, Box(-1.0, 1.0, (2,), np.float32), horizon, **kwargs
-        )
+        goal, action = Box(-2.0, 2.0, (2,), np.float32), Box(-1.0, 1.0, (2,), np.float32)
+        super().__init__(num_envs, Box(-POINT_BOUND, POINT_BOUND), goal, action, horizon, **kwargs)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._place, self._speed = np.zeros((2, self.num_envs, 2))
         self._goal = self._rng.uniform(-1.5, 1.5, (self.num_envs, 2))
 
@@ -296,11 +298,10 @@ class PointGoal(GoalVectorEnv):
         return {"observation": state, "achieved_goal": place, "desired_goal": goal}
 
     def _advance(self, actions: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Any]]:
-        self._speed = np.clip(0.8 * self._speed + 0.05 * np.clip(actions, -1.0, 1.0), -1.0, 1.0)
-        self._place = np.clip(self._place + self._speed, -2.0, 2.0)
-        reached = self._reached(self._place, self._goal)
-        return self.compute_reward(self._place, self._goal), {"success": reached}
+        self._place, self._speed = _push(self._place, self._speed, actions)
+        success = self._achieved(self._place, self._goal)
+        return self.compute_reward(self._place, self._goal), {"success": success}
 
-    def _reached(self, achieved: NDArray[Any], desired: NDArray[Any]) -> BoolArray:
+    def _achieved(self, achieved: NDArray[Any], desired: NDArray[Any]) -> BoolArray:
         near: BoolArray = np.linalg.norm(achieved - desired, axis=-1) < self.tolerance
         return near

@@ -1,1 +1,0 @@
-"""Small tasks for reward models, with fixed episode lengths, and their scripted experts."""
