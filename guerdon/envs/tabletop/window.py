@@ -27,7 +27,7 @@ _QUANTUM = 2.0**-12
 
 
 class Scratch:
-    """Memory that is used again for each shape; asking the system for new memory takes longer than drawing."""
+    """Memory that is used again for each shape; new memory takes longer to get than drawing does."""
 
     def __init__(self) -> None:
         self._floats: dict[str, FloatArray] = {}
