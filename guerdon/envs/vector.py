@@ -102,12 +102,13 @@ class EpisodeVectorEnv(VectorEnv[Observation, Any, NDArray[Any]], ABC):
         self._advance(action)
         self._elapsed += 1
         started = self._done.copy()  # only NEXT_STEP comes here with finished episodes
-        if started.any():
+        any_started = bool(started.any())
+        if any_started:
             self._start_episodes(np.flatnonzero(started), keep_final=False)
-        env_reward, terminated, truncated = self._evaluate()
-        env_reward[started], terminated[started] = 0.0, False
-        if self.max_episode_steps is not None:
-            truncated = truncated | (self._elapsed >= self.max_episode_steps)
+        env_reward, terminated = self._evaluate()
+        if any_started:
+            env_reward[started], terminated[started] = 0.0, False
+        truncated = self._truncated()
         self._done = terminated | truncated
         final: Info = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP and self._done.any():
@@ -154,8 +155,8 @@ class EpisodeVectorEnv(VectorEnv[Observation, Any, NDArray[Any]], ABC):
         """Let one step pass in all environments."""
 
     @abstractmethod
-    def _evaluate(self) -> tuple[FloatArray, BoolArray, BoolArray]:
-        """Env rewards, float32 [N], and where episodes are terminated and truncated, the time limit aside."""
+    def _evaluate(self) -> tuple[FloatArray, BoolArray]:
+        """Env rewards, float32 [N], and where episodes are terminated, bool [N]; new arrays."""
 
     @abstractmethod
     def _start_worlds(self, ids: IntArray, *, keep_final: bool) -> None:
@@ -168,6 +169,12 @@ class EpisodeVectorEnv(VectorEnv[Observation, Any, NDArray[Any]], ABC):
     @abstractmethod
     def _task_infos(self) -> dict[str, NDArray[Any]]:
         """New arrays [N] that tell of the task, such as `success`."""
+
+    def _truncated(self) -> BoolArray:
+        """Where the time limit ends episodes, bool [N]; a new array."""
+        limit = np.iinfo(np.int64).max if self.max_episode_steps is None else self.max_episode_steps
+        over: BoolArray = self._elapsed >= limit
+        return over
 
     def _out(self, array: NDArray[Any]) -> Any:
         """An array in the form in which it is handed out."""
@@ -201,8 +208,7 @@ class EpisodeVectorEnv(VectorEnv[Observation, Any, NDArray[Any]], ABC):
         values["elapsed_steps"] = self._elapsed.copy()
         values["env_seed"] = self._env_seeds.astype(np.int64)
         values["episode_index"] = self._episodes.copy()
-        infos = {name: self._out(value) for name, value in values.items()}
-        return infos | {f"_{name}": self._out(mask.copy()) for name in values}
+        return values | {f"_{name}": mask.copy() for name in values}
 
     def _assign_seeds(self, seed: Seeds, mask: BoolArray) -> None:
         """Give seeds to the environments of `mask`, bool [N]; their streams of episodes start again."""

@@ -35,7 +35,7 @@ def hang_up(connection: socket.socket) -> None:
 class _Reader(io.RawIOBase):
     """Bytes of a connection, until a deadline and a limit for a whole part of a request.
 
-    A time-out of the socket alone starts anew with every byte.
+    A time-out of the socket alone starts again with every byte.
     """
 
     def __init__(self, connection: socket.socket) -> None:

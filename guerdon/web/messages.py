@@ -37,7 +37,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What it is told."""
+    """The response to a request."""
 
     body: bytes
     kind: str

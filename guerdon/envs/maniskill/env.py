@@ -23,7 +23,14 @@ from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array, with
 from guerdon.envs.maniskill.batch import TaskFacts
 from guerdon.envs.maniskill.device import DeviceSimulators
 from guerdon.envs.maniskill.pool import SimulatorPool
-from guerdon.envs.vector import EnvIds, EpisodeVectorEnv, Observation, check_image_size, check_steps_back
+from guerdon.envs.vector import (
+    EnvIds,
+    EpisodeVectorEnv,
+    Info,
+    Observation,
+    check_image_size,
+    check_steps_back,
+)
 
 Size: TypeAlias = tuple[int, int] | None
 """(H, W); None: `image_size`."""
@@ -187,14 +194,17 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
         self._has_final = self._restarted
         self.simulators.step(actions)
 
-    def _evaluate(self) -> tuple[FloatArray, BoolArray, BoolArray]:
+    def _evaluate(self) -> tuple[FloatArray, BoolArray]:
         self._lost = self.simulators.lost.copy()
         env_reward = self.simulators.read("env_reward")
         env_reward[self._lost] = 0.0
         terminated = np.zeros(self.num_envs, np.bool_)
         if self.config.terminate_on_success:
             terminated = (self.simulators.info("success") >= 0.5) & ~self._lost
-        return env_reward, terminated, self._lost.copy()
+        return env_reward, terminated
+
+    def _truncated(self) -> BoolArray:
+        return super()._truncated() | self._lost
 
     def _start_worlds(self, ids: IntArray, *, keep_final: bool) -> None:
         if keep_final:
@@ -238,6 +248,9 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
     def _present_state(self) -> Any:
         """The states in the form in which they are handed out: an array, or a tensor on the device."""
         return self._device.state.clone() if self._tensors and self._device is not None else self.state()
+
+    def _infos(self, mask: BoolArray) -> Info:
+        return {name: self._out(value) for name, value in super()._infos(mask).items()}
 
     def _out(self, array: NDArray[Any]) -> Any:
         if not self._tensors or self._device is None:

@@ -92,7 +92,7 @@ def _layout(
 def serve(
     connection: Connection, cfg: ManiSkillConfig, start: int, stop: int, total: int, drivers: dict[str, str]
 ) -> None:
-    """Simulate the environments `start` to `stop` of `total` until told to stop or left alone."""
+    """Simulate the environments `start` to `stop` of `total` until the parent closes it or ends."""
     parent: Any = multiprocessing.parent_process()
     end_with(parent.pid)
     set_driver_variables(drivers)  # as in the parent now; this was forked from an older server

@@ -17,7 +17,7 @@ log = logging.getLogger("guerdon")
 
 DRIVER_VARIABLE = "VK_ICD_FILENAMES"
 VARIABLES = (DRIVER_VARIABLE, "VK_DRIVER_FILES", "VK_ADD_DRIVER_FILES")
-"""By which Vulkan is told of drivers."""
+"""Variables that name drivers to Vulkan."""
 DRIVER_DIRECTORIES = ("/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d")
 SOFTWARE_DRIVERS = "lvp_icd*.json"
 REMEDY = "run `make setup-sim`, or install a GPU driver with Vulkan, or Mesa's software driver 24.3 or newer"

@@ -163,11 +163,10 @@ class TabletopVectorEnv(EpisodeVectorEnv):
             self._past.append(self._scene.take(np.arange(self.num_envs)))
         advance(self._scene.rows, actions)
 
-    def _evaluate(self) -> tuple[FloatArray, BoolArray, BoolArray]:
+    def _evaluate(self) -> tuple[FloatArray, BoolArray]:
         self._outcome = evaluate(self._scene.rows)
         env_reward = compute_env_reward(self._scene.rows, self._outcome, self.config.reward)
-        terminated = self._outcome.success & self.config.terminate_on_success
-        return env_reward, terminated, np.zeros(self.num_envs, np.bool_)
+        return env_reward, self._outcome.success & self.config.terminate_on_success
 
     def _start_worlds(self, ids: IntArray, *, keep_final: bool) -> None:
         if keep_final:
@@ -188,8 +187,12 @@ class TabletopVectorEnv(EpisodeVectorEnv):
         return obs
 
     def _task_infos(self) -> dict[str, NDArray[Any]]:
-        names = ("success", "is_grasped", "is_obj_placed", "is_robot_static")
-        return {name: getattr(self._outcome, name).copy() for name in names}
+        return {
+            "success": self._outcome.success.copy(),
+            "is_grasped": self._outcome.is_grasped.copy(),
+            "is_obj_placed": self._outcome.is_obj_placed.copy(),
+            "is_robot_static": self._outcome.is_robot_static.copy(),
+        }
 
     def _scenes(self, ids: IntArray, final: bool) -> Scene:
         """A copy of the worlds `ids` as they are, or as the last action left them."""

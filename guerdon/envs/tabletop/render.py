@@ -121,7 +121,7 @@ class TabletopRenderer:
         return out
 
     def _empty_tables(self, rows: Rows, env_ids: IntArray, size: tuple[int, int]) -> UInt8Array:
-        """Pictures of the empty table, [n, H, W, 3] or [1, H, W, 3]; drawn anew where a look has changed."""
+        """Pictures of the empty table, [n, H, W, 3] or [1, H, W, 3]; drawn again where a look has changed."""
         looks = rows[LOOK]
         if (looks == PLAIN_LOOK).all():
             if size not in self._plain:

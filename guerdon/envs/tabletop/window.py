@@ -21,13 +21,13 @@ Params: TypeAlias = NDArray[np.float64]
 """One number per image, [m], or k of them, [k, m]."""
 
 LARGEST = 4096.0
-"""Values of linear functions beyond this, in pixels, are cut off."""
+"""Values of linear functions are clipped to this, in pixels."""
 ZERO, HALF, ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 _QUANTUM = 2.0**-12
 
 
 class Scratch:
-    """Memory that is used again for each shape; asking the system for it anew takes longer than drawing."""
+    """Memory that is used again for each shape; new memory takes longer to get than drawing does."""
 
     def __init__(self) -> None:
         self._floats: dict[str, FloatArray] = {}
