@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 
 import numpy as np
 
-from guerdon.config.limits import Range
+from guerdon.config.limits import NameOrPlugin, Range
 from guerdon.core.errors import ConfigError
 
 T = TypeVar("T")
@@ -117,6 +117,8 @@ def describe(hint: Any) -> str:
         return " or ".join([*parts, "null"] if type(None) in get_args(hint) else parts)
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
+        if isinstance(args[1], NameOrPlugin):
+            return str(args[1])
         return f"{describe(args[0])} {' and '.join(str(limit) for limit in args[1:])}"
     if origin is Literal:
         return ("one of " if len(args) > 1 else "") + ", ".join(repr(choice) for choice in args)
@@ -222,7 +224,7 @@ class _Builder:
     def _limited(self, hint: Any, value: Any, path: str) -> Any:
         base, *limits = get_args(hint)
         built = self.value(base, value, path)
-        if any(isinstance(limit, Range) and not limit.holds(built) for limit in limits):
+        if any(isinstance(limit, Range | NameOrPlugin) and not limit.holds(built) for limit in limits):
             raise self._wrong(hint, value, path)
         return built
 
@@ -274,6 +276,9 @@ class _Builder:
             for member in _members(hint)
             if get_origin(member) is Literal
             for choice in get_args(member)
+        ]
+        choices += [
+            name for limit in get_args(hint)[1:] if isinstance(limit, NameOrPlugin) for name in limit.names
         ]
         near = get_close_matches(str(value), choices, n=1)
         remedy = ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
+from guerdon.core.plugins import load_plugins
+
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
@@ -23,6 +25,26 @@ class Range:
         if self.high is None:
             return f"at least {self.low:g}"
         return f"from {self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class NameOrPlugin:
+    """The built-in names and those of the plugins under an entry-point group."""
+
+    builtin: tuple[str, ...]
+    group: str
+
+    def holds(self, value: str) -> bool:
+        """Whether `value` is one of the names; plugins are looked up for others than built-in ones alone."""
+        return value in self.builtin or value in load_plugins(self.group)
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        return [*self.builtin, *load_plugins(self.group)]
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(repr(name) for name in self.names)}"
 
 
 PositiveInt: TypeAlias = Annotated[int, Range(low=1)]

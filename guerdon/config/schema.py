@@ -7,10 +7,10 @@ A component receives its own section, never the whole tree.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from guerdon.config.build import Checked
-from guerdon.config.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
+from guerdon.config.limits import NameOrPlugin, NonNegativeFloat, NonNegativeInt, PositiveInt
 from guerdon.config.schema_fit import FitConfig
 from guerdon.config.schema_learn import LearnerConfig
 from guerdon.config.schema_reward import RewardConfig
@@ -111,9 +111,9 @@ class AsynchronousConfig(Checked):
 class EnvConfig(Checked):
     """`env.train` and `env.eval`: one set of parallel environments."""
 
-    env_type: Literal["gymnasium", "maniskill", "robot"] = "gymnasium"
-    """Who makes the environment: Gymnasium's registry, the ManiSkill simulator (extra `maniskill`), or a
-    robot arm, whose settings stand in `override_cfg`."""
+    env_type: Annotated[str, NameOrPlugin(("gymnasium", "maniskill", "robot"), "guerdon.envs")] = "gymnasium"
+    """Who makes the environment: Gymnasium's registry, the ManiSkill simulator (extra `maniskill`), a robot
+    arm, whose settings stand in `override_cfg`, or a plugin of the entry-point group `guerdon.envs`."""
     id: str = "guerdon/Tabletop-v0"
     """Gymnasium id, `module:id` imports the module that registers it; or the name of a ManiSkill task."""
     num_envs: PositiveInt = 1
