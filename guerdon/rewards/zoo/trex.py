@@ -194,14 +194,14 @@ class TREX(ZooModel):
             self.network.scale.copy_(rewards.std(1, keepdim=True).clamp(min=1e-6))
         return scalars
 
-    def measure(self, features: Tensor, lengths: Tensor, ranks: Tensor, equal: bool) -> dict[str, float]:
-        """How many of the pairs are ranked right."""
-        found = margins(self.network.rewards_of(features, lengths), lengths, ranks, equal)
-        return {"accuracy": float((found > 0.0).float().mean()) if found.numel() else 0.5}
-
     def rewards(self, batch: StepBatch) -> Tensor:
         """The members' mean, each scaled, less what they disagree by, [*L]."""
         rewards = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         rewards = (rewards - self.network.offset) / self.network.scale
         lower: Tensor = rewards.mean(0) - self.cfg.pessimism * rewards.std(0, correction=0)
         return lower.view(batch.shape)
+
+    def measure(self, features: Tensor, lengths: Tensor, ranks: Tensor, equal: bool) -> dict[str, float]:
+        """How many of the pairs are ranked right."""
+        found = margins(self.network.rewards_of(features, lengths), lengths, ranks, equal)
+        return {"accuracy": float((found > 0.0).float().mean()) if found.numel() else 0.5}
