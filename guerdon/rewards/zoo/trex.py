@@ -6,7 +6,7 @@ so that the sums of rewards explain the ranking (Bradley and Terry, 1952):
     P(j is better than i) = exp(sum_j reward) / (exp(sum_i reward) + exp(sum_j reward))
 
 The sums are over parts of `snippet_length` steps, drawn at random and equally long in both trajectories, or
-over whole trajectories (`snippet_length: 0`). Trajectories may have any lengths. Pairs of the same rank teach
+over whole trajectories (`snippet_length: 0`). Trajectories may have any lengths. Pairs of the same rank say
 nothing and are left out. Parts are learned by heart in a long fit: few gradient steps extrapolate better.
 Whole trajectories bear and need a longer one; where all are of one length they are the better choice.
 
