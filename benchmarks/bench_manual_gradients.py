@@ -16,6 +16,7 @@ import time
 from itertools import pairwise
 from typing import Any
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -73,14 +74,14 @@ class Pass:
             inputs.addmm_(gradient, self._layers[0].weight.detach()[:, : inputs.shape[1]])
 
 
-_PASSES: dict[int, tuple[Pass, ...]] = {}
+_PASSES: WeakKeyDictionary[nn.Module, tuple[Pass, ...]] = WeakKeyDictionary()
 
 
 def passes(network: nn.Module, *perceptrons: nn.Sequential) -> tuple[Pass, ...]:
     """Those of a network, made once."""
-    if id(network) not in _PASSES:
-        _PASSES[id(network)] = tuple(map(Pass, perceptrons))
-    return _PASSES[id(network)]
+    if network not in _PASSES:
+        _PASSES[network] = tuple(map(Pass, perceptrons))
+    return _PASSES[network]
 
 
 @torch.no_grad()
@@ -125,7 +126,6 @@ def seconds_of(name: str, steps: int, manual: bool) -> float:
         ),
         mock.patch.object(Curiosity, "gradients", curiosity_gradients if manual else RewardNetwork.gradients),
     ):
-        _PASSES.clear()
         begin = time.process_time()
         cfg = load_serial(name, ["output_dir=null", "stop_value=null"])
         serial_pipeline_reward_model(cfg, seed=0, max_env_step=steps)
