@@ -15,6 +15,8 @@ from guerdon.config.schema_learn import LearnerConfig
 class MixConfig(Checked):
     """`mix`: how the learned reward and the environment's become what the learner trains on."""
 
+    reward_mode: Literal["per_step", "terminal"] = "per_step"
+    """Reward every step, or the last one of an episode alone (the learned reward of others is then zero)."""
     combine_mode: Literal["replace", "add", "weighted"] = "replace"
     """learned · env + learned · env_reward_weight * env + reward_weight * learned."""
     reward_weight: float = 1.0

@@ -99,15 +99,15 @@ class GymVectorToSB3(VecEnv):
         term, done = to_numpy(terminated), to_numpy(terminated) | to_numpy(truncated)
         final_obs, final_info = info.get("final_obs"), info.get("final_info", {})
         infos = _split_infos(info, self.num_envs)
-        for env, limit in enumerate((done & ~term).tolist()):
-            infos[env]["TimeLimit.truncated"] = limit
+        for env, truncated_here in enumerate((done & ~term).tolist()):
+            infos[env]["TimeLimit.truncated"] = truncated_here
         ended = np.flatnonzero(done).tolist()
         for env, final in zip(ended, _split_infos(final_info, mask=done), strict=True):
             self.reset_infos[env] = infos[env]
             row = take_row(final_obs, env)  # object arrays have one whole observation per row
-            told = {"TimeLimit.truncated": infos[env].pop("TimeLimit.truncated")}
+            limit = {"TimeLimit.truncated": infos[env].pop("TimeLimit.truncated")}
             # What `final_info` lacks is about this step, such as what a wrapper says of its rewards.
-            infos[env] = {**infos[env], **final, **told, "terminal_observation": row}
+            infos[env] = {**infos[env], **final, **limit, "terminal_observation": row}
         return obs, to_numpy(env_rewards).astype(np.float32), done, infos
 
     def close(self) -> None:

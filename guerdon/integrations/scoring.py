@@ -260,6 +260,7 @@ class TransitionScorer(StepScorer):
     ) -> None:
         super().__init__(num_envs, cfg)
         self.model = model
+        self._mapping = replace(model.mapping, reward_mode=cfg.reward_mode)
         self.rounds, self._train_every = 0, train_every
         self._discrete = isinstance(action_space, Discrete)
         self._first_action = int(getattr(action_space, "start", 0))
@@ -298,7 +299,7 @@ class TransitionScorer(StepScorer):
         if step.stepped.any():
             scores = self._scores(batch, step.stepped)
             ends = step.done[step.stepped]
-            learned = learned_rewards(scores, ends, self.model.mapping, self.model.threshold)
+            learned = learned_rewards(scores, ends, self._mapping, self.model.threshold)
             if scores.prob_success is not None:
                 prob_success = np.full(self.num_envs, np.nan, np.float32)
                 prob_success[step.stepped] = scores.prob_success

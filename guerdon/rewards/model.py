@@ -31,7 +31,7 @@ StreamState: TypeAlias = Any
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What a model says of steps or frames in any leading shape L; it has either rewards or probabilities."""
+    """A model's answer about steps or frames in any leading shape L: either rewards or probabilities."""
 
     rewards: FloatArray | None = None
     """float32 [*L]; of models that give a reward."""

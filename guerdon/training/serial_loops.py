@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ class SerialLoop(ABC):
         self.cfg, self.learner, self.model, self.env = cfg, learner, model, env
         self.env_steps, self.train_iter = 0, 0
         self.scale = RewardScale() if cfg.mix.normalize else None
+        self.mapping = replace(model.mapping, reward_mode=cfg.mix.reward_mode)
         self.cooptrain = True
         self.path_checked = False
         self._first_action = int(getattr(env.single_action_space, "start", 0))
@@ -128,8 +130,8 @@ class SerialLoop(ABC):
 
     def mapped(self, scores: Scores, batch: StepBatch) -> Tensor:
         """What the model's scores are worth, float32 [*L]."""
-        model = self.model
-        return torch.from_numpy(learned_rewards(scores, batch.done.numpy(), model.mapping, model.threshold))
+        done = batch.done.numpy()
+        return torch.from_numpy(learned_rewards(scores, done, self.mapping, self.model.threshold))
 
     def training_rewards(self, env_rewards: Tensor, learned: Tensor) -> Tensor:
         """What the learner trains on: learned rewards, scaled if asked for, combined as `mix` says."""

@@ -189,6 +189,12 @@ def test_mixing():
     assert added[:, 0].tolist() == [18.0, 119.0]
 
 
+def test_terminal_mode_rewards_the_last_step_alone():
+    last = MixConfig(reward_mode="terminal", combine_mode="add")
+    rewards = play(LearnedRewardVectorWrapper(vector(AutoresetMode.SAME_STEP), digits(), last), 6)
+    assert rewards[:, 0].tolist() == [7.0, 7.0, 7.0 + CLOCK[-1]] * 2
+
+
 def test_running_normalisation():
     env = LearnedRewardVectorWrapper(
         vector(AutoresetMode.SAME_STEP, (3, 3)), digits(), MixConfig(normalize=True)

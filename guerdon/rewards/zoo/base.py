@@ -391,7 +391,9 @@ SHAPES = ("obs_shape", "action_size", "discrete_actions")
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """Tensors, modules and transitions on another device, also those in lists and dicts."""
+    """Tensors, modules, transitions and models on another device, also those in lists and dicts."""
+    if isinstance(value, ZooModel):
+        value.to_device(device)
     if isinstance(value, Tensor | nn.Module | StepBatch | Experience):
         return value.to(device)
     if isinstance(value, dict):

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class CuriosityModel(ZooModel):
     """A subclass has `make_network` and `novelty`."""
 
     Settings = CuriositySettings
-    saved = ("reward_statistics", "running_returns")
+    saved: ClassVar[tuple[str, ...]] = ("reward_statistics", "running_returns")
     cfg: Any
 
     def setup(self) -> None:

@@ -118,11 +118,11 @@ class Ensemble(ZooModel):
             each.load_expert_data(data)
 
     def train(self) -> dict[str, float]:
-        """Teach all members; their scalars' means, and the disagreement."""
+        """Train all members; their scalars' means, and the disagreement."""
         return self._log([each.train() for each in self.members])
 
     def pretrain(self) -> dict[str, float]:
-        """Teach all members before the first update of the policy."""
+        """Train all members before the first update of the policy."""
         return self._log([each.pretrain() for each in self.members])
 
     def _log(self, metrics: list[dict[str, float]]) -> dict[str, float]:
@@ -150,9 +150,3 @@ class Ensemble(ZooModel):
             )
         for each, saved in zip(self.members, state["members"], strict=True):
             each.load_state_dict(saved)
-
-    def to_device(self, device: torch.device | str) -> None:
-        """Move all members to another device."""
-        super().to_device(device)
-        for each in self.members:
-            each.to_device(device)

@@ -34,7 +34,7 @@ class ICMSettings(CuriositySettings):
 
 
 class InverseFeatures(RewardNetwork):
-    """Features in which the action between two states can be told."""
+    """Features from which the action between two states can be predicted."""
 
     def __init__(
         self, obs_size: int, action_size: int, feature_size: int, hidden: tuple[int, ...], discrete: bool
@@ -50,7 +50,7 @@ class InverseFeatures(RewardNetwork):
         return phi
 
     def inverse_loss(self, phi: Tensor, next_phi: Tensor, actions: Tensor) -> Tensor:
-        """How badly the action [N, A] (one-hot if discrete) is told from the features [N, F] around it."""
+        """Error of predicting the action [N, A] (one-hot if discrete) from the features [N, F] around it."""
         predicted = self.inverse(torch.cat([phi, next_phi], 1))
         if self.discrete:
             return functional.cross_entropy(predicted, actions.argmax(1))

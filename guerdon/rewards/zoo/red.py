@@ -1,7 +1,7 @@
 """Random expert distillation (Wang et al., 2019, arXiv:1905.06750).
 
-A network learns to predict what a fixed random network says of demonstrated states and actions. Where there
-were demonstrations the prediction is good, elsewhere it is not:
+A network learns to predict the outputs of a fixed random network for demonstrated states and actions. Where
+there were demonstrations the prediction is good, elsewhere it is not:
 
     reward = exp(-sigma * |predicted - target|^2), between 0 and 1.
 
@@ -37,7 +37,7 @@ class REDSettings(ZooSettings):
     inputs: Literal["state_action", "state"] = "state_action"
     """What is distilled of a step."""
     num_outputs: PositiveInt = 32
-    """Numbers that the random network says of a step."""
+    """Outputs of the random network for a step."""
     held_out: Fraction = 0.2
     """Share of the demonstrated steps that sigma is calibrated on."""
     expert_quantile: Fraction = 0.9

@@ -6,7 +6,7 @@ so that the sums of rewards explain the ranking (Bradley and Terry, 1952):
     P(j is better than i) = exp(sum_j reward) / (exp(sum_i reward) + exp(sum_j reward))
 
 The sums are over parts of `snippet_length` steps, drawn at random and equally long in both trajectories, or
-over whole trajectories (`snippet_length: 0`). Trajectories may have any lengths. Pairs of the same rank teach
+over whole trajectories (`snippet_length: 0`). Trajectories may have any lengths. Pairs of the same rank say
 nothing and are left out. Parts are learned by heart in a long fit: few gradient steps extrapolate better.
 Whole trajectories bear and need a longer one; where all are of one length they are the better choice.
 
@@ -194,14 +194,14 @@ class TREX(ZooModel):
             self.network.scale.copy_(rewards.std(1, keepdim=True).clamp(min=1e-6))
         return scalars
 
-    def measure(self, features: Tensor, lengths: Tensor, ranks: Tensor, equal: bool) -> dict[str, float]:
-        """How many of the pairs are ranked right."""
-        found = margins(self.network.rewards_of(features, lengths), lengths, ranks, equal)
-        return {"accuracy": float((found > 0.0).float().mean()) if found.numel() else 0.5}
-
     def rewards(self, batch: StepBatch) -> Tensor:
         """The members' mean, each scaled, less what they disagree by, [*L]."""
         rewards = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
         rewards = (rewards - self.network.offset) / self.network.scale
         lower: Tensor = rewards.mean(0) - self.cfg.pessimism * rewards.std(0, correction=0)
         return lower.view(batch.shape)
+
+    def measure(self, features: Tensor, lengths: Tensor, ranks: Tensor, equal: bool) -> dict[str, float]:
+        """How many of the pairs are ranked right."""
+        found = margins(self.network.rewards_of(features, lengths), lengths, ranks, equal)
+        return {"accuracy": float((found > 0.0).float().mean()) if found.numel() else 0.5}
