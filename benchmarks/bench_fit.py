@@ -1,4 +1,4 @@
-"""Fitting: encoding once against every epoch, memory on a store larger than 8 GiB, quality on Tabletop."""
+"""FitProcess: encoding once against every epoch, memory on a store larger than 8 GiB, quality on Tabletop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from guerdon.datasets import RewardDataset
 from guerdon.fit import fit_reward_model
 from guerdon.fit.fit import score_rows
 from guerdon.fit.metrics import confusion
-from guerdon.fit.trainer import Trainer
+from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.models import build_model, load_checkpoint
 from guerdon.rewards.calibration import Calibration
 
@@ -79,7 +79,7 @@ def encode_once(folder: Path) -> list[Result]:
         data=FitDataConfig(path=str(data)),
     )
     cached = fit_reward_model(model, fit, folder=folder / "cached", tensorboard=False)
-    Trainer._may_cache = lambda self: False  # type: ignore[method-assign]
+    RewardModelTrainer._may_cache = lambda self: False  # type: ignore[method-assign]
     one = fit_reward_model(model, replace(fit, epochs=1), folder=folder / "one", tensorboard=False)
     few = fit_reward_model(
         model, replace(fit, epochs=PLAIN_EPOCHS), folder=folder / "plain", tensorboard=False
@@ -131,9 +131,9 @@ def memory(folder: Path) -> list[Result]:
     )
     build_model(model)
     before, peak = rss_anon(), 0
-    original = Trainer._train_step
+    original = RewardModelTrainer._train_step
 
-    def watched(self: Trainer, rows: np.ndarray) -> float:
+    def watched(self: RewardModelTrainer, rows: np.ndarray) -> float:
         nonlocal peak
         loss = original(self, rows)
         peak = max(peak, rss_anon() - before)
@@ -141,12 +141,12 @@ def memory(folder: Path) -> list[Result]:
             self._val_rows = self._val_rows[:: len(self._val_rows) // 2000]
         return loss
 
-    Trainer._train_step = watched  # type: ignore[method-assign]
+    RewardModelTrainer._train_step = watched  # type: ignore[method-assign]
     try:
         fit_reward_model(model, fit, folder=folder / "memory", tensorboard=False)
     except Exception as error:  # the holes are all alike, so calibration may object; memory is what counts
         print(f"   (after training: {type(error).__name__})")
-    Trainer._train_step = original  # type: ignore[method-assign]
+    RewardModelTrainer._train_step = original  # type: ignore[method-assign]
     what = "RssAnon above the model while fitting on 9 GiB"
     return [Result(what=what, value=peak / 2**30, target=2.0, at_least=False, unit="GiB")]
 

@@ -85,7 +85,7 @@ def measure(name: str, model: RewardModel) -> list[Result]:
     times = seconds_by_round(candidates)
     speeds = ", ".join(f"{key} {BATCH / np.median(values):,.0f}" for key, values in times.items())
     again = int8.near(plain(frames)[0]).mean()
-    print(f"{name}: images/s {speeds}; int8 has {again:.1%} of the frames judged again in fp32", flush=True)
+    print(f"{name}: images/s {speeds}; int8 has {again:.1%} of the frames scored again in fp32", flush=True)
     return [
         Result(
             what=f"{name}: {key} / eager",

@@ -28,7 +28,7 @@ from guerdon.core.types import display_path
 from guerdon.data.files.checksums import check_archive, load_torch
 from guerdon.data.files.rebuild import one_line
 from guerdon.data.files.small_files import parse_json, read_small
-from guerdon.rewards.image.state import read_safetensors
+from guerdon.rewards.image.weights import read_safetensors
 
 log = logging.getLogger("guerdon")
 

@@ -20,7 +20,7 @@ from guerdon.data.files import safe_pickle, torch_files
 from guerdon.data.files.rebuild import Allowed, one_line, set_state
 from guerdon.data.files.unpickler import PickleMachine
 from guerdon.rewards.image.encoders import ResNet, make_resnet
-from guerdon.rewards.image.state import has_batch_norm, load_weights, read_weights, strip_prefixes
+from guerdon.rewards.image.weights import has_batch_norm, load_weights, read_weights, strip_prefixes
 
 logger = logging.getLogger("guerdon")
 
@@ -39,7 +39,7 @@ _FLAX_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 _FLAX_HEAD = "output_head"  # ImageNet's classifier
 
 
-def make_encoder(config: RewardModelConfig) -> ResNet:
+def encoder_for(config: RewardModelConfig) -> ResNet:
     """The encoder that a config asks for: built, its weights loaded, and frozen where that is due.
 
     `freeze_encoder: auto` freezes it only if pretrained weights were loaded.

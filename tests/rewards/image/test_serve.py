@@ -146,7 +146,7 @@ def test_a_verdict_that_is_not_finite_is_an_error(checkpoint, frames):
     with torch.no_grad():
         list(manager.model.parameters())[-1].fill_(float("nan"))
     manager.to_device("cpu")
-    with pytest.raises(DataError, match="verdict on frame 0 of 4 is not finite"):
+    with pytest.raises(DataError, match="score of frame 0 of 4 is not finite"):
         manager.compute_rewards(frames[0][:4])
 
 
