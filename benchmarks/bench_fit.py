@@ -28,13 +28,11 @@ from guerdon.data.collect.run import collect
 from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.data.store.shard import EpisodeRecord, ShardSchema, episode_digest
 from guerdon.data.store.shard_index import ShardIndex, index_table, write_index
-from guerdon.datasets import RewardDataset
 from guerdon.fit import fit_reward_model
-from guerdon.fit.fit import score_rows
 from guerdon.fit.metrics import confusion
 from guerdon.fit.trainer import RewardModelTrainer
-from guerdon.models import build_model, load_checkpoint
-from guerdon.rewards.calibration import Calibration
+from guerdon.models import build_model
+from guerdon.serve import ImageRewardWorker
 
 EPISODES, EPOCHS, PLAIN_EPOCHS = 200, 100, 3
 SPARSE_BYTES = 9 << 30
@@ -152,16 +150,14 @@ def memory(folder: Path) -> list[Result]:
 
 
 def quality(folder: Path) -> list[Result]:
-    """Fit on 200 training episodes, then judge fresh ones that nobody has seen."""
+    """Fit on 200 training episodes, then score fresh ones that nobody has seen."""
     data = gather(folder / "train", 125, 125, seed=0)  # 20% are held out, 200 are trained on
     config = load_config("train_reward", [f"fit.data.path={data}"])
     result = fit_reward_model(config.reward.model, config.fit, folder=folder / "quality", tensorboard=False)
     fresh = EpisodeStore(gather(folder / "fresh", 100, 100, seed=99))
-    best, contract, _ = load_checkpoint(result.checkpoint)
-    assert contract.calibration is not None
-    prob = Calibration.from_dict(contract.calibration["map"]).apply(
-        score_rows(best, RewardDataset(fresh), np.arange(fresh.num_frames))
-    )
+    worker = ImageRewardWorker(result.checkpoint)
+    worker.init_worker()
+    prob = worker.score({"base_camera": fresh.frames("base_camera", range(fresh.num_frames))}).prob_success
     failures = ~fresh.success[fresh.episode]
     counts = confusion(prob, fresh.labels, result.threshold.threshold)
     rate = confusion(prob[failures], fresh.labels[failures], result.threshold.threshold).false_positive_rate

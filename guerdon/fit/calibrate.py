@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -56,12 +56,12 @@ def calibrate(logits: ArrayLike, labels: ArrayLike, episode: ArrayLike, *, seed:
         return Calibration()
     _, number = np.unique(np.asarray(episode), return_inverse=True)
     num_episodes = int(number.max()) + 1
+    if num_episodes < 2:
+        return _fit_temperature(x, y)
     fits = {"temperature": _fit_temperature}
     if num_episodes >= MIN_ISOTONIC_EPISODES:
         fits["isotonic"] = _fit_isotonic
     folds = min(MAX_FOLDS, num_episodes)
-    if folds < 2:
-        return _fit_temperature(x, y)
     fold = (np.random.default_rng(seed).permutation(num_episodes) % folds)[number]
     losses = {"identity": log_loss_per_frame(sigmoid(x), y)}
     for name, fit in fits.items():
@@ -74,9 +74,8 @@ def calibrate(logits: ArrayLike, labels: ArrayLike, episode: ArrayLike, *, seed:
         gain = np.bincount(number, losses["temperature"] - losses["isotonic"])  # [E], summed over frames
         if gain.sum() > gain.std(ddof=1) * math.sqrt(num_episodes):
             best = "isotonic"
-    fitted = fits[best](x, y)
     means = {name: float(loss.mean()) for name, loss in losses.items()}
-    return Calibration(**{**fields_of(fitted), "held_out_log_loss": means})
+    return replace(fits[best](x, y), held_out_log_loss=means)
 
 
 def _fit_temperature(logits: Float64Array, labels: Float64Array) -> Calibration:
@@ -209,7 +208,8 @@ def choose_threshold(
     caveats: list[str] = []
     threshold = lowest = _lowest_threshold(prob[~positive], target_fpr)
     if lowest >= float(prob.max()):
-        threshold = _next_below(prob, lowest)
+        lower = prob[prob < lowest]
+        threshold = float(lower.max() if len(lower) else np.nextafter(np.float32(lowest), np.float32(-1)))
         caveats.append(
             f"No threshold keeps the target of {target_fpr:.2%}: failure frames have the highest probability "
             "of all, so that nothing would fire. The threshold was lowered until something does."
@@ -246,12 +246,6 @@ def _lowest_threshold(negatives: FloatArray, target_fpr: float) -> float:
     """The smallest value that at most `target_fpr` of the negative frames exceed."""
     allowed = math.floor(target_fpr * len(negatives) + 1e-9)
     return float(np.partition(negatives, len(negatives) - 1 - allowed)[len(negatives) - 1 - allowed])
-
-
-def _next_below(prob: FloatArray, value: float) -> float:
-    """The highest probability below `value`, or the next smaller float32 if there is none."""
-    lower = prob[prob < value]
-    return float(lower.max() if len(lower) else np.nextafter(np.float32(value), np.float32(-1)))
 
 
 def _replay(
@@ -323,12 +317,7 @@ def _rare_interval(
 ) -> tuple[float, float]:
     """Interval of the share of `frames` that are `hits` (both bool [F]), made for shares that are small.
 
-    Args:
-        samples: float64 [R]; the share in each replay.
-        scores: for the episodes.
-        hits: what is counted.
-        frames: out of what.
-        confidence: of the interval.
+    `samples` (float64 [R]) is the share in each replay.
     """
     total, hit = scores.per_episode(frames), scores.per_episode(frames & hits)
     num_episodes, num_hit = int((total > 0).sum()), int((hit > 0).sum())
@@ -358,11 +347,9 @@ def binomial_upper_bound(hits: int, trials: int, tail: float) -> float:
     """Clopper-Pearson: the share at which so few hits have probability `tail`."""
     if hits >= trials:
         return 1.0
-    counts = range(hits + 1)
-    choose = np.array(
-        [math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1) for k in counts]
-    )
     k = np.arange(hits + 1)
+    lgamma = np.vectorize(math.lgamma, otypes=[np.float64])
+    choose = lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1)
     low, high = 0.0, 1.0
     for _ in range(50):
         share = (low + high) / 2
@@ -375,14 +362,13 @@ def _check_data(
     scores: LabelledScores, rate: float, upper_end: float, target_fpr: float
 ) -> tuple[bool, list[str]]:
     """Whether the episodes support the promise, and what is missing, in sentences."""
-    reasons = []
     counts = {"failure": int((~scores.success).sum()), "success": int(scores.success.sum())}
-    for kind, count in counts.items():
-        if count < MIN_EPISODES:
-            reasons.append(
-                f"Only {count} {kind} episodes: at least {MIN_EPISODES} are needed for an interval that "
-                "means anything."
-            )
+    reasons = [
+        f"Only {count} {kind} episodes: at least {MIN_EPISODES} are needed for an interval that "
+        "means anything."
+        for kind, count in counts.items()
+        if count < MIN_EPISODES
+    ]
     limit = 2 * target_fpr
     if upper_end > limit:
         there = int((scores.per_episode(~scores.positive) > 0).sum())
@@ -390,18 +376,15 @@ def _check_data(
         # fire shrinks with the number itself.
         ratio = (upper_end - rate) / (limit - rate) if rate < limit else math.inf
         needed = there * ratio**2 if rate > 0 else there * ratio
-        more = "" if math.isinf(needed) else f" About {_round_up(needed)} such episodes would be enough."
+        more = ""
+        if math.isfinite(needed):
+            unit = 10.0 ** max(0, math.floor(math.log10(needed)) - 1)  # two significant digits
+            more = f" About {math.ceil(needed / unit) * round(unit)} such episodes would be enough."
         reasons.append(
             f"With {there} episodes the false-positive rate is only known to lie below {upper_end:.2%}, "
             f"more than twice the target of {target_fpr:.2%}.{more}"
         )
     return not reasons, reasons
-
-
-def _round_up(value: float) -> int:
-    """To two significant digits."""
-    unit = 10.0 ** max(0, math.floor(math.log10(value)) - 1)
-    return math.ceil(value / unit) * round(unit)
 
 
 def _without_nan(value: Any) -> Any:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -96,14 +95,8 @@ def fit_reward_model(
 ) -> FitResult:
     """Fit, validate, calibrate and save, in as many processes as `cfg.distributed` says.
 
-    Args:
-        model_cfg: the `reward.model` section.
-        cfg: the `fit` section.
-        folder: the run's folder: metrics and, unless `cfg.save_dir` says otherwise, `checkpoints/`.
-        seed: decides split, weights, order and augmentation.
-        resume_dir: a checkpoint or a folder of checkpoints to go on from.
-        tensorboard: whether to log there beside `metrics.jsonl`.
-        group: the processes that do it together, if they have met already; each of them calls this.
+    The arguments are the fields of `FitJob`; `group` are the processes that do it together, if they are
+    connected already: each of them calls this.
     """
     from guerdon.fit.distributed import run_job  # it needs what is here
 
@@ -126,7 +119,7 @@ def fit_reward_model(
 def _with_a_camera(job: FitJob, store: EpisodeStore) -> FitJob:
     """The job; where no camera was named and the data has none of the usual name, with the data's first one.
 
-    Cameras of robots have names of their own, which the real-world document's commands do not give.
+    Cameras of robots have names of their own, which the commands of RLinf's real-world workflow do not give.
     """
     usual = RewardModelConfig().image_keys
     if job.model.image_keys != usual or usual[0] in store.cameras or not store.cameras:
@@ -240,7 +233,7 @@ def _device(cfg: FitConfig, group: ProcessGroup) -> torch.device:
 
 
 def open_data(model_cfg: RewardModelConfig, cfg: FitConfig, folder: Path) -> tuple[EpisodeStore, list[Fault]]:
-    """The labelled episodes; faults and the documents' statistics go to the log."""
+    """The labelled episodes; faults and the statistics that RLinf shows go to the log."""
     keys = cfg.data.image_keys
     if keys is not None and keys != model_cfg.image_keys:
         raise DataError(
@@ -363,14 +356,3 @@ def finish_fit(
         faults=faults,
         seconds=time.perf_counter() - started,
     )
-
-
-def score_rows(model: RewardModel, dataset: RewardDataset, rows: IntArray, batch: int = 256) -> Any:
-    """Logits of the model's verdict on frames of a data set -> float64 [n]."""
-    model.eval()
-    parts = []
-    with torch.no_grad():
-        for start in range(0, len(rows), batch):
-            frames = dataset.batch(rows[start : start + batch]).frames
-            parts.append(model(frames).double().cpu().numpy())
-    return np.concatenate(parts)

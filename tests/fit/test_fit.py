@@ -24,11 +24,11 @@ from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.data.summary import convert
 from guerdon.datasets import RewardDataset
 from guerdon.fit import fit_reward_model
-from guerdon.fit.fit import open_data, score_rows
+from guerdon.fit.fit import open_data
 from guerdon.fit.metrics import auc
 from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.models import build_model, load_checkpoint, save_checkpoint
-from tests.fit.synthetic import episode, write_store
+from tests.fit.synthetic import episode, score_rows, write_store
 
 MODEL = RewardModelConfig(
     model_type="binary_classifier", arch="resnet10", width=8, image_size=(3, 32, 32), hidden_dim=16
