@@ -68,7 +68,7 @@ def measure(name: str, model: RewardModel) -> list[Result]:
     images = model.images(random_frames(model, BATCH, 4)).flatten(0, 1)
     plain = coarse_scorer(model, activation_ranges(model.resnet, images, *model.scale_shift()))
     # Random weights give all frames nearly the same logit, so the threshold is put where as many frames are
-    # judged twice as with fitted models.
+    # scored twice as with fitted models.
     edge = float(np.quantile(plain(frames)[0], 1 - TWICE))
     int8 = TwoStepScorer(plain, fp32, threshold_logit=edge + 1.0, margin=1.0)
 

@@ -244,7 +244,7 @@ def launch(job: FitJob) -> FitResult:
     with tempfile.TemporaryDirectory(prefix="guerdon-fit-") as answers:
         try:
             with Interrupts(tell=lambda: setattr(stop, "value", 1)) as interrupts, interrupts.deferred():
-                ranks = start_processes(
+                ranks = start_processes(  # type: ignore[no-untyped-call]
                     _run_spawned_rank,
                     (count, store.port, job, Path(answers), threads, log.getEffectiveLevel(), stop),
                     count,

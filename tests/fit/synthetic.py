@@ -30,11 +30,8 @@ def score_rows(model, dataset, rows, batch=256):
     """Logits of frames of a data set -> float64 [n]."""
     model.eval()
     with torch.no_grad():
-        parts = [
-            model(dataset.batch(rows[i : i + batch]).frames).double().numpy()
-            for i in range(0, len(rows), batch)
-        ]
-    return np.concatenate(parts)
+        parts = [model(dataset.batch(rows[i : i + batch]).frames) for i in range(0, len(rows), batch)]
+    return torch.cat(parts).double().numpy()
 
 
 def write_store(path, count=24, **options):

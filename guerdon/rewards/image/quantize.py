@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -154,7 +155,7 @@ class _Graph:
     """Collects ONNX nodes, each between a dequantisation and a quantisation, which the runtime fuses."""
 
     def __init__(self) -> None:
-        self._onnx = _import_onnx()
+        self._onnx = _import("onnx")
         self._nodes: list[Any] = []
         self._constants: list[Any] = []
         self._steps = {"image": 1.0}  # name of an activation -> its quantisation step
@@ -237,7 +238,7 @@ class QuantizedEncoder(nn.Module):
 
     def __init__(self, graph: bytes, border: Tensor) -> None:
         super().__init__()
-        runtime = _import_runtime()
+        runtime = _import("onnxruntime")
         options = runtime.SessionOptions()
         # Each batch on a thread of its own: threads inside the runtime would wait for each other at every
         # layer, and spin meanwhile on the cores that torch wants.
@@ -270,8 +271,8 @@ def require_int8(resnet: ResNet | None = None) -> None:
     Args:
         resnet: must be one that can be quantised, if it is known already.
     """
-    _import_onnx()
-    _import_runtime()
+    for package in ("onnx", "onnxruntime"):
+        _import(package)
     if resnet is not None and resnet.norm != "batch":
         raise ConfigError(
             "int8 scoring needs an encoder with BatchNorm, not GroupNorm as this one has: "
@@ -279,20 +280,8 @@ def require_int8(resnet: ResNet | None = None) -> None:
         )
 
 
-def _import_onnx() -> Any:
+def _import(package: str) -> Any:
     try:
-        import onnx
-        import onnx.checker
-        import onnx.helper
-        import onnx.numpy_helper
+        return import_module(package)
     except ImportError as error:
         raise ConfigError(_INSTALL) from error
-    return onnx
-
-
-def _import_runtime() -> Any:
-    try:
-        import onnxruntime  # type: ignore[import-untyped, import-not-found, unused-ignore]
-    except ImportError as error:
-        raise ConfigError(_INSTALL) from error
-    return onnxruntime
