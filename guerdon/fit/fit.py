@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -297,8 +298,9 @@ def finish_fit(
     val_rows: IntArray,
     faults: tuple[Fault, ...],
     started: float,
+    known: Mapping[str, Any] | None = None,
 ) -> FitResult:
-    """Calibrate the best model on the held-out episodes and save it with all that is known of it."""
+    """Calibrate the best model on the held-out episodes and save it with its metrics, some of them `known`."""
     cfg, seed, checkpoints = trainer.cfg, trainer.seed, trainer.checkpoints
     extra = trainer.load_best()
     logits = trainer.score(val_rows)
@@ -324,7 +326,7 @@ def finish_fit(
         log.warning("calibration: %s", threshold.caveat)
     positive = store.labels >= 0.5
     first = float(store.step[positive].min()) if positive.any() else math.nan
-    metrics = {**summarize(scores, threshold.threshold), "first_success_step": first}
+    metrics = {**summarize(scores, threshold.threshold), "first_success_step": first, **(known or {})}
     if metrics["auc"] <= NO_BETTER:
         log.warning(
             "the model cannot tell success from failure: its AUC on held-out episodes is %.2f (chance: 0.5). "

@@ -28,7 +28,7 @@ from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.fit.fit import FitResult, finish_fit, open_data
 from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.rewards.calibration import fires
-from guerdon.rewards.image import load_checkpoint, save_checkpoint
+from guerdon.rewards.image import load_checkpoint
 from guerdon.rewards.image.contract import Contract
 from guerdon.rewards.image.int8_file import quantize_checkpoint
 
@@ -248,12 +248,13 @@ class Refitter:
             device=device,
             tensorboard=False,
         )
+        # The earliest success is that of whole episodes: mined frames have no step.
+        known = {"first_success_step": contract.metrics.get("first_success_step")}
         try:
             trainer.run()
-            result = finish_fit(trainer, store, val, tuple(self._faults), started)
+            result = finish_fit(trainer, store, val, tuple(self._faults), started, known)
         finally:
             trainer.close()
-        result = self._with_first_success(result, contract)
         if self._reward.model.precision == "int8":
             try:
                 quantize_checkpoint(result.checkpoint, dataset, np.unique(train), val, seed=self._seed)
@@ -279,13 +280,6 @@ class Refitter:
         repeats = round(SHARE / (1 - SHARE) * per_epoch / max(len(own), 1))
         own = np.tile(own, min(max(repeats, 1), MAX_REPEATS))
         return np.concatenate([train, own]), np.concatenate([val, mined[apart]])
-
-    def _with_first_success(self, result: FitResult, before: Contract) -> FitResult:
-        """The step of the earliest success is that of whole episodes; mined frames have no step."""
-        metrics = {**result.contract.metrics, "first_success_step": before.metrics.get("first_success_step")}
-        contract = replace(result.contract, metrics=metrics)
-        save_checkpoint(result.checkpoint, load_checkpoint(result.checkpoint)[0], contract)
-        return replace(result, contract=contract)
 
 
 def _new_folder(wanted: Path) -> Path:
