@@ -300,7 +300,7 @@ def finish_fit(
     started: float,
     known: Mapping[str, Any] | None = None,
 ) -> FitResult:
-    """Calibrate the best model on the held-out episodes and save it with its metrics, some of them `known`."""
+    """Calibrate the best model on the held-out episodes and save it with its metrics; some may be `known`."""
     cfg, seed, checkpoints = trainer.cfg, trainer.seed, trainer.checkpoints
     extra = trainer.load_best()
     logits = trainer.score(val_rows)
