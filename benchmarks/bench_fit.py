@@ -1,4 +1,4 @@
-"""Fitting: encoding once against every epoch, memory on a store larger than 8 GiB, quality on Tabletop."""
+"""FitProcess: encoding once against every epoch, memory on a store larger than 8 GiB, quality on Tabletop."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ from guerdon.data.collect.run import collect
 from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.data.store.shard import EpisodeRecord, ShardSchema, episode_digest
 from guerdon.data.store.shard_index import ShardIndex, index_table, write_index
-from guerdon.datasets import RewardDataset
 from guerdon.fit import fit_reward_model
-from guerdon.fit.fit import score_rows
 from guerdon.fit.metrics import confusion
-from guerdon.fit.trainer import Trainer
-from guerdon.models import build_model, load_checkpoint
-from guerdon.rewards.calibration import Calibration
+from guerdon.fit.trainer import RewardModelTrainer
+from guerdon.models import build_model
+from guerdon.serve import ImageRewardWorker
 
 EPISODES, EPOCHS, PLAIN_EPOCHS = 200, 100, 3
 SPARSE_BYTES = 9 << 30
@@ -79,7 +77,7 @@ def encode_once(folder: Path) -> list[Result]:
         data=FitDataConfig(path=str(data)),
     )
     cached = fit_reward_model(model, fit, folder=folder / "cached", tensorboard=False)
-    Trainer._may_cache = lambda self: False  # type: ignore[method-assign]
+    RewardModelTrainer._may_cache = lambda self: False  # type: ignore[method-assign]
     one = fit_reward_model(model, replace(fit, epochs=1), folder=folder / "one", tensorboard=False)
     few = fit_reward_model(
         model, replace(fit, epochs=PLAIN_EPOCHS), folder=folder / "plain", tensorboard=False
@@ -131,9 +129,9 @@ def memory(folder: Path) -> list[Result]:
     )
     build_model(model)
     before, peak = rss_anon(), 0
-    original = Trainer._train_step
+    original = RewardModelTrainer._train_step
 
-    def watched(self: Trainer, rows: np.ndarray) -> float:
+    def watched(self: RewardModelTrainer, rows: np.ndarray) -> float:
         nonlocal peak
         loss = original(self, rows)
         peak = max(peak, rss_anon() - before)
@@ -141,27 +139,25 @@ def memory(folder: Path) -> list[Result]:
             self._val_rows = self._val_rows[:: len(self._val_rows) // 2000]
         return loss
 
-    Trainer._train_step = watched  # type: ignore[method-assign]
+    RewardModelTrainer._train_step = watched  # type: ignore[method-assign]
     try:
         fit_reward_model(model, fit, folder=folder / "memory", tensorboard=False)
     except Exception as error:  # the holes are all alike, so calibration may object; memory is what counts
         print(f"   (after training: {type(error).__name__})")
-    Trainer._train_step = original  # type: ignore[method-assign]
+    RewardModelTrainer._train_step = original  # type: ignore[method-assign]
     what = "RssAnon above the model while fitting on 9 GiB"
     return [Result(what=what, value=peak / 2**30, target=2.0, at_least=False, unit="GiB")]
 
 
 def quality(folder: Path) -> list[Result]:
-    """Fit on 200 training episodes, then judge fresh ones that nobody has seen."""
+    """Fit on 200 training episodes, then score fresh ones that nobody has seen."""
     data = gather(folder / "train", 125, 125, seed=0)  # 20% are held out, 200 are trained on
     config = load_config("train_reward", [f"fit.data.path={data}"])
     result = fit_reward_model(config.reward.model, config.fit, folder=folder / "quality", tensorboard=False)
     fresh = EpisodeStore(gather(folder / "fresh", 100, 100, seed=99))
-    best, contract, _ = load_checkpoint(result.checkpoint)
-    assert contract.calibration is not None
-    prob = Calibration.from_dict(contract.calibration["map"]).apply(
-        score_rows(best, RewardDataset(fresh), np.arange(fresh.num_frames))
-    )
+    worker = ImageRewardWorker(result.checkpoint)
+    worker.init_worker()
+    prob = worker.score({"base_camera": fresh.frames("base_camera", range(fresh.num_frames))}).prob_success
     failures = ~fresh.success[fresh.episode]
     counts = confusion(prob, fresh.labels, result.threshold.threshold)
     rate = confusion(prob[failures], fresh.labels[failures], result.threshold.threshold).false_positive_rate

@@ -68,7 +68,7 @@ def measure(name: str, model: RewardModel) -> list[Result]:
     images = model.images(random_frames(model, BATCH, 4)).flatten(0, 1)
     plain = coarse_scorer(model, activation_ranges(model.resnet, images, *model.scale_shift()))
     # Random weights give all frames nearly the same logit, so the threshold is put where as many frames are
-    # judged twice as with fitted models.
+    # scored twice as with fitted models.
     edge = float(np.quantile(plain(frames)[0], 1 - TWICE))
     int8 = TwoStepScorer(plain, fp32, threshold_logit=edge + 1.0, margin=1.0)
 
@@ -85,7 +85,7 @@ def measure(name: str, model: RewardModel) -> list[Result]:
     times = seconds_by_round(candidates)
     speeds = ", ".join(f"{key} {BATCH / np.median(values):,.0f}" for key, values in times.items())
     again = int8.near(plain(frames)[0]).mean()
-    print(f"{name}: images/s {speeds}; int8 has {again:.1%} of the frames judged again in fp32", flush=True)
+    print(f"{name}: images/s {speeds}; int8 has {again:.1%} of the frames scored again in fp32", flush=True)
     return [
         Result(
             what=f"{name}: {key} / eager",

@@ -12,9 +12,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from guerdon.config import RewardConfig, RewardModelConfig
 from guerdon.core.types import Episode
 from guerdon.data.store import StoreWriter
-from guerdon.fit.calibrate import calibrate
+from guerdon.fit.calibrate import calibrate, choose_threshold
 from guerdon.fit.metrics import LabelledScores
-from guerdon.fit.threshold import choose_threshold
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
 from guerdon.rewards.calibration import TILT, Calibration
 from tests.rewards.image.frames import eager, lively

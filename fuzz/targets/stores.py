@@ -38,7 +38,7 @@ from guerdon.data.formats.maniskill_h5 import ManiSkillH5
 from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.fit.state import Progress
 from guerdon.models import Contract, load_checkpoint, save_checkpoint
-from guerdon.rewards.image.registry import build_model
+from guerdon.rewards.image.models import build_model
 from guerdon.rewards.model import _read as read_reward_model
 from guerdon.training.checkpoints import load_policy, save_policy
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from guerdon.config import NetworkConfig
 from guerdon.core.errors import ConfigError
+from guerdon.rewards.image.encoders import SmallCNN, make_encoder
 
 Obs: TypeAlias = dict[str, Tensor]
 """`state` -> float32 [N, S], camera -> uint8 [N, H, W, C]."""
@@ -80,9 +81,6 @@ def shift_images(images: Tensor, moves: Tensor) -> Tensor:
     return images.reshape(-1, channels).index_select(0, pixels.reshape(-1)).view(images.shape)
 
 
-_CHANNELS = (32, 64, 64)
-
-
 class ObsEncoder(nn.Module):
     """Features of an observation: the state as it is, beside what a small CNN sees in the images."""
 
@@ -106,31 +104,17 @@ def _cnn(images: Sequence[tuple[str, tuple[int, int, int]]], num_features: int) 
     height, width = images[0][1][:2]
     if any(shape[:2] != (height, width) for _, shape in images):
         raise ConfigError(f"all cameras of an observation must have one image size, not {dict(images)}")
-    channels, layers = sum(shape[2] for _, shape in images), list[nn.Module]()
-    for stride, out in zip(_strides(height, width), _CHANNELS, strict=True):
-        layers += [nn.Conv2d(channels, out, stride + 2, stride, padding=1), nn.ReLU()]
-        channels = out
-    body = nn.Sequential(*layers, nn.Flatten())
+    channels = sum(shape[2] for _, shape in images)
+    body = make_encoder("cnn", in_channels=channels, image_size=(height, width))
     size = cnn_output_size(images)
-    for layer in layers:
-        if isinstance(layer, nn.Conv2d):
-            _orthogonal(layer, math.sqrt(2))
     return nn.Sequential(
         body, _orthogonal(nn.Linear(size, num_features), math.sqrt(2)), nn.LayerNorm(num_features), nn.Tanh()
     )
 
 
-def _strides(height: int, width: int) -> tuple[int, int, int]:
-    """Large images are reduced at once: most time goes there."""
-    return (4 if min(height, width) >= 48 else 2, 2, 2)
-
-
 def cnn_output_size(images: Sequence[tuple[str, tuple[int, int, int]]]) -> int:
     """Numbers that the convolutions make of images of one size."""
-    height, width = images[0][1][:2]
-    for stride in _strides(height, width):  # kernels are larger than the stride by 2, padding is 1
-        height, width = height // stride, width // stride
-    return _CHANNELS[-1] * height * width
+    return SmallCNN.output_size(*images[0][1][:2])
 
 
 def mlp(size_in: int, size_out: int, cfg: NetworkConfig, *, out_gain: float = 1.0) -> nn.Sequential:

@@ -26,14 +26,13 @@ from guerdon.data.datasets.frames import (
     rows_of,
     split_store,
 )
+from guerdon.fit.calibrate import Threshold, choose_threshold
 from guerdon.fit.metrics import LabelledScores, summarize
-from guerdon.fit.quantized import quantize_checkpoint
-from guerdon.fit.threshold import Threshold, choose_threshold
 from guerdon.monitoring.card import write_card
 from guerdon.monitoring.verdict import CardInputs
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.image import load_checkpoint
-from guerdon.rewards.image.int8_file import int8_path
+from guerdon.rewards.image.int8_file import int8_path, quantize_checkpoint
 from guerdon.rewards.image.worker import ImageRewardWorker
 
 
@@ -148,7 +147,8 @@ def quantize(data: Path | str, checkpoint: Path | str, threshold: float | None) 
             rows_of(store, splits["val"], only_at_rest=resting),
             threshold=threshold,
         )
-    numbers = {name: getattr(made, name) for name in ("agreement", "judged_twice", "num_check_frames")}
+    numbers = {name: getattr(made, name) for name in ("agreement", "num_check_frames")}
+    numbers["judged_twice"] = made.rescored
     return {**numbers, "margin": made.margin, "file": str(int8_path(checkpoint))}
 
 

@@ -72,7 +72,7 @@ def command() -> NoReturn:
     """The program: `main`, then the end of the process."""
     code = main()
     if os.environ.get("RANK"):  # one of several processes: torch is loaded already
-        from guerdon.fit.team import end_process, under_torchrun
+        from guerdon.fit.process_group import end_process, under_torchrun
 
         if under_torchrun():
             end_process(code)
@@ -215,11 +215,11 @@ def _limit(target: int | None) -> str:
 def _train_reward(arguments: argparse.Namespace) -> int:
     from guerdon.cli.train_reward import fit_lines, fit_summary, train_reward
     from guerdon.config import load_config
-    from guerdon.fit.team import speaks_for_all
+    from guerdon.fit.process_group import is_main_process
 
     config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
     folder, result = train_reward(config)
-    if speaks_for_all():
+    if is_main_process():
         print_result(arguments, {**fit_summary(result), "folder": str(folder)}, fit_lines(result, folder))
     return 0
 

@@ -18,7 +18,7 @@ from guerdon.core.errors import RunInterrupted
 from guerdon.core.interrupts import Interrupts, also_ask
 from guerdon.core.types import display_path
 from guerdon.fit import FitResult
-from guerdon.fit.distributed import run_job, torchrun_team
+from guerdon.fit.distributed import run_job, torchrun_group
 from guerdon.fit.fit import FitJob
 from guerdon.training.folders import run_folder
 
@@ -35,10 +35,10 @@ def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:
             result = _fit_on_ray(config, _job(config, folder.resolve()))
             _write_summary(folder, result)
             return folder, result
-    with torchrun_team(config.fit) as team, ExitStack() as stack:
-        folder = team.from_first(lambda: _write_config(config, stack.enter_context(run_folder(config))))
-        result = run_job(_job(config, folder), team)
-        if team.first:
+    with torchrun_group(config.fit) as group, ExitStack() as stack:
+        folder = group.on_main(lambda: _write_config(config, stack.enter_context(run_folder(config))))
+        result = run_job(_job(config, folder), group)
+        if group.is_main:
             _write_summary(folder, result)
     return folder, result
 

@@ -88,7 +88,7 @@ class FitDataConfig(Checked):
     image_keys: tuple[str, ...] | None = None
     """Cameras to read; null means `reward.model.image_keys`."""
     num_workers: NonNegativeInt = 0
-    """Loader processes in the documents; without effect, as frames are mapped and a batch is one gather."""
+    """RLinf's loader processes; without effect, as frames are mapped and a batch is one gather."""
     num_samples_per_episode: NonNegativeInt = 0
     """Frames drawn from each episode; 0 takes all."""
     fail_success_ratio: NonNegativeFloat | None = None
@@ -116,8 +116,8 @@ class FitConfig(Checked):
     """`fit`: stage 2, from labelled episodes to a reward model."""
 
     enabled: bool = False
-    """Of the documents; `guerdon train-reward` fits whatever it says, and `guerdon train` only says that it
-    does not."""
+    """A key of RLinf's workflow. `guerdon train-reward` fits whatever it says; `guerdon train` only reports
+    that it does not fit."""
     only: bool = False
     """Fit and end, without touching the environment."""
     backend: Literal["auto", "simple", "ddp", "fsdp"] = "auto"

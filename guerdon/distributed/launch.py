@@ -20,8 +20,7 @@ from guerdon.core.errors import ClusterError, GuerdonError, WorkerError, WorkerL
 from guerdon.distributed.engine import Group, Pending, WorkerSpec
 from guerdon.distributed.placement import entries_of
 from guerdon.distributed.ray_engine import RayEngine
-from guerdon.fit.distributed import LostContact
-from guerdon.fit.team import open_store
+from guerdon.fit.process_group import PeerLostError, open_store
 
 STORE_TIMEOUT = timedelta(minutes=5)
 """How long a rank waits for what another one writes to the meeting point; torch's own default."""
@@ -148,7 +147,7 @@ def _all_or_none(group: Group, pending: Sequence[Pending], timeout_seconds: floa
         except WorkerLostError as error:
             raise ClusterError(f"rank {error.rank} of {len(pending)} was lost: {error.reason}") from error
         except GuerdonError as error:
-            if failure is None or isinstance(failure, LostContact):  # an echo, which knows least
+            if failure is None or isinstance(failure, PeerLostError):  # an echo, which knows least
                 failure = error
     if failure is not None:
         raise failure

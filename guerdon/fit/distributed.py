@@ -1,7 +1,11 @@
-"""Starting the processes of a fit: on this machine, under `torchrun`, or one by one from another launcher.
+"""Running a fit in several processes: started here, by `torchrun`, or one by one by another launcher.
 
-A launcher of its own kind (Ray) calls `run_rank` once in each of its processes, with the same job and the
-address of the machine where rank 0 is.
+torch's own `start_processes`, on which `torchrun` is built, starts and ends the processes on this machine.
+`torchrun`'s agent itself is not used for them: it tells errors as text instead of raising them, and on Ctrl-C
+it signals processes which the terminal has signalled already, so that they would end without saving.
+
+Another launcher (Ray) calls `run_rank` once in each of its processes, with the same job and the address of
+the machine where rank 0 is.
 """
 
 from __future__ import annotations
@@ -9,56 +13,72 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
+from torch.multiprocessing.spawn import (
+    ProcessContext,
+    ProcessException,
+    ProcessExitedException,
+    start_processes,
+)
+from typing_extensions import Self
 
 from guerdon.config import FitConfig
+from guerdon.core.atomic import write_atomic
 from guerdon.core.errors import ConfigError, GuerdonError, RunInterrupted, WorkerError
 from guerdon.core.interrupts import Interrupts, also_ask
 from guerdon.core.parent_watch import end_with
-from guerdon.fit.features import FILE
-from guerdon.fit.fit import FitJob, FitResult, Fitting
-from guerdon.fit.spread import strategy_of
-from guerdon.fit.team import Team, backend_of, end_process, lost_contact, open_store, portable, under_torchrun
-from guerdon.fit.worker import FSDPRewardWorker
+from guerdon.fit.distributed_model import strategy_of
+from guerdon.fit.fit import FitJob, FitProcess, FitResult
+from guerdon.fit.inputs import FEATURES_FILE
+from guerdon.fit.process_group import (
+    PeerLostError,
+    ProcessGroup,
+    backend_of,
+    end_process,
+    is_peer_lost,
+    open_store,
+    picklable,
+    under_torchrun,
+)
 from guerdon.rewards.image.quantize import require_int8
 
 log = logging.getLogger("guerdon")
 
 LOCALHOST = "127.0.0.1"
 START_METHOD = "spawn"
-"""A process that is started anew knows nothing of what this one has loaded or changed; it takes seconds."""
+"""A spawned process knows nothing of what this one has loaded or changed; starting it takes seconds."""
 GRACE_SECONDS = 5.0
-"""How long a process may take to end when it is told to, and the others to say why they failed."""
+"""A rank that lost its peers waits so long before it ends: the peer that is the cause can tell why first."""
 
 
-def run_job(job: FitJob, team: Team | None = None) -> FitResult:
-    """Fit in as many processes as the job says, as `torchrun` has started, or as have met in `team`."""
+def run_job(job: FitJob, group: ProcessGroup | None = None) -> FitResult:
+    """Fit in as many processes as the job says, as `torchrun` has started, or as are in `group`."""
     count = job.cfg.distributed.num_processes
-    if team is None and under_torchrun():
-        with torchrun_team(job.cfg) as team:
-            return run_job(job, team)
-    if team is None or team.world_size == 1:
+    if group is None and under_torchrun():
+        with torchrun_group(job.cfg) as group:
+            return run_job(job, group)
+    if group is None or group.world_size == 1:
         strategy_of(job.cfg, count)
         if count > 1:
             _check_devices(job.cfg)
             if job.model.precision == "int8":
                 require_int8()
             return launch(job)
-        team = Team()
-    with _explained(team.rank, team.world_size, job.cfg), Fitting(job, team) as fitting:
-        return fitting.run()
+        group = ProcessGroup()
+    with _explain_lost_peers(group.rank, group.world_size, job.cfg), FitProcess(job, group) as process:
+        return process.run()
 
 
 def _check_devices(cfg: FitConfig) -> None:
@@ -71,10 +91,10 @@ def _check_devices(cfg: FitConfig) -> None:
         )
 
 
-def torchrun_team(cfg: FitConfig) -> Team:
-    """The processes that `torchrun` has started; a team of one without it."""
+def torchrun_group(cfg: FitConfig) -> ProcessGroup:
+    """The processes that `torchrun` has started; a group of one without it."""
     if not under_torchrun():
-        return Team()
+        return ProcessGroup()
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun itself is our parent
         end_with(os.getppid())
     rank, there = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -83,9 +103,109 @@ def torchrun_team(cfg: FitConfig) -> Team:
         raise ConfigError(
             f"fit.distributed.num_processes is {section.num_processes}, but torchrun started {there}"
         )
-    return Team.join(
+    return ProcessGroup.join(
         rank, there, communication=section.communication, timeout_seconds=section.timeout_seconds
     )
+
+
+@contextmanager
+def _explain_lost_peers(rank: int, world_size: int, cfg: FitConfig) -> Iterator[None]:
+    """Say what a broken connection means."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_peer_lost(error):
+            raise
+        raise PeerLostError(
+            f"rank {rank} of {world_size} lost contact with the others, one of which died or did not answer "
+            f"within {cfg.distributed.timeout_seconds:g} s: {str(error).splitlines()[0]}"
+        ) from error
+
+
+class FSDPRewardWorker:
+    """One process of a sharded fit. A plain class; engines decide where it lives.
+
+    Every rank calls the same methods in the same order; rank 0 decides and writes. With `world_size` 1 it is
+    the trainer in this process, and needs no address.
+
+    Args:
+        job: what to fit, the same on every rank; the data must be readable from here.
+        rank: of this worker, from 0.
+        world_size: how many there are.
+        address: of the machine where rank 0 is; None (with `port`): as `torchrun` says.
+        port: a free one on that machine.
+        hosted: somebody else has opened that port as a `torch.distributed.TCPStore`; otherwise rank 0 does.
+    """
+
+    def __init__(
+        self,
+        job: FitJob,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        address: str | None = None,
+        port: int | None = None,
+        hosted: bool = False,
+    ) -> None:
+        self.job, self.rank, self.world_size = job, rank, world_size
+        self._address, self._port, self._hosted = address, port, hosted
+        self._group: ProcessGroup | None = None
+        self._process: FitProcess | None = None
+
+    def init_worker(self) -> None:
+        """Connect to the other workers, open the data, build the model and go to `resume_dir`'s step."""
+        section = self.job.cfg.distributed
+        self._group = ProcessGroup.join(
+            self.rank,
+            self.world_size,
+            address=self._address,
+            port=self._port,
+            hosted=self._hosted,
+            communication=section.communication,
+            timeout_seconds=section.timeout_seconds,
+        )
+        try:
+            self._process = FitProcess(self.job, self._group)
+        except BaseException:  # Ctrl-C too: the others must not wait for this one
+            self.close()
+            raise
+
+    def fit(self) -> FitResult:
+        """Train, calibrate, save; the same result on every rank."""
+        return self.process.run()
+
+    def save_checkpoint(self, path: Path | str, step: int) -> Path:
+        """Save the training state as `path/step_{step}/checkpoint.pt`, whole; returns that folder.
+
+        Every rank must call it. Any number of workers, or one process, can go on from it.
+        """
+        target = Path(path) / f"step_{step}"
+        self.process.trainer.start()
+        self.process.trainer.save(target / "checkpoint.pt")
+        return target
+
+    def close(self) -> None:
+        """Leave the others and remove temporary files."""
+        if self._process is not None:
+            self._process.__exit__()
+            self._process = None
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def __enter__(self) -> Self:
+        self.init_worker()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def process(self) -> FitProcess:
+        """This worker's part in the fit."""
+        if self._process is None:
+            raise ConfigError("the reward worker is not in a fit yet: call init_worker() first")
+        return self._process
 
 
 def run_rank(
@@ -97,15 +217,7 @@ def run_rank(
     *,
     hosted: bool = False,
 ) -> FitResult:
-    """Take part in a fit as one of several processes; blocks until it ends.
-
-    Args:
-        rank: of this process; rank 0 decides, writes and logs.
-        world_size: how many processes call this.
-        address: of the machine where rank 0 is; None (with `port`): as `torchrun` says.
-        port: a free one on that machine.
-        job: the same for all; the data must be readable from here.
-        hosted: somebody else has opened that port as a `torch.distributed.TCPStore`; otherwise rank 0 does.
+    """Take part in a fit as one of several processes; blocks until it ends. See `FSDPRewardWorker`.
 
     Raises:
         WorkerError: another process died or did not answer in `fit.distributed.timeout_seconds`.
@@ -113,38 +225,73 @@ def run_rank(
     worker = FSDPRewardWorker(
         job, rank=rank, world_size=world_size, address=address, port=port, hosted=hosted
     )
-    with _explained(rank, world_size, job.cfg), worker:
+    with _explain_lost_peers(rank, world_size, job.cfg), worker:
         return worker.fit()
-
-
-@contextmanager
-def _explained(rank: int, world_size: int, cfg: FitConfig) -> Iterator[None]:
-    """Say what a broken connection means."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not lost_contact(error):
-            raise
-        raise LostContact(
-            f"rank {rank} of {world_size} lost contact with the others, one of which died or did not answer "
-            f"within {cfg.distributed.timeout_seconds:g} s: {str(error).splitlines()[0]}"
-        ) from error
-
-
-class LostContact(WorkerError):
-    """Another rank is the cause; if it can still speak, its own error says more."""
 
 
 # Processes on this machine
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    """What a process says when it ends."""
+def launch(job: FitJob) -> FitResult:
+    """Fit in `fit.distributed.num_processes` processes on this machine, which end when this call does."""
+    count = job.cfg.distributed.num_processes
+    # The store is opened here, on a port that is ours from the start.
+    store = open_store(LOCALHOST, 0, count, True, timedelta(seconds=job.cfg.distributed.timeout_seconds))
+    threads = max(1, torch.get_num_threads() // count)
+    stop = multiprocessing.get_context(START_METHOD).RawValue("b", 0)  # Ctrl-C is for this process
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # our own error tells more
+    ranks: ProcessContext | None = None
+    with tempfile.TemporaryDirectory(prefix="guerdon-fit-") as answers:
+        try:
+            with Interrupts(tell=lambda: setattr(stop, "value", 1)) as interrupts, interrupts.deferred():
+                ranks = start_processes(  # type: ignore[no-untyped-call]
+                    _run_spawned_rank,
+                    (count, store.port, job, Path(answers), threads, log.getEffectiveLevel(), stop),
+                    count,
+                    join=False,
+                    start_method=START_METHOD,
+                )
+                while not ranks.join():
+                    pass
+            return _read_answer(Path(answers), 0)[0]
+        except ProcessException as ended:
+            _raise_cause(Path(answers), count, ended)
+        finally:
+            for process in ranks.processes if ranks is not None else ():
+                process.kill()
+                process.join()
+            (job.folder / FEATURES_FILE).unlink(missing_ok=True)  # a process that was ended could not
 
-    result: FitResult | None = None
-    error: BaseException | None = None
-    trace: str = ""
+
+def _run_spawned_rank(
+    rank: int, count: int, port: int, job: FitJob, answers: Path, threads: int, level: int, stop: Any
+) -> NoReturn:
+    """The main function of a started process; leaves its result or its error in the folder `answers`."""
+    parent: Any = multiprocessing.parent_process()
+    end_with(parent.pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which sets `stop`
+    also_ask(lambda: bool(stop.value))
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(message)s")
+    torch.set_num_threads(threads)
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine
+    result, failure, trace = None, None, ""
+    try:
+        result = run_rank(rank, count, LOCALHOST, port, job, hosted=True)
+    except (Exception, RunInterrupted) as error:
+        failure, trace = picklable(error), traceback.format_exc()
+    answer = pickle.dumps((result, failure, trace))
+    write_atomic(answers / str(rank), lambda file: file.write(answer))
+    if isinstance(failure, PeerLostError):
+        time.sleep(GRACE_SECONDS)
+    end_process(0 if failure is None else 1)
+
+
+def _read_answer(answers: Path, rank: int) -> tuple[FitResult, BaseException | None, str]:
+    """Result, error and traceback that a rank left."""
+    answer: Any = pickle.loads((answers / str(rank)).read_bytes())  # noqa: S301  # our own bytes
+    result, failure, trace = answer
+    return result, failure, trace
 
 
 class _RemoteTrace(Exception):
@@ -154,128 +301,29 @@ class _RemoteTrace(Exception):
         return f"\n{self.args[0]}"
 
 
-def launch(job: FitJob) -> FitResult:
-    """Fit in `fit.distributed.num_processes` processes on this machine, which end when this call does."""
-    count = job.cfg.distributed.num_processes
-    # The meeting point is here, on a port that is ours from the start.
-    timeout = timedelta(seconds=job.cfg.distributed.timeout_seconds)
-    store = open_store(LOCALHOST, 0, count, True, timeout)
-    context: Any = multiprocessing.get_context(START_METHOD)
-    threads = max(1, torch.get_num_threads() // count)
-    stop = context.RawValue("b", 0)  # Ctrl-C is for this process, which hands it on
-    processes: list[BaseProcess] = []
-    pipes: list[Connection] = []
-    try:
-        for rank in range(count):
-            ours, theirs = context.Pipe(duplex=False)
-            place = (rank, count, store.port)
-            process = context.Process(
-                target=_process,
-                args=(place, job, theirs, threads, log.getEffectiveLevel(), stop),
-                name=f"fit rank {rank}",
+def _raise_cause(answers: Path, count: int, ended: ProcessException) -> NoReturn:
+    """Raise the error of the rank that failed, or say how it died without one.
+
+    A rank that only lost its peers knows least: the error of another one is preferred.
+    """
+    failed = ended.error_index
+    if not (answers / str(failed)).exists():
+        how = "with an error"
+        if isinstance(ended, ProcessExitedException):
+            how = (
+                f"by signal {ended.signal_name}" if ended.signal_name else f"with exit code {ended.exit_code}"
             )
-            pipes.append(ours)
-            processes.append(process)
-            process.start()
-            theirs.close()  # so that the end of the process is the end of the pipe
-        with Interrupts(tell=lambda: setattr(stop, "value", 1)) as interrupts, interrupts.deferred():
-            result = _outcome(pipes, processes)
-        for process in processes:
-            process.join(GRACE_SECONDS)
-        return result
-    finally:
-        _end(processes)
-        for pipe in pipes:
-            pipe.close()
-        (job.folder / FILE).unlink(missing_ok=True)  # a process that was ended could not clear up
-
-
-def _outcome(pipes: list[Connection], processes: list[BaseProcess]) -> FitResult:
-    """Wait for rank 0's result, or for the first process that fails."""
-    waiting = dict(zip(pipes, range(len(pipes)), strict=True))
-    results: dict[int, _Answer] = {}
-    failed: dict[int, _Answer] = {}
-    deadline: float | None = None
-    while waiting and (deadline is None or time.monotonic() < deadline):
-        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        for pipe in wait(list(waiting), timeout=left):
-            assert isinstance(pipe, Connection)
-            rank = waiting.pop(pipe)
-            answer = _hear(pipe, processes[rank], rank, len(processes))
-            (results if answer.error is None else failed)[rank] = answer
-        if failed and deadline is None:
-            deadline = time.monotonic() + GRACE_SECONDS  # whoever caused it may still be about to speak
-        if any(not isinstance(answer.error, LostContact) for answer in failed.values()):
-            break
-    if not failed:
-        result = results[0].result
-        assert result is not None
-        return result
-    # Those that only lost contact know least.
-    first = min(failed, key=lambda rank: (isinstance(failed[rank].error, LostContact), rank))
-    error = failed[first].error
-    assert error is not None
-    if isinstance(error, GuerdonError | RunInterrupted):
-        raise error from (_RemoteTrace(failed[first].trace) if failed[first].trace else None)
-    text = f"rank {first} of {len(processes)} failed: {type(error).__name__}: {error}"
-    raise WorkerError(text) from _RemoteTrace(failed[first].trace)
-
-
-def _hear(pipe: Connection, process: BaseProcess, rank: int, count: int) -> _Answer:
-    """What a process says, or what its silence means."""
-    try:
-        answer: _Answer = pipe.recv()
-        return answer
-    except EOFError:
-        process.join(GRACE_SECONDS)
-        code = process.exitcode
-        how = f"with exit code {code}"
-        if code is not None and code < 0:
-            how = f"by signal {signal.Signals(-code).name}"
-            if code == -signal.SIGKILL:
+            if ended.signal_name == "SIGKILL":
                 how += " (out of memory, or somebody killed it)"
-        return _Answer(
-            error=WorkerError(
-                f"rank {rank} of {count} of the fit died {how}; the others were ended. "
-                "runner.resume_dir goes on from the last checkpoint"
-            )
-        )
-
-
-def _end(processes: list[BaseProcess]) -> None:
-    """End what still runs: politely, then not."""
-    for kill in (False, True):
-        running = [process for process in processes if process.pid is not None and process.is_alive()]
-        for process in running:
-            (process.kill if kill else process.terminate)()
-        limit = time.monotonic() + GRACE_SECONDS
-        for process in running:
-            process.join(max(limit - time.monotonic(), 0.0))
-    for process in processes:
-        if process.pid is not None and not process.is_alive():
-            process.join()
-
-
-def _process(
-    place: tuple[int, int, int], job: FitJob, pipe: Connection, threads: int, level: int, stop: Any
-) -> None:
-    """The main function of a started process."""
-    rank, count, port = place
-    parent: Any = multiprocessing.parent_process()
-    end_with(parent.pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which tells this process
-    also_ask(lambda: bool(stop.value))
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(message)s")
-    torch.set_num_threads(threads)
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine
-    try:
-        answer = _Answer(result=run_rank(rank, count, LOCALHOST, port, job, hosted=True))
-        if rank > 0:
-            answer = replace(answer, result=None)  # rank 0's is the one that is used
-    except (Exception, RunInterrupted) as error:
-        answer = _Answer(error=portable(error), trace=traceback.format_exc())
-    with suppress(BrokenPipeError):  # the parent has ended the fit already
-        pipe.send(answer)
-    pipe.close()
-    end_process(0)
+        raise WorkerError(
+            f"rank {failed} of {count} of the fit died {how}; the others were ended. "
+            "runner.resume_dir goes on from the last checkpoint"
+        ) from ended
+    told = [rank for rank in (failed, *range(count)) if (answers / str(rank)).exists()]
+    errors = [
+        (rank, error, trace) for rank in told for _, error, trace in [_read_answer(answers, rank)] if error
+    ]
+    rank, error, trace = min(errors, key=lambda each: isinstance(each[1], PeerLostError))
+    if not isinstance(error, GuerdonError | RunInterrupted):
+        error = WorkerError(f"rank {rank} of {count} failed: {type(error).__name__}: {error}")
+    raise error from _RemoteTrace(trace)

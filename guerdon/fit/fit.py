@@ -23,16 +23,15 @@ from guerdon.data.datasets.pictures import save_training_pictures
 from guerdon.data.datasets.probe import blind_camera_message, probe_store
 from guerdon.data.datasets.sampling import EpochSampler
 from guerdon.data.store import EpisodeStore
-from guerdon.fit.calibrate import calibrate
+from guerdon.fit.calibrate import Threshold, calibrate, choose_threshold
+from guerdon.fit.distributed_model import strategy_of
 from guerdon.fit.metrics import LabelledScores, summarize
-from guerdon.fit.quantized import quantize_checkpoint
-from guerdon.fit.spread import strategy_of
+from guerdon.fit.process_group import ProcessGroup
 from guerdon.fit.state import latest_checkpoint
-from guerdon.fit.team import Team
-from guerdon.fit.threshold import Threshold, choose_threshold
-from guerdon.fit.trainer import Trainer
+from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.rewards.calibration import Calibration
 from guerdon.rewards.image import Contract, RewardModel, build_model, save_checkpoint
+from guerdon.rewards.image.int8_file import quantize_checkpoint
 from guerdon.rewards.image.quantize import require_int8
 
 log = logging.getLogger("guerdon")
@@ -93,18 +92,12 @@ def fit_reward_model(
     seed: int = 0,
     resume_dir: Path | str | None = None,
     tensorboard: bool = True,
-    team: Team | None = None,
+    group: ProcessGroup | None = None,
 ) -> FitResult:
     """Fit, validate, calibrate and save, in as many processes as `cfg.distributed` says.
 
-    Args:
-        model_cfg: the `reward.model` section.
-        cfg: the `fit` section.
-        folder: the run's folder: metrics and, unless `cfg.save_dir` says otherwise, `checkpoints/`.
-        seed: decides split, weights, order and augmentation.
-        resume_dir: a checkpoint or a folder of checkpoints to go on from.
-        tensorboard: whether to log there beside `metrics.jsonl`.
-        team: the processes that do it together, if they have met already; each of them calls this.
+    The arguments are the fields of `FitJob`; `group` are the processes that do it together, if they are
+    connected already: each of them calls this.
     """
     from guerdon.fit.distributed import run_job  # it needs what is here
 
@@ -120,14 +113,14 @@ def fit_reward_model(
             resume_dir=None if resume_dir is None else Path(resume_dir),
             tensorboard=tensorboard,
         ),
-        team,
+        group,
     )
 
 
 def _with_a_camera(job: FitJob, store: EpisodeStore) -> FitJob:
     """The job; where no camera was named and the data has none of the usual name, with the data's first one.
 
-    Cameras of robots have names of their own, which the real-world document's commands do not give.
+    Cameras of robots have names of their own, which the commands of RLinf's real-world workflow do not give.
     """
     usual = RewardModelConfig().image_keys
     if job.model.image_keys != usual or usual[0] in store.cameras or not store.cameras:
@@ -137,23 +130,23 @@ def _with_a_camera(job: FitJob, store: EpisodeStore) -> FitJob:
     return replace(job, model=replace(job.model, image_keys=(first,)))
 
 
-class Fitting:
+class FitProcess:
     """One process's part in a fit: data, model and trainer; use it in a `with` block."""
 
-    def __init__(self, job: FitJob, team: Team) -> None:
+    def __init__(self, job: FitJob, group: ProcessGroup) -> None:
         """Open the data and set up; nothing is trained yet."""
         self._started = time.perf_counter()
-        self._job, self._team = job, team
+        self._job, self._group = job, group
         self._interrupts = Interrupts()
         cfg, seed = job.cfg, job.seed
-        strategy_of(cfg, team.world_size)  # a contradiction shows before the data is read
+        strategy_of(cfg, group.world_size)  # a contradiction shows before the data is read
         if job.model.precision == "int8":
             require_int8()
-        store, self._faults = team.leaders_first(lambda: open_data(job.model, cfg, job.folder))
-        team.same("data set (content hash)", store.content_hash)
+        store, self._faults = group.local_main_first(lambda: open_data(job.model, cfg, job.folder))
+        group.require_same("data set (content hash)", store.content_hash)
         job = self._job = _with_a_camera(job, store)
         resting = job.model.only_at_rest
-        if team.first:
+        if group.is_main:
             _warn_if_blind(store, [name for name in job.model.image_keys if name in store.cameras])
         splits = split_store(
             store,
@@ -166,7 +159,7 @@ class Fitting:
             rows_of(store, splits[name], only_at_rest=resting) for name in ("train", "val")
         )
         self._dataset = RewardDataset(store, cameras=job.model.image_keys, num_frames=job.model.num_frames)
-        if cfg.data.debug_save_dir is not None and team.first:
+        if cfg.data.debug_save_dir is not None and group.is_main:
             save_training_pictures(self._dataset, Path(cfg.data.debug_save_dir), self._train_rows)
         torch.manual_seed(seed)
         model = build_model(job.model)
@@ -180,7 +173,7 @@ class Fitting:
             fail_success_ratio=cfg.data.fail_success_ratio,
             seed=seed,
         )
-        self.trainer = Trainer(
+        self.trainer = RewardModelTrainer(
             model,
             self._dataset,
             sampler,
@@ -190,14 +183,14 @@ class Fitting:
             folder=job.folder,
             checkpoints=job.checkpoints,
             seed=seed,
-            device=_device(cfg, team),
+            device=_device(cfg, group),
             tensorboard=job.tensorboard,
-            team=team,
+            group=group,
             interrupts=self._interrupts,
         )
         if job.resume_dir is not None:
             place = job.resume_dir
-            self.trainer.resume(team.from_first(lambda: find_checkpoint(place)))
+            self.trainer.resume(group.on_main(lambda: find_checkpoint(place)))
 
     def __enter__(self) -> Self:
         return self
@@ -210,7 +203,7 @@ class Fitting:
         """Train, then calibrate the best model on rank 0 and save it; every rank gets the result."""
         with self._interrupts:
             self.trainer.run()
-        return self._team.from_first(self._finish)
+        return self._group.on_main(self._finish)
 
     def _finish(self) -> FitResult:
         job, dataset = self._job, self._dataset
@@ -225,23 +218,23 @@ class Fitting:
         return result
 
 
-def _device(cfg: FitConfig, team: Team) -> torch.device:
+def _device(cfg: FitConfig, group: ProcessGroup) -> torch.device:
     """`cfg.gpu_id` for a process alone, a GPU for each of several; the CPU where there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     number = cfg.gpu_id
-    if team.world_size > 1:
+    if group.world_size > 1:
         if cfg.distributed.communication == "gloo":
             return torch.device("cpu")
-        number = team.local_rank % torch.cuda.device_count()
-        if team.local_size > torch.cuda.device_count() > 1:  # one: a launcher shows each process its own
-            raise ConfigError(f"{team.local_size} processes, but only {torch.cuda.device_count()} GPUs here")
+        number = group.local_rank % torch.cuda.device_count()
+        if group.local_size > torch.cuda.device_count() > 1:  # one: a launcher shows each process its own
+            raise ConfigError(f"{group.local_size} processes, but only {torch.cuda.device_count()} GPUs here")
         torch.cuda.set_device(number)
     return torch.device(f"cuda:{number}")
 
 
 def open_data(model_cfg: RewardModelConfig, cfg: FitConfig, folder: Path) -> tuple[EpisodeStore, list[Fault]]:
-    """The labelled episodes; faults and the documents' statistics go to the log."""
+    """The labelled episodes; faults and the statistics that RLinf shows go to the log."""
     keys = cfg.data.image_keys
     if keys is not None and keys != model_cfg.image_keys:
         raise DataError(
@@ -300,9 +293,14 @@ def _contract(
 
 
 def finish_fit(
-    trainer: Trainer, store: EpisodeStore, val_rows: IntArray, faults: tuple[Fault, ...], started: float
+    trainer: RewardModelTrainer,
+    store: EpisodeStore,
+    val_rows: IntArray,
+    faults: tuple[Fault, ...],
+    started: float,
+    known: Mapping[str, Any] | None = None,
 ) -> FitResult:
-    """Calibrate the best model on the held-out episodes and save it with all that is known of it."""
+    """Calibrate the best model on the held-out episodes and save it with its metrics; some may be `known`."""
     cfg, seed, checkpoints = trainer.cfg, trainer.seed, trainer.checkpoints
     extra = trainer.load_best()
     logits = trainer.score(val_rows)
@@ -328,7 +326,7 @@ def finish_fit(
         log.warning("calibration: %s", threshold.caveat)
     positive = store.labels >= 0.5
     first = float(store.step[positive].min()) if positive.any() else math.nan
-    metrics = {**summarize(scores, threshold.threshold), "first_success_step": first}
+    metrics = {**summarize(scores, threshold.threshold), "first_success_step": first, **(known or {})}
     if metrics["auc"] <= NO_BETTER:
         log.warning(
             "the model cannot tell success from failure: its AUC on held-out episodes is %.2f (chance: 0.5). "
@@ -360,14 +358,3 @@ def finish_fit(
         faults=faults,
         seconds=time.perf_counter() - started,
     )
-
-
-def score_rows(model: RewardModel, dataset: RewardDataset, rows: IntArray, batch: int = 256) -> Any:
-    """Logits of the model's verdict on frames of a data set -> float64 [n]."""
-    model.eval()
-    parts = []
-    with torch.no_grad():
-        for start in range(0, len(rows), batch):
-            frames = dataset.batch(rows[start : start + batch]).frames
-            parts.append(model(frames).double().cpu().numpy())
-    return np.concatenate(parts)

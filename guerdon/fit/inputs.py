@@ -2,31 +2,121 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from guerdon.config import AugmentConfig
+from guerdon.core.atomic import storage_error
+from guerdon.core.progress import progress
 from guerdon.core.types import IntArray
 from guerdon.data.datasets.frames import RewardDataset
-from guerdon.fit.augment import augment
-from guerdon.fit.features import FeatureCache
-from guerdon.fit.layers import Draws
+from guerdon.fit.layers import BatchRandom
+from guerdon.fit.process_group import ProcessGroup
 from guerdon.rewards.image import RewardModel
+
+ENCODE_BATCH = 256
+FEATURES_FILE = "features.f32"
+"""In the run's folder; on a second machine `features-{rank}.f32`, in case they share the disk."""
+
+
+class FeatureCache:
+    """Features of all frames of a data set, float32 [views, frames, *feature_shape], in a mapped file.
+
+    View 0 is of the frame as it is; further views are of augmented copies, drawn from at random in training.
+    The file lives as long as the fit: it is made anew for each one, since it costs one pass and depends on
+    the encoder's weights. The processes of a machine share one file, and the work of filling it.
+    """
+
+    def __init__(
+        self,
+        model: RewardModel,
+        dataset: RewardDataset,
+        cfg: AugmentConfig,
+        folder: Path,
+        *,
+        seed: int,
+        device: torch.device,
+        group: ProcessGroup,
+    ) -> None:
+        self.num_views = 1 + (cfg.num_views if is_active(cfg) else 0)
+        self._path = folder / (f"features-{group.local_main}.f32" if group.local_main else FEATURES_FILE)
+        self._shape = (self.num_views, len(dataset), *model.feature_shape)
+        self._group = group
+        self._map: NDArray[Any] = group.local_main_first(self._open)
+        model.eval()
+        with torch.no_grad():
+            for view in range(self.num_views):
+                self._encode(model, dataset, cfg, view, seed, device)
+        group.barrier()
+
+    def _open(self) -> NDArray[Any]:
+        """Make the file; on all but the first process of a machine, map the one that is there."""
+        path = self._path
+        try:
+            if self._group.local_rank > 0:
+                return np.memmap(path, np.float32, mode="r+", shape=self._shape)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            array: NDArray[Any] = np.memmap(path, np.float32, mode="w+", shape=self._shape)
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, array.nbytes)  # a full disk shows here
+            return array
+        except OSError as error:
+            raise storage_error(path, error) from error
+
+    def _encode(
+        self,
+        model: RewardModel,
+        dataset: RewardDataset,
+        cfg: AugmentConfig,
+        view: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        group, what = self._group, f"encoding view {view + 1}/{self.num_views}"
+        mine = range(group.local_rank * ENCODE_BATCH, len(dataset), group.local_size * ENCODE_BATCH)
+        for start in progress(mine, what, unit="batch", quiet=not group.is_main):
+            draw = np.random.SeedSequence([seed, view, start]).generate_state(1)
+            generator = torch.Generator().manual_seed(int(draw[0]))
+            indices = np.arange(start, min(start + ENCODE_BATCH, len(dataset)))
+            frames = {
+                name: torch.from_numpy(images) for name, images in dataset.batch(indices).frames.items()
+            }
+            if view:
+                frames = {name: augment(images, cfg, generator) for name, images in frames.items()}
+            features = model.encode(model.preprocess(frames).to(device))
+            self._map[view, indices] = features.float().cpu().numpy()
+
+    def read(self, rows: IntArray, view: IntArray | None = None) -> Tensor:
+        """Features of the frames `rows` (int [n]), of the given views ([n]) or as they are -> [n, *shape]."""
+        views = np.zeros(len(rows), np.int64) if view is None else view
+        return torch.from_numpy(self._map[views, rows])
+
+    def close(self) -> None:
+        """Remove the file."""
+        del self._map
+        if self._group.local_rank == 0:
+            self._path.unlink(missing_ok=True)
 
 
 class Inputs:
-    """Reads frames of a data set for a model; random changes follow from `draws`.
+    """Reads frames of a data set for a model; random changes follow from `random`.
 
     Attributes:
         cache: features of all frames, if the encoder is frozen.
     """
 
     def __init__(
-        self, dataset: RewardDataset, changes: AugmentConfig, draws: Draws, device: torch.device
+        self, dataset: RewardDataset, changes: AugmentConfig, random: BatchRandom, device: torch.device
     ) -> None:
         self.cache: FeatureCache | None = None
-        self._dataset, self._changes, self._draws, self._device = dataset, changes, draws, device
+        self._dataset, self._changes, self._random, self._device = dataset, changes, random, device
 
     @property
     def encoded(self) -> bool:
@@ -35,18 +125,18 @@ class Inputs:
 
     def read(self, rows: IntArray, model: RewardModel, *, train: bool) -> Tensor:
         """Features of the frames `rows` (int [n]) where there are some, otherwise pixels for `model`."""
-        share = self._draws.share
+        share = self._random.share
         if self.cache is not None:
             view = None
             if train and self.cache.num_views > 1:
-                views = np.random.default_rng([self._draws.seed, self._draws.step]).integers(
+                views = np.random.default_rng([self._random.seed, self._random.step]).integers(
                     1, self.cache.num_views, share.total
                 )
                 view = views[share.positions]
             return self.cache.read(rows, view).to(self._device)
         frames = {name: torch.from_numpy(images) for name, images in self._dataset.batch(rows).frames.items()}
         if train:
-            generator, positions = self._draws.generator(0), torch.from_numpy(share.positions)
+            generator, positions = self._random.generator(0), torch.from_numpy(share.positions)
             frames = {
                 name: augment(images, self._changes, generator, positions=positions, total=share.total)
                 for name, images in frames.items()
@@ -58,3 +148,99 @@ class Inputs:
         if self.cache is not None:
             self.cache.close()
             self.cache = None
+
+
+# Augmentation, on whole batches of uint8 images
+
+
+def is_active(cfg: AugmentConfig) -> bool:
+    """Whether any change is switched on."""
+    return bool(cfg.shift_pixels or cfg.crop_fraction or cfg.color or cfg.blur)
+
+
+def augment(
+    frames: Tensor,
+    cfg: AugmentConfig,
+    generator: torch.Generator,
+    *,
+    positions: Tensor | None = None,
+    total: int | None = None,
+) -> Tensor:
+    """Change each image of a batch in its own way.
+
+    Args:
+        frames: uint8 [N, H, W, C], or stacks [N, k, H, W, C], whose frames are changed alike.
+        cfg: how strongly.
+        generator: where the random numbers come from.
+        positions: int [N], places of these images in a larger batch of `total`; the numbers are drawn for
+            all of it, so that an image is changed in the same way whoever works on which part.
+        total: see `positions`.
+
+    Returns:
+        uint8 of the same shape.
+    """
+    if not is_active(cfg):
+        return frames
+    if frames.dim() == 5:
+        flat = frames.permute(0, 2, 3, 1, 4).flatten(3)
+        changed = _augment(flat, cfg, generator, positions, total, frames.shape[1])
+        return changed.reshape(*flat.shape[:3], *frames.shape[1::3]).permute(0, 3, 1, 2, 4)
+    return _augment(frames, cfg, generator, positions, total, 1)
+
+
+def _augment(
+    frames: Tensor,
+    cfg: AugmentConfig,
+    generator: torch.Generator,
+    positions: Tensor | None,
+    total: int | None,
+    num_frames: int,
+) -> Tensor:
+    """uint8 [N, H, W, c] -> the same changed; c are the channels of all frames of a stack."""
+    count = len(frames) if total is None else total
+    place = slice(None) if positions is None else positions
+    pixels = frames.permute(0, 3, 1, 2).float()
+    if cfg.shift_pixels or cfg.crop_fraction:
+        pixels = _move(pixels, cfg, torch.rand(count, 3, generator=generator)[place] * 2 - 1)
+    if cfg.color:
+        uniform = torch.rand(3, count, 1, 1, 1, generator=generator)[:, place]
+        pixels = _recolor(pixels, cfg.color, uniform, num_frames)
+    if cfg.blur:
+        chosen = torch.rand(count, generator=generator)[place] < cfg.blur
+        pixels = torch.where(chosen[:, None, None, None], _blurred(pixels), pixels)
+    return pixels.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+
+
+def _move(pixels: Tensor, cfg: AugmentConfig, uniform: Tensor) -> Tensor:
+    """Shift by whole pixels and zoom into a crop, edges repeated, as one resampling of the batch."""
+    count, _, height, width = pixels.shape
+    scale = 1 - cfg.crop_fraction * uniform[:, 2].abs()
+    shift = torch.round(uniform[:, :2] * cfg.shift_pixels)
+    theta = torch.zeros(count, 2, 3)
+    theta[:, 0, 0] = theta[:, 1, 1] = scale
+    theta[:, 0, 2] = 2 * shift[:, 0] / width
+    theta[:, 1, 2] = 2 * shift[:, 1] / height
+    grid = F.affine_grid(theta, list(pixels.shape), align_corners=False)
+    return F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _recolor(pixels: Tensor, strength: float, uniform: Tensor, num_frames: int) -> Tensor:
+    """Brightness, contrast and saturation, each by up to `strength`; `uniform` is [3, N, 1, 1, 1]."""
+    factors = 1 + strength * (uniform * 2 - 1)
+    pixels = pixels * factors[0]
+    mean = pixels.mean(dim=(1, 2, 3), keepdim=True)
+    pixels = mean + (pixels - mean) * factors[1]
+    if num_frames == 1:
+        grey = pixels.mean(dim=1, keepdim=True)
+    else:  # each frame has a grey of its own
+        each = pixels.reshape(len(pixels), num_frames, -1, *pixels.shape[2:]).mean(dim=2)
+        grey = each.repeat_interleave(pixels.shape[1] // num_frames, dim=1)
+    return grey + (pixels - grey) * factors[2]
+
+
+def _blurred(pixels: Tensor) -> Tensor:
+    """A 3x3 binomial filter."""
+    kernel = torch.tensor([1.0, 2.0, 1.0])
+    kernel = (kernel[:, None] * kernel[None, :] / 16).expand(pixels.shape[1], 1, 3, 3)
+    padded = F.pad(pixels, (1, 1, 1, 1), mode="replicate")
+    return F.conv2d(padded, kernel, groups=pixels.shape[1])

@@ -17,8 +17,8 @@ from guerdon.data.datasets.sampling import Share
 
 
 @dataclass
-class Draws:
-    """What the random numbers of a step follow from; the trainer moves it on."""
+class BatchRandom:
+    """What the random numbers of an optimiser step follow from; the trainer advances it."""
 
     seed: int
     step: int = 0
@@ -33,21 +33,21 @@ class Draws:
 class FrameDropout(nn.Module):
     """Dropout whose mask is drawn for the whole global batch, of which this pass takes its rows."""
 
-    def __init__(self, p: float, draws: Draws, number: int) -> None:
+    def __init__(self, p: float, random: BatchRandom, number: int) -> None:
         super().__init__()
-        self.p, self._draws, self._number = p, draws, number
+        self.p, self._random, self._number = p, random, number
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, D] -> [n, D]."""
         if not self.training:
             return x
-        share = self._draws.share
-        generator = self._draws.generator(1, self._number)
+        share = self._random.share
+        generator = self._random.generator(1, self._number)
         mask = torch.empty(share.total, *x.shape[1:]).bernoulli_(1 - self.p, generator=generator)
         return x * (mask[torch.from_numpy(share.positions)] / (1 - self.p)).to(x)
 
 
-class TeamBatchNorm(nn.BatchNorm2d):
+class SyncedBatchNorm(nn.BatchNorm2d):
     """BatchNorm over the frames of all ranks. torch's own (`SyncBatchNorm`) refuses to run on a CPU."""
 
     group: dist.ProcessGroup | None = None
@@ -124,22 +124,22 @@ def _sums(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([x.sum(axes, dtype=torch.float64), (x * y).sum(axes, dtype=torch.float64)])
 
 
-def use_frame_dropout(model: nn.Module, draws: Draws) -> None:
+def use_frame_dropout(model: nn.Module, random: BatchRandom) -> None:
     """Let every dropout of `model` draw for the global batch."""
     number = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Dropout) and child.p > 0:
-                setattr(parent, name, FrameDropout(child.p, draws, number).train(child.training))
+                setattr(parent, name, FrameDropout(child.p, random, number).train(child.training))
                 number += 1
 
 
-def use_team_batch_norm(model: nn.Module, group: dist.ProcessGroup | None) -> int:
+def use_synced_batch_norm(model: nn.Module, group: dist.ProcessGroup | None) -> int:
     """Let every BatchNorm of `model` that is trained see the frames of all ranks; returns how many do."""
     count = 0
     for module in model.modules():
         if type(module) is nn.BatchNorm2d and trains_batch_norm(module):
-            module.__class__ = TeamBatchNorm  # the same weights, statistics and names; another forward
+            module.__class__ = SyncedBatchNorm  # the same weights, statistics and names; another forward
             vars(module)["group"] = group
             count += 1
     return count

@@ -34,11 +34,11 @@ class MetricLog:
         """TensorBoard's writer, if there is one."""
         self._open = True
         if tensorboard:
-            from guerdon.fit.board import Board  # and with it TensorBoard's package
+            from guerdon.fit.tensorboard import EventWriter  # and with it TensorBoard's package
 
             purge = None if resume_step is None else resume_step + 1
             try:
-                self.board = Board(str(folder), purge_step=purge)
+                self.board = EventWriter(str(folder), purge_step=purge)
             except BaseException:
                 self.close()
                 raise

@@ -233,7 +233,7 @@ def detection_delay(scores: LabelledScores, threshold: float) -> Float64Array:
         float64 [number of success episodes], in the order of the episodes; NaN where it never fires, or
         where no frame is positive.
     """
-    first = _first_positive_step(scores)
+    first = _first_step(scores, scores.positive)
     late = fires(scores.prob_success, threshold) & (scores.step >= first[scores.episode])
     fire = _first_step(scores, late)
     delay = np.where(np.isfinite(fire), fire, np.nan) - np.where(np.isfinite(first), first, np.nan)
@@ -246,9 +246,8 @@ def early_fires(scores: LabelledScores, threshold: float) -> IntArray:
 
     In a success episode without a positive frame every fire is early.
     """
-    early = fires(scores.prob_success, threshold) & (
-        scores.step < _first_positive_step(scores)[scores.episode]
-    )
+    first = _first_step(scores, scores.positive)
+    early = fires(scores.prob_success, threshold) & (scores.step < first[scores.episode])
     return scores.per_episode(early)[scores.success]
 
 
@@ -267,7 +266,7 @@ def phases(scores: LabelledScores) -> dict[str, BoolArray]:
     last = np.full(scores.num_episodes, 0, np.int64)
     np.maximum.at(last, scores.episode, scores.step)
     third = np.minimum(3 * scores.step // (last[scores.episode] + 1), 2)
-    first = _first_positive_step(scores)[scores.episode]
+    first = _first_step(scores, scores.positive)[scores.episode]
     reached = np.isfinite(first)
     return {
         "first third": third == 0,
@@ -319,10 +318,6 @@ def _first_step(scores: LabelledScores, frames: BoolArray) -> Float64Array:
     first = np.full(scores.num_episodes, np.inf)
     np.minimum.at(first, scores.episode[frames], scores.step[frames].astype(np.float64))
     return first
-
-
-def _first_positive_step(scores: LabelledScores) -> Float64Array:
-    return _first_step(scores, scores.positive)
 
 
 def _sweep(prob: ArrayLike, labels: ArrayLike) -> tuple[Float64Array, IntArray, IntArray]:

@@ -26,16 +26,16 @@ from guerdon.data.datasets.sampling import EpochSampler
 from guerdon.data.files.checksums import load_npz
 from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.fit.fit import FitResult, finish_fit, open_data
-from guerdon.fit.quantized import quantize_checkpoint
-from guerdon.fit.trainer import Trainer
+from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.rewards.calibration import fires
-from guerdon.rewards.image import load_checkpoint, save_checkpoint
+from guerdon.rewards.image import load_checkpoint
 from guerdon.rewards.image.contract import Contract
+from guerdon.rewards.image.int8_file import quantize_checkpoint
 
 log = logging.getLogger("guerdon")
 
-Show: TypeAlias = Callable[[IntArray, IntArray], dict[str, UInt8Array]]
-"""(t int [M], env int [M]) -> camera -> what was judged of these steps, uint8 [M, H, W, C] or stacks."""
+FramesAt: TypeAlias = Callable[[IntArray, IntArray], dict[str, UInt8Array]]
+"""(t int [M], env int [M]) -> camera -> what was scored of these steps, uint8 [M, H, W, C] or stacks."""
 
 MIN_FALSE_FIRES = 16
 """With fewer there is nothing to learn from, and the model stays as it is."""
@@ -56,18 +56,18 @@ def held_out(group: IntArray) -> BoolArray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """T steps of N environments as the reward model and the simulator judged them."""
+class ScoredSteps:
+    """T steps of N environments with the scores of the reward model and the simulator's labels."""
 
     prob_success: FloatArray
-    """float32 [T, N]; NaN where nothing was judged."""
+    """float32 [T, N]; NaN where nothing was steps."""
     success: BoolArray
-    """bool [T, N]; the simulator's word."""
+    """bool [T, N]; the simulator's label."""
     elapsed: IntArray
     """int64 [T, N]; the step within its episode."""
     first_step: int
     """Steps that each environment had taken before."""
-    show: Show
+    frames_at: FramesAt
 
 
 class MinedFrames:
@@ -86,23 +86,23 @@ class MinedFrames:
 
     @property
     def num_false_fires(self) -> int:
-        """Frames that fired when they were judged, and are no success."""
+        """Frames that fired when they were scored, and are no success."""
         return int((self.fired & ~self.label).sum())
 
-    def add(self, judged: Judged, threshold: float, rng: np.random.Generator) -> None:
+    def add(self, steps: ScoredSteps, threshold: float, rng: np.random.Generator) -> None:
         """Keep up to an eighth of `size`: half of it false fires, the rest drawn from all other frames.
 
-        Of held-out episodes a quarter as many are kept besides, drawn whatever the verdict: among chosen
+        Of held-out episodes a quarter as many are kept besides, drawn whatever the score: among chosen
         false fires a threshold that keeps the promised rate is far stricter than promised.
         """
-        there = np.isfinite(judged.prob_success)
-        fired = fires(judged.prob_success, threshold)
-        began = judged.first_step + np.arange(len(there))[:, None] - judged.elapsed
+        there = np.isfinite(steps.prob_success)
+        fired = fires(steps.prob_success, threshold)
+        began = steps.first_step + np.arange(len(there))[:, None] - steps.elapsed
         group = began * there.shape[1] + np.arange(there.shape[1])  # [T, N]
         apart = held_out(group)
         mine = there & ~apart
-        false = np.argwhere(mine & fired & ~judged.success)
-        good, bad = np.argwhere(mine & judged.success), np.argwhere(mine & ~judged.success & ~fired)
+        false = np.argwhere(mine & fired & ~steps.success)
+        good, bad = np.argwhere(mine & steps.success), np.argwhere(mine & ~steps.success & ~fired)
         most = max(self.size // 8, 1)
         picked = [rng.permutation(false)[: most // 2]]
         others = max(len(picked[0]), most // 16)
@@ -112,12 +112,12 @@ class MinedFrames:
         t, env = np.concatenate(picked).T
         if not len(t):
             return
-        shown = judged.show(t, env)
+        shown = steps.frames_at(t, env)
         self.frames = {
             name: images if not len(self) else np.concatenate([self.frames[name], images])
             for name, images in shown.items()
         }
-        self.label = np.concatenate([self.label, judged.success[t, env]])
+        self.label = np.concatenate([self.label, steps.success[t, env]])
         self.fired = np.concatenate([self.fired, fired[t, env]])
         self.group = np.concatenate([self.group, group[t, env]])
         if len(self) > self.size:
@@ -204,9 +204,9 @@ class Refitter:
             "reward/mined_false_fires": float(self.mined.num_false_fires),
         }
 
-    def add(self, step: int, judged: Judged, threshold: float) -> None:
-        """Keep some of the frames that were judged up to environment step `step`."""
-        self.mined.add(judged, threshold, np.random.default_rng([self._seed, step]))
+    def add(self, step: int, steps: ScoredSteps, threshold: float) -> None:
+        """Keep some of the frames that were scored up to environment step `step`."""
+        self.mined.add(steps, threshold, np.random.default_rng([self._seed, step]))
 
     def refit(self, step: int, checkpoint: Path) -> FitResult | None:
         """Go on from a checkpoint with the mined frames; None if there is too little to learn from.
@@ -235,7 +235,7 @@ class Refitter:
             seed=self._seed,
         )
         device = f"cuda:{self._cfg.gpu_id}" if torch.cuda.is_available() else "cpu"
-        trainer = Trainer(
+        trainer = RewardModelTrainer(
             model,
             dataset,
             sampler,
@@ -248,12 +248,13 @@ class Refitter:
             device=device,
             tensorboard=False,
         )
+        # The earliest success is that of whole episodes: mined frames have no step.
+        known = {"first_success_step": contract.metrics.get("first_success_step")}
         try:
             trainer.run()
-            result = finish_fit(trainer, store, val, tuple(self._faults), started)
+            result = finish_fit(trainer, store, val, tuple(self._faults), started, known)
         finally:
             trainer.close()
-        result = self._with_first_success(result, contract)
         if self._reward.model.precision == "int8":
             try:
                 quantize_checkpoint(result.checkpoint, dataset, np.unique(train), val, seed=self._seed)
@@ -279,13 +280,6 @@ class Refitter:
         repeats = round(SHARE / (1 - SHARE) * per_epoch / max(len(own), 1))
         own = np.tile(own, min(max(repeats, 1), MAX_REPEATS))
         return np.concatenate([train, own]), np.concatenate([val, mined[apart]])
-
-    def _with_first_success(self, result: FitResult, before: Contract) -> FitResult:
-        """The step of the earliest success is that of whole episodes; mined frames have no step."""
-        metrics = {**result.contract.metrics, "first_success_step": before.metrics.get("first_success_step")}
-        contract = replace(result.contract, metrics=metrics)
-        save_checkpoint(result.checkpoint, load_checkpoint(result.checkpoint)[0], contract)
-        return replace(result, contract=contract)
 
 
 def _new_folder(wanted: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Where a fit stands: the best validation so far, and the checkpoints that a run goes on from."""
+"""Where a fit stands: its progress, its learning rate, and the checkpoints that a run goes on from."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from guerdon.config import LRScheduleConfig
 from guerdon.core.errors import DataError
 from guerdon.core.types import display_path
 from guerdon.data.files.bounds import one_line
 from guerdon.data.files.checksums import check_archive
-from guerdon.fit.spread import Spread
-from guerdon.fit.team import Team
+from guerdon.fit.distributed_model import DistributedModel
+from guerdon.fit.process_group import ProcessGroup
 from guerdon.rewards.image import Contract, load_checkpoint, save_checkpoint
 
 log = logging.getLogger("guerdon")
@@ -38,7 +39,7 @@ class Progress:
     """Validations since the last improvement."""
     epoch_hits: int = 0
     epoch_frames: int = 0
-    """Frames of the running epoch so far, and those that were judged rightly."""
+    """Frames of the running epoch so far, and those that were classified correctly."""
     train_loss: float = math.nan
     train_accuracy: float = math.nan
     """Of the last finished epoch."""
@@ -58,11 +59,6 @@ class Progress:
             raise DataError(f"{source}: the state of the fit is damaged: {error}") from error
         return state
 
-    def take(self, other: Progress) -> None:
-        """Stand where `other` stands."""
-        for name, value in vars(other).items():
-            setattr(self, name, value)
-
     def is_best(self, values: Mapping[str, float], best_by: str, min_delta: float) -> bool:
         """Count a validation that gave `values`; whether it is the best so far."""
         value = {**values, "train_accuracy": self.train_accuracy}[best_by]
@@ -75,43 +71,65 @@ class Progress:
         return False
 
 
-class Checkpoints:
-    """The checkpoints of one fit, whole and in the documents' `.pt` layout; rank 0 writes and reads them."""
+def lr_at(step: int, total_steps: int, peak: float, cfg: LRScheduleConfig) -> float:
+    """Learning rate of optimiser step `step`, counted from 0.
 
-    def __init__(self, folder: Path, contract: Contract, seed: int, team: Team) -> None:
+    Args:
+        step: the step that is about to be taken.
+        total_steps: where `cosine` ends.
+        peak: the rate after the warm-up.
+        cfg: the course.
+    """
+    if step < cfg.warmup_steps:
+        return peak * (step + 1) / cfg.warmup_steps
+    after = step - cfg.warmup_steps
+    if cfg.name == "cosine":
+        done = min(after / max(total_steps - cfg.warmup_steps, 1), 1.0)
+        return cfg.min_lr + (peak - cfg.min_lr) * 0.5 * (1 + math.cos(math.pi * done))
+    if cfg.name == "step":
+        return peak * float(cfg.gamma ** (after // cfg.step_size))
+    return peak
+
+
+class Checkpoints:
+    """The checkpoints of one fit in the `.pt` layout of RLinf's reward workflow; rank 0 has the files."""
+
+    def __init__(self, folder: Path, contract: Contract, seed: int, group: ProcessGroup) -> None:
         """`step_{N}/` and `best.pt` go to `folder`."""
         self.folder, self.best = folder, folder / "best.pt"
-        self._contract, self._seed, self._team = contract, seed, team
+        self._contract, self._seed, self._group = contract, seed, group
 
     def of_step(self, step: int) -> Path:
         """The file of a step."""
         return self.folder / f"step_{step}" / "checkpoint.pt"
 
     def latest(self) -> Path | None:
-        """The file of the highest step that was saved; the same on all ranks, which must ask."""
-        return self._team.from_first(lambda: latest_checkpoint(self.folder))
+        """The file of the highest step that was saved; the same on all ranks, a collective call."""
+        return self._group.on_main(lambda: latest_checkpoint(self.folder))
 
-    def save(self, path: Path, state: Progress, spread: Spread, optimizer: torch.optim.Optimizer) -> None:
-        """Everything that resuming needs; all ranks must ask."""
-        weights = spread.weights()
+    def save(
+        self, path: Path, state: Progress, model: DistributedModel, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Everything that resuming needs; a collective call."""
+        weights = model.weights()
         extra = {
             "epoch": state.epoch,
-            "optimizer_state_dict": spread.optimizer_state(optimizer),
+            "optimizer_state_dict": model.optimizer_state(optimizer),
             "train_loss": state.train_loss,
             "train_acc": state.train_accuracy,
             "progress": asdict(state),
             "seed": self._seed,
         }
-        self._team.from_first(lambda: save_checkpoint(path, weights, self._contract, extra))
+        self._group.on_main(lambda: save_checkpoint(path, weights, self._contract, extra))
 
     def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
-        """Weights, state of the optimiser and progress that `save` wrote, in a team of any size.
+        """Weights, state of the optimiser and progress that `save` wrote, by any number of processes.
 
         The best model so far comes along; without it, the search for the best begins anew.
         """
-        weights, extra = self._team.from_first(lambda: self._read(path))
+        weights, extra = self._group.on_main(lambda: self._read(path))
         state = Progress.of(extra["progress"], display_path(path))
-        if state.best_step and not self._team.from_first(lambda: self._bring_best(path, state.best_step)):
+        if state.best_step and not self._group.on_main(lambda: self._bring_best(path, state.best_step)):
             log.warning("the best model so far is not beside %s: from here on anew", display_path(path))
             state.best_value, state.best_step, state.bad_checks = math.nan, 0, 0
         return weights, extra["optimizer_state_dict"], state

@@ -1,4 +1,4 @@
-"""`python -m guerdon.fit.train_reward_model`: fit a classifier from flags alone, as the second document does.
+"""`python -m guerdon.fit.train_reward_model`: fit a classifier from flags alone, as RLinf's script does.
 
 Writes one `.pt` file with `epoch`, `model_state_dict`, `optimizer_state_dict`, `train_loss` and `train_acc`,
 the best by training accuracy, and in it the contract of the model: its calibrated threshold among the rest.
@@ -27,7 +27,7 @@ log = logging.getLogger("guerdon")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags and defaults of the document."""
+    """The flags and defaults of RLinf's script."""
     flags = argparse.ArgumentParser(prog="python -m guerdon.fit.train_reward_model", description=__doc__)
     flags.add_argument("--positive-dir", required=True, help="directory of positive .npy trajectories")
     flags.add_argument("--negative-dir", required=True, help="directory of negative .npy trajectories")

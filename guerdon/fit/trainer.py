@@ -29,15 +29,13 @@ from guerdon.core.types import FloatArray, IntArray, display_path
 from guerdon.data.datasets.frames import RewardDataset
 from guerdon.data.datasets.sampling import EpochSampler, Share, global_batches, shares
 from guerdon.data.files.bounds import one_line
-from guerdon.fit.features import FeatureCache
-from guerdon.fit.inputs import Inputs
-from guerdon.fit.layers import Draws, trains_batch_norm, use_frame_dropout
+from guerdon.fit.distributed_model import DistributedModel, strategy_of
+from guerdon.fit.inputs import FeatureCache, Inputs
+from guerdon.fit.layers import BatchRandom, trains_batch_norm, use_frame_dropout
 from guerdon.fit.logs import MetricLog
 from guerdon.fit.metrics import accuracy, auc, log_loss
-from guerdon.fit.schedule import lr_at
-from guerdon.fit.spread import Spread, strategy_of
-from guerdon.fit.state import Checkpoints, Progress
-from guerdon.fit.team import Team
+from guerdon.fit.process_group import ProcessGroup
+from guerdon.fit.state import Checkpoints, Progress, lr_at
 from guerdon.rewards.image import Contract, RewardModel, load_checkpoint
 from guerdon.rewards.image.base import mean_logit, pool_features
 
@@ -46,8 +44,24 @@ log = logging.getLogger("guerdon")
 SCORE_BATCH = 256
 
 
-class Trainer:
-    """Fits a model to the training rows of a data set and keeps the best by validation."""
+class RewardModelTrainer:
+    """Fits an image reward model to the training rows of a data set and keeps the best by validation.
+
+    Args:
+        model: what to fit.
+        dataset: all frames of the store, in the store's order.
+        sampler: chooses the training frames of each epoch.
+        val_rows: int [V], frames to validate on.
+        cfg: the `fit` section.
+        contract: goes into every checkpoint.
+        folder: of the run: `metrics.jsonl`, TensorBoard, the feature cache.
+        checkpoints: where `step_{N}/` and `best_model/` go.
+        seed: decides order, dropout and augmentation.
+        device: where to compute.
+        tensorboard: whether to log there too.
+        group: the processes that share every global batch; None: this one alone.
+        interrupts: tells when to save and stop; None: Ctrl-C stops at once.
+    """
 
     def __init__(
         self,
@@ -63,43 +77,26 @@ class Trainer:
         seed: int = 0,
         device: torch.device | str = "cpu",
         tensorboard: bool = True,
-        team: Team | None = None,
+        group: ProcessGroup | None = None,
         interrupts: Interrupts | None = None,
     ) -> None:
-        """Set up; nothing is trained yet.
-
-        Args:
-            model: what to fit.
-            dataset: all frames of the store, in the store's order.
-            sampler: chooses the training frames of each epoch.
-            val_rows: int [V], frames to validate on.
-            cfg: the `fit` section.
-            contract: goes into every checkpoint.
-            folder: of the run: `metrics.jsonl`, TensorBoard, the feature cache.
-            checkpoints: where `step_{N}/` and `best_model/` go.
-            seed: decides order, dropout and augmentation.
-            device: where to compute.
-            tensorboard: whether to log there too.
-            team: the processes that share every global batch; None: this one alone.
-            interrupts: tells when to save and stop; None: Ctrl-C stops at once.
-        """
         self.model = model.to(device)
         self.cfg, self.contract, self.seed = cfg, contract, seed
         self.checkpoints = checkpoints
         self.progress = Progress()
-        self.team = team or Team()
+        self.group = group or ProcessGroup()
         self._interrupts, self._stopping = interrupts, False
-        self._kept = Checkpoints(checkpoints, contract, seed, self.team)
-        self._strategy = strategy_of(cfg, self.team.world_size)
+        self._kept = Checkpoints(checkpoints, contract, seed, self.group)
+        self._strategy = strategy_of(cfg, self.group.world_size)
         self._dataset, self._sampler, self._val_rows = dataset, sampler, val_rows
         self._device = torch.device(device)
         self._folder, self._tensorboard = folder, tensorboard
         self._logs: MetricLog | None = None
-        self._spread: Spread | None = None
+        self._distributed: DistributedModel | None = None
         self._optimizer_state: dict[str, Any] | None = None  # from a checkpoint, until there is an optimiser
-        self._draws = Draws(seed)
-        self._inputs = Inputs(dataset, cfg.augment, self._draws, self._device)
-        use_frame_dropout(self.model, self._draws)
+        self._random = BatchRandom(seed)
+        self._inputs = Inputs(dataset, cfg.augment, self._random, self._device)
+        use_frame_dropout(self.model, self._random)
         self._labels: FloatArray = dataset.store.labels
         self._least = self._least_frames()
         batches = list(self._batches(sampler.epoch(0)))  # other epochs may differ a little
@@ -116,7 +113,7 @@ class Trainer:
         micro = self.cfg.micro_batch_size
         for name, size in (
             ("global_batch_size", self.cfg.global_batch_size),
-            ("micro_batch_size", None if micro is None else micro * self.team.world_size),
+            ("micro_batch_size", None if micro is None else micro * self.group.world_size),
         ):
             if size == 1:
                 raise ConfigError(
@@ -139,20 +136,20 @@ class Trainer:
         self.start()
         resume_step = self.progress.step or None
         with self._interrupts.deferred() if self._interrupts else nullcontext():
-            if self.team.first:
+            if self.group.is_main:
                 boards = self._tensorboard
                 with MetricLog(self._folder, tensorboard=boards, resume_step=resume_step) as self._logs:
                     self._loop()
                 self._logs = None
             else:
                 self._loop()
-            if self.team.sum(np.array([self._asked_to_stop()], np.float64))[0]:  # during the last check
+            if self.group.sum(np.array([self._asked_to_stop()], np.float64))[0]:  # during the last check
                 self._stop()
         return self.progress
 
     def start(self) -> None:
-        """Encode once if the encoder is frozen, spread the model over the team, make the optimiser."""
-        if self._spread is not None:
+        """Encode once if the encoder is frozen, distribute the model, make the optimiser."""
+        if self._distributed is not None:
             return
         if self._may_cache():  # with the model still whole
             self._inputs.cache = FeatureCache(
@@ -162,18 +159,20 @@ class Trainer:
                 self._folder,
                 seed=self.seed,
                 device=self._device,
-                team=self.team,
+                group=self.group,
             )
         if self._strategy != "simple":
             self._say_how()
-        self._spread = Spread(self.model, self._strategy, self.team, self._device, self.cfg.precision)
+        self._distributed = DistributedModel(
+            self.model, self._strategy, self.group, self._device, self.cfg.precision
+        )
         cfg = self.cfg.optim
         make = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[cfg.optimizer]
         trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._optimizer = make(trainable, lr=cfg.lr, weight_decay=cfg.weight_decay, fused=True)
         if self._optimizer_state is not None:
             try:
-                self._spread.load_optimizer_state(self._optimizer, self._optimizer_state)
+                self._distributed.load_optimizer_state(self._optimizer, self._optimizer_state)
             except Exception as error:  # hostile bytes can fail in any way
                 raise DataError(
                     f"the saved state of the optimiser does not fit: {one_line(error)}"
@@ -181,7 +180,7 @@ class Trainer:
             self._optimizer_state = None
 
     def _say_how(self) -> None:
-        count, micro = self.team.world_size, self.cfg.micro_batch_size
+        count, micro = self.group.world_size, self.cfg.micro_batch_size
         log.info("%s over %d processes, %s", self._strategy, count, self._device.type)
         if micro is not None and trains_batch_norm(self.model):
             log.info(
@@ -194,8 +193,8 @@ class Trainer:
     def load_best(self) -> dict[str, Any]:
         """Take the weights of the best validation, whole and in this process; returns what else was saved."""
         best, _, extra = load_checkpoint(self._kept.best)
-        self.model, self.team = best.to(self._device), Team()
-        self._spread = Spread(self.model, "simple", self.team, self._device, "fp32")
+        self.model, self.group = best.to(self._device), ProcessGroup()
+        self._distributed = DistributedModel(self.model, "simple", self.group, self._device, "fp32")
         return extra
 
     def _may_cache(self) -> bool:
@@ -205,7 +204,9 @@ class Trainer:
     def _loop(self) -> None:
         state = self.progress
         started, frames_seen = time.perf_counter(), 0
-        with progress_bar("fitting", total=self.total_steps, unit="step", quiet=not self.team.first) as bar:
+        with progress_bar(
+            "fitting", total=self.total_steps, unit="step", quiet=not self.group.is_main
+        ) as bar:
             bar.update(state.step)
             while state.epoch < self.cfg.epochs:
                 rows = self._sampler.epoch(state.epoch)
@@ -243,24 +244,24 @@ class Trainer:
 
     def _train_step(self, rows: IntArray) -> float:
         """One optimiser step on one global batch; returns its loss."""
-        state, spread, team = self.progress, self.spread, self.team
+        state, model, group = self.progress, self.distributed, self.group
         self.model.train()
         self._lr = lr_at(state.step, self.total_steps, self.cfg.optim.lr, self.cfg.lr_sched)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._lr
+        for each in self._optimizer.param_groups:
+            each["lr"] = self._lr
         self._optimizer.zero_grad(set_to_none=True)
-        self._draws.step = state.step
+        self._random.step = state.step
         passes = shares(
-            rows, self.cfg.micro_batch_size, rank=team.rank, world_size=team.world_size, least=self._least
+            rows, self.cfg.micro_batch_size, rank=group.rank, world_size=group.world_size, least=self._least
         )
         total, hits = 0.0, 0
         for number, share in enumerate(passes, start=1):
-            with spread.gradient_pass(last=number == len(passes)):
+            with model.gradient_pass(last=number == len(passes)):
                 loss, correct = self._pass(share)
-                (loss * spread.loss_factor).backward()  # type: ignore[no-untyped-call]
+                (loss * model.loss_factor).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
             hits += correct
-        sums = team.sum(np.array([total, hits, self._asked_to_stop()], np.float64))
+        sums = group.sum(np.array([total, hits, self._asked_to_stop()], np.float64))
         total, state.epoch_hits = float(sums[0]), state.epoch_hits + int(sums[1])
         self._stopping = bool(sums[2])  # all stop after the same step
         state.epoch_frames += len(rows)
@@ -277,8 +278,8 @@ class Trainer:
         return self._interrupts is not None and self._interrupts.requested
 
     def _pass(self, share: Share) -> tuple[Tensor, int]:
-        """This share's part of the global batch's loss, and how many of its frames are judged rightly."""
-        self._draws.share = share
+        """This share's part of the global batch's loss, and how many of its frames are right."""
+        self._random.share = share
         labels = torch.from_numpy(self._labels[share.rows]).to(self._device)
         logits = self.logits(share.rows, train=True)
         if not len(share.rows):  # it still takes part in every exchange
@@ -288,30 +289,29 @@ class Trainer:
         return loss * (len(share.rows) / share.total), int(hits)
 
     @property
-    def spread(self) -> Spread:
-        """The model as the team holds it; after `start`."""
-        assert self._spread is not None
-        return self._spread
+    def distributed(self) -> DistributedModel:
+        """The model over the processes of the group; after `start`."""
+        assert self._distributed is not None
+        return self._distributed
 
     def logits(self, rows: IntArray, *, train: bool = False) -> Tensor:
-        """Logits of all members for the frames `rows` (int [n]) -> [n, M]; all ranks must ask."""
+        """Logits of all members for the frames `rows` (int [n]) -> [n, M]; a collective call."""
         inputs = self._inputs.read(rows, self.model, train=train)
-        return self.spread.logits(inputs, encoded=self._inputs.encoded)
+        return self.distributed.logits(inputs, encoded=self._inputs.encoded)
 
     def score(self, rows: IntArray) -> NDArray[np.float64]:
-        """Logits of the model's verdict on the frames `rows`, in evaluation mode -> float64 [n].
+        """Logits of success of the frames `rows`, in evaluation mode -> float64 [n].
 
-        Every rank judges its share; all of them must ask, and all get the whole answer.
+        A collective call: every rank scores its share, and all get the whole answer.
         """
         self.model.eval()
-        rank, count = self.team.rank, self.team.world_size
+        rank, count = self.group.rank, self.group.world_size
         logits = np.zeros(len(rows))
         with torch.no_grad():
             for start in range(0, len(rows), SCORE_BATCH * count):
                 part = np.arange(start, min(start + SCORE_BATCH * count, len(rows)))[rank::count]
-                judged = self.logits(rows[part])
-                logits[part] = mean_logit(judged).double().cpu().numpy()
-        return self.team.sum(logits)
+                logits[part] = mean_logit(self.logits(rows[part])).double().cpu().numpy()
+        return self.group.sum(logits)
 
     def feature_statistics(self, rows: IntArray) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and deviation of the encoder's features, pooled over space, to notice drift by."""
@@ -336,11 +336,11 @@ class Trainer:
     def _check(self) -> bool:
         """Validate, keep the model if it is the best so far; returns whether it is time to stop.
 
-        All ranks judge, rank 0 decides, and the others do as it says.
+        All ranks score, rank 0 decides, and the others do as it says.
         """
         logits = self.score(self._val_rows)
-        is_best, decided = self.team.from_first(lambda: self._decide(logits))
-        self.progress.take(decided)
+        is_best, decided = self.group.on_main(lambda: self._decide(logits))
+        vars(self.progress).update(vars(decided))
         if is_best:
             self.save(self._kept.best)
         patience, bad_checks = self.cfg.early_stop.patience, self.progress.bad_checks
@@ -350,7 +350,7 @@ class Trainer:
         return False
 
     def _decide(self, logits: NDArray[np.float64]) -> tuple[bool, Progress]:
-        """Whether these verdicts on the validation frames are the best so far, and where the run stands."""
+        """Whether these logits of the validation frames are the best so far, and where the run stands."""
         state, labels = self.progress, self._labels[self._val_rows]
         prob = 1.0 / (1.0 + np.exp(-logits))
         values = {
@@ -364,11 +364,11 @@ class Trainer:
     # Checkpoints
 
     def save(self, path: Path) -> None:
-        """Everything that resuming needs, whole; all ranks must ask."""
-        self._kept.save(path, self.progress, self.spread, self._optimizer)
+        """Everything that resuming needs, whole; a collective call."""
+        self._kept.save(path, self.progress, self.distributed, self._optimizer)
 
     def resume(self, path: Path) -> None:
-        """Go on from a checkpoint that `save` wrote, in a team of any size; before `start`."""
+        """Go on from a checkpoint that `save` wrote, by any number of processes; before `start`."""
         weights, self._optimizer_state, self.progress = self._kept.load(path)
         self.model.load_state_dict(weights)
         log.info("resumed from %s at step %d", display_path(path), self.progress.step)
@@ -379,7 +379,7 @@ class Trainer:
         sources = store.episode_column("source")
         named = sorted({sources[number] or f"episode {number}" for number in store.episode[rows].tolist()})
         good = self._kept.latest()
-        if good is None and self.spread.is_finite():
+        if good is None and self.distributed.is_finite():
             good = self._kept.of_step(self.progress.step)
             self.save(good)
         kept = "no checkpoint was written yet"

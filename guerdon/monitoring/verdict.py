@@ -9,8 +9,8 @@ from typing import Any
 
 from guerdon.core.types import UInt8Array
 from guerdon.data.datasets.audit import AuditReport
+from guerdon.fit.calibrate import Threshold
 from guerdon.fit.metrics import LabelledScores
-from guerdon.fit.threshold import Threshold
 from guerdon.monitoring.page import Level, grade, percent, worst_first
 from guerdon.rewards.calibration import Calibration
 

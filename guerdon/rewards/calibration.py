@@ -1,6 +1,6 @@
 """The calibration map of a checkpoint, and the one rule by which a probability becomes a decision.
 
-`fit/calibrate.py` finds the map; whatever judges frames applies it.
+`fit/calibrate.py` finds the map; whatever scores frames applies it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MAX_LOGIT = 1000.0
 def fires(prob_success: ArrayLike, threshold: float) -> BoolArray:
     """Which frames count as success: those whose probability is above the threshold; bool, any shape.
 
-    Both sides are compared as float32, the type of a verdict: 0.3 as a Python number is a little less than
-    0.3 as float32, and the same frame would fire here and not there. NaN (not judged) never fires.
+    Both sides are compared as float32, the type of a score: 0.3 as a Python number is a little less than
+    0.3 as float32, and the same frame would fire here and not there. NaN (not scored) never fires.
     """
     above: BoolArray = np.asarray(prob_success, np.float32) > np.float32(threshold)
     return above

@@ -26,7 +26,7 @@ from guerdon.core.errors import ConfigError, DataError, GuerdonError
 from guerdon.core.types import display_path
 from guerdon.data.files.bounds import one_line, parse_json, read_small
 from guerdon.data.files.checksums import check_archive, load_torch
-from guerdon.rewards.image.state import read_safetensors
+from guerdon.rewards.image.weights import read_safetensors
 
 log = logging.getLogger("guerdon")
 

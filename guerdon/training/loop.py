@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from guerdon.config import RewardConfig
 from guerdon.core.types import BoolArray, FloatArray, IntArray
-from guerdon.fit.refit import Judged
+from guerdon.fit.refit import ScoredSteps
 from guerdon.monitoring.monitor import Watched
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.relabel import judged_frames
@@ -29,7 +29,7 @@ class Iteration:
     metrics: dict[str, float]
     watched: Watched | None = None
     """None without a reward model."""
-    judged: Judged | None = None
+    judged: ScoredSteps | None = None
     """What refits learn from; None where the environments do not tell success, and without a reward model."""
 
 

@@ -11,7 +11,7 @@ from guerdon.agents.episodes import EpisodeTracker
 from guerdon.agents.replay import ReplayBuffer
 from guerdon.core.images import latest_frames
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
-from guerdon.fit.refit import Judged
+from guerdon.fit.refit import ScoredSteps
 from guerdon.monitoring.monitor import Watched
 from guerdon.rewards.relabel import learned_rewards
 from guerdon.rewards.steps import StepBatch
@@ -103,12 +103,12 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
         metrics |= self._judged_metrics(joined) | frame_metrics(*self._num_frames)
         judged = None
         if watched.env_success is not None and self._kept:
-            judged = Judged(
+            judged = ScoredSteps(
                 prob_success=watched.prob_success,
                 success=watched.env_success,
                 elapsed=watched.elapsed,
                 first_step=self.env_steps // self.envs.num_envs - len(self._kept),
-                show=self._show,
+                frames_at=self._show,
             )
         return Iteration(metrics=metrics, watched=watched, judged=judged)
 

@@ -14,7 +14,7 @@ from guerdon.config import RewardConfig
 from guerdon.core.images import latest_frames
 from guerdon.core.types import FloatArray, IntArray, UInt8Array
 from guerdon.distributed.engine import Engine, Pending
-from guerdon.fit.refit import Judged
+from guerdon.fit.refit import ScoredSteps
 from guerdon.monitoring.monitor import Watched
 from guerdon.monitoring.reward_path import check_reward_path
 from guerdon.rewards.image.scorer import Scores
@@ -100,16 +100,16 @@ class OnPolicyLoop:
         metrics |= watch.metrics(rollout.num_transitions)
         return Iteration(metrics=metrics, watched=watched, judged=judged)
 
-    def _judged(self, watched: Watched | None) -> Judged | None:
+    def _judged(self, watched: Watched | None) -> ScoredSteps | None:
         """The rollout at hand for whoever learns from its frames."""
         if watched is None or watched.env_success is None:
             return None
-        return Judged(
+        return ScoredSteps(
             prob_success=watched.prob_success,
             success=watched.env_success,
             elapsed=watched.elapsed,
             first_step=self.env_steps // self.envs.num_envs,
-            show=self._show,
+            frames_at=self._show,
         )
 
     def _show(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:

@@ -19,7 +19,7 @@ from guerdon.distributed import WorkerSpec, make_engine
 from guerdon.distributed.engine import LocalGroup, Ready
 from guerdon.distributed.launch import Rank, _all_or_none, _placed, launch_ranks
 from guerdon.distributed.placement import Node, make_plan
-from guerdon.fit.distributed import LostContact
+from guerdon.fit.process_group import PeerLostError
 from tests.distributed.ranks import one_fails, total
 from tests.fit.synthetic import write_store
 
@@ -63,11 +63,11 @@ def test_a_rank_that_fails_stops_the_others():
 
 @pytest.mark.slow
 def test_the_cause_is_told_and_not_its_echo():
-    echo, cause = Ready(None, LostContact("rank 0 lost contact")), Ready(None, DataError("the loss is NaN"))
+    echo, cause = Ready(None, PeerLostError("rank 0 lost contact")), Ready(None, DataError("the loss is NaN"))
     for pending in ([echo, cause], [cause, echo]):
         with pytest.raises(DataError, match="the loss is NaN"):
             _all_or_none(LocalGroup("reward", [None, None]), pending, None)
-    with pytest.raises(LostContact):
+    with pytest.raises(PeerLostError):
         _all_or_none(LocalGroup("reward", [None, None]), [echo, echo], None)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from guerdon.fit.state import Checkpoints
-from guerdon.fit.trainer import Trainer
+from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.models import RewardModel
 
 MARK = "FLOAT64"
@@ -23,9 +23,11 @@ MARK = "FLOAT64"
 
 def use_float64() -> Callable[[], None]:
     """Teach this process to heed the mark; returns how to forget it."""
-    init, preprocess, read = Trainer.__init__, RewardModel.preprocess, Checkpoints._read
+    init, preprocess, read = RewardModelTrainer.__init__, RewardModel.preprocess, Checkpoints._read
 
-    def init_in_float64(self: Trainer, model: RewardModel, *args: Any, folder: Path, **options: Any) -> None:
+    def init_in_float64(
+        self: RewardModelTrainer, model: RewardModel, *args: Any, folder: Path, **options: Any
+    ) -> None:
         init(self, model.double() if (folder / MARK).exists() else model, *args, folder=folder, **options)
 
     def pixels_of_the_models_type(self: RewardModel, frames: Any) -> Any:
@@ -37,7 +39,7 @@ def use_float64() -> Callable[[], None]:
         return {name: kept[name] for name in weights}, extra
 
     def put(*methods: Any) -> None:
-        Trainer.__init__, RewardModel.preprocess, Checkpoints._read = methods  # type: ignore[method-assign]
+        RewardModelTrainer.__init__, RewardModel.preprocess, Checkpoints._read = methods  # type: ignore[method-assign]
 
     put(init_in_float64, pixels_of_the_models_type, read_all_digits)
     return lambda: put(init, preprocess, read)

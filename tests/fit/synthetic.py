@@ -1,6 +1,7 @@
 """A data set that a tiny network learns in seconds: success is a bright square in the middle."""
 
 import numpy as np
+import torch
 
 from guerdon.core.types import Episode
 from guerdon.data.store import StoreWriter
@@ -23,6 +24,14 @@ def episode(seed, success, steps=12, size=32, cameras=("base_camera",)):
     return Episode(
         frames=frames, labels=labels, success=bool(success), source=f"positive/{seed:06d}.npy", seed=seed
     )
+
+
+def score_rows(model, dataset, rows, batch=256):
+    """Logits of frames of a data set -> float64 [n]."""
+    model.eval()
+    with torch.no_grad():
+        parts = [model(dataset.batch(rows[i : i + batch]).frames) for i in range(0, len(rows), batch)]
+    return torch.cat(parts).double().numpy()
 
 
 def write_store(path, count=24, **options):

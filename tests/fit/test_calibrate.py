@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from guerdon.core.errors import DataError
-from guerdon.fit.calibrate import calibrate
+from guerdon.fit.calibrate import Threshold, binomial_upper_bound, calibrate, choose_threshold
 from guerdon.fit.metrics import LabelledScores, auc, ece, log_loss
-from guerdon.fit.threshold import Threshold, binomial_upper_bound, choose_threshold
 from guerdon.rewards.calibration import Calibration
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.spawn import ProcessExitedException
 
 from guerdon.config import (
     AugmentConfig,
@@ -32,9 +34,9 @@ from guerdon.config import (
 from guerdon.core.errors import ConfigError, DataError, WorkerError
 from guerdon.data.store import EpisodeStore
 from guerdon.fit import FitJob, FSDPRewardWorker, fit_reward_model
-from guerdon.fit.distributed import LostContact, _Answer, _outcome, run_rank
-from guerdon.fit.layers import use_team_batch_norm
-from guerdon.fit.team import Team
+from guerdon.fit.distributed import _raise_cause, run_rank
+from guerdon.fit.layers import use_synced_batch_norm
+from guerdon.fit.process_group import PeerLostError, ProcessGroup
 from guerdon.models import build_model, load_checkpoint
 from guerdon.serve import RewardManager
 from tests.fit.float64 import MARK, use_float64
@@ -235,7 +237,7 @@ def test_encoding_once_is_shared_and_accumulation_gives_the_whole_batch(frozen, 
 
 @pytest.mark.slow
 def test_accumulation_in_one_process_draws_the_same_numbers(frozen, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("guerdon.fit.trainer.Trainer._may_cache", lambda self: False)
+    monkeypatch.setattr("guerdon.fit.trainer.RewardModelTrainer._may_cache", lambda self: False)
     fit(on(data), tmp_path / "whole", frozen, exact=True)
     fit(on(data, micro_batch_size=5), tmp_path / "parts", frozen, exact=True)
     assert_same_losses(tmp_path / "whole", tmp_path / "parts")
@@ -267,7 +269,7 @@ def _work(rank, port, job, answers):
     try:
         worker.save_checkpoint(job.folder / "at_start", 0)
         result = worker.fit()
-        state = worker.fitting.trainer.progress
+        state = worker.process.trainer.progress
         answers.put((rank, state.step, state.bad_checks, result.best_step, result.threshold.threshold))
     finally:
         worker.close()
@@ -320,7 +322,7 @@ def test_a_rank_that_is_killed_ends_the_others_also_without_our_launcher(data, t
     wait_for_losses(tmp_path)
     processes[1].kill()
     rank, kind, message = answers.get(timeout=200)
-    assert (rank, kind) == (0, "LostContact")
+    assert (rank, kind) == (0, "PeerLostError")
     assert "rank 0 of 2 lost contact with the others" in message
     processes[0].join(120)
     assert processes[0].exitcode == 0
@@ -328,12 +330,12 @@ def test_a_rank_that_is_killed_ends_the_others_also_without_our_launcher(data, t
 
 def _normalise(rank, port, values, answers):
     """A batch of which the second process has nothing, through BatchNorm for two and for one."""
-    with Team.join(rank, 2, address="127.0.0.1", port=port) as team:
+    with ProcessGroup.join(rank, 2, address="127.0.0.1", port=port) as group:
         torch.manual_seed(0)
         left, right = nn.Sequential(nn.BatchNorm2d(3)), nn.BatchNorm2d(3)
         left[0].weight.data.uniform_()
         right.load_state_dict(left[0].state_dict())
-        assert use_team_batch_norm(left, team.channel()) == 1
+        assert use_synced_batch_norm(left, group.new_group()) == 1
         x = torch.from_numpy(values)
         for split in (len(x), 3):  # all on rank 0, then on both
             mine = x[:split] if rank == 0 else x[split:]
@@ -344,7 +346,7 @@ def _normalise(rank, port, values, answers):
             place = slice(0, split) if rank == 0 else slice(split, None)
             torch.testing.assert_close(out, expected[place], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(mine.grad, whole.grad[place], rtol=1e-4, atol=1e-5)
-        grads = team.sum(left[0].weight.grad.double().numpy())
+        grads = group.sum(left[0].weight.grad.double().numpy())
         np.testing.assert_allclose(grads, right.weight.grad, rtol=1e-4)
         for name, value in right.state_dict().items():
             torch.testing.assert_close(left[0].state_dict()[name], value)
@@ -398,8 +400,9 @@ def alive(pid):
 def test_a_rank_that_dies_or_hangs_ends_the_fit(data, tmp_path, kill, start, patience, message):
     def strike():
         wait_for_losses(tmp_path)
-        found = [p for p in multiprocessing.active_children() if p.name == "fit rank 1"]
-        os.kill(found[0].pid, kill)
+        ranks = sorted(multiprocessing.active_children(), key=lambda process: process._identity)
+        assert len(ranks) == 2
+        os.kill(ranks[1].pid, kill)
         struck.append(time.monotonic())
 
     struck = []
@@ -411,7 +414,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_fit(data, tmp_path, kill, start, pat
         fit(settings, tmp_path, start=start)
     thread.join()
     assert time.monotonic() - struck[0] < 200
-    assert not [p for p in multiprocessing.active_children() if p.name.startswith("fit rank")]
+    assert not multiprocessing.active_children()
 
 
 def test_an_error_of_one_rank_is_the_error_of_the_fit(data, tmp_path):
@@ -419,15 +422,20 @@ def test_an_error_of_one_rank_is_the_error_of_the_fit(data, tmp_path):
         fit(on(data, 2), tmp_path, start="spawn", resume_dir=tmp_path)
 
 
-def test_whoever_only_lost_contact_is_not_the_one_to_be_heard(monkeypatch):
-    monkeypatch.setattr("guerdon.fit.distributed.GRACE_SECONDS", 60.0)
-    pipes, ends = zip(*(multiprocessing.Pipe(duplex=False) for _ in range(2)), strict=True)
-    ends[0].send(_Answer(error=LostContact("an echo")))
-    threading.Timer(0.5, ends[1].send, [_Answer(error=DataError("the cause"), trace="where")]).start()
-    with pytest.raises(DataError, match="the cause"):
-        _outcome(list(pipes), [None, None])
-    for pipe in (*pipes, *ends):
-        pipe.close()
+def test_the_error_of_a_rank_that_only_lost_its_peers_is_not_the_one_that_is_raised(tmp_path):
+    errors = PeerLostError("a consequence"), DataError("the cause")
+    for rank, error in enumerate(errors):
+        (tmp_path / str(rank)).write_bytes(pickle.dumps((None, error, "where")))
+    (tmp_path / "2").write_bytes(pickle.dumps(("a result", None, "")))
+    with pytest.raises(DataError, match="the cause") as raised:
+        _raise_cause(tmp_path, 4, ProcessExitedException("", 0, 123, 1))
+    assert "where" in str(raised.value.__cause__)
+
+
+def test_a_rank_that_died_without_a_word_is_named(tmp_path):
+    (tmp_path / "0").write_bytes(pickle.dumps((None, PeerLostError("a consequence"), "where")))
+    with pytest.raises(WorkerError, match=r"rank 1 of 2 of the fit died by signal SIGKILL \(out of memory"):
+        _raise_cause(tmp_path, 2, ProcessExitedException("", 1, 123, -9, "SIGKILL"))
 
 
 def test_a_loss_that_is_not_finite_is_refused_by_all(data, tmp_path):
@@ -503,7 +511,7 @@ def test_nothing_is_left_when_the_command_is_ended(data, tmp_path, end):
 
 LEAVES = """
 import sys, torch, torch.distributed as dist
-from guerdon.fit.team import end_process, open_store
+from guerdon.fit.process_group import end_process, open_store
 from datetime import timedelta
 
 store = open_store("127.0.0.1", 0, 1, True, timedelta(seconds=60))
@@ -530,11 +538,11 @@ def test_torchrun_gives_the_losses_of_the_command_alone(data, tmp_path):
     options = {"capture_output": True, "text": True, "timeout": 200}
     alone = [sys.executable, "-m", "guerdon.cli.main"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    team = [*launcher, "-m", "guerdon.cli.main"]
-    for name, program in (("alone", alone), ("team", team)):
+    launched = [*launcher, "-m", "guerdon.cli.main"]
+    for name, program in (("alone", alone), ("torchrun", launched)):
         arguments = command(data, tmp_path / name, "fit.epochs=1", "--json")
         result = subprocess.run([*program, *arguments], **options)
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout)["num_steps"] == 8  # printed once
-    assert_same_course(tmp_path / "alone", tmp_path / "team")
-    assert (tmp_path / "team" / "summary.json").exists()
+    assert_same_course(tmp_path / "alone", tmp_path / "torchrun")
+    assert (tmp_path / "torchrun" / "summary.json").exists()

@@ -1,4 +1,4 @@
-"""Fitting: outcomes, exact resume, steps of a plain loop, encode once, and clear errors."""
+"""FitProcess: outcomes, exact resume, steps of a plain loop, encode once, and clear errors."""
 
 import json
 import logging
@@ -24,11 +24,11 @@ from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.data.summary import convert
 from guerdon.datasets import RewardDataset
 from guerdon.fit import fit_reward_model
-from guerdon.fit.fit import open_data, score_rows
+from guerdon.fit.fit import open_data
 from guerdon.fit.metrics import auc
-from guerdon.fit.trainer import Trainer
+from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.models import build_model, load_checkpoint, save_checkpoint
-from tests.fit.synthetic import episode, write_store
+from tests.fit.synthetic import episode, score_rows, write_store
 
 MODEL = RewardModelConfig(
     model_type="binary_classifier", arch="resnet10", width=8, image_size=(3, 32, 32), hidden_dim=16
@@ -146,9 +146,9 @@ def test_every_step_is_that_of_a_plain_loop(data, tmp_path, monkeypatch):
     Two programs that run freely part from each other, because Adam's first steps are the signs of gradients,
     also of those that are nothing but rounding. A single step has no time for that, on any processor.
     """
-    rows, original = [], Trainer._train_step
+    rows, original = [], RewardModelTrainer._train_step
     monkeypatch.setattr(
-        Trainer, "_train_step", lambda self, batch: rows.append(batch) or original(self, batch)
+        RewardModelTrainer, "_train_step", lambda self, batch: rows.append(batch) or original(self, batch)
     )
     settings = on(data, epochs=1, save_interval=1)
     fit_reward_model(MODEL, settings, folder=tmp_path, seed=0)
@@ -199,7 +199,7 @@ def test_a_frozen_encoder_is_run_once_and_gives_the_same_model(data, tmp_path, m
     once = store.num_frames
     assert sum(calls) < 2.5 * once  # once for the cache, once more to calibrate and for statistics
     monkeypatch.setattr("guerdon.fit.trainer.FeatureCache", None)
-    monkeypatch.setattr("guerdon.fit.trainer.Trainer._may_cache", lambda self: False)
+    monkeypatch.setattr("guerdon.fit.trainer.RewardModelTrainer._may_cache", lambda self: False)
     calls.clear()
     plain = fit_reward_model(model, on(data), folder=tmp_path / "plain", seed=0)
     assert sum(calls) > 4 * once
@@ -333,13 +333,13 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_files(data, tmp_path):
 
 
 def test_the_last_good_checkpoint_survives_a_bad_loss(data, tmp_path, monkeypatch):
-    original = Trainer.logits
+    original = RewardModelTrainer.logits
 
     def poisoned(self, rows, *, train=False):
         logits = original(self, rows, train=train)
         return logits * float("nan") if train and self.progress.step == 7 else logits
 
-    monkeypatch.setattr(Trainer, "logits", poisoned)
+    monkeypatch.setattr(RewardModelTrainer, "logits", poisoned)
     with pytest.raises(DataError, match=r"step 7 .*step_5/checkpoint.pt"):
         fit_reward_model(MODEL, on(data), folder=tmp_path / "run", seed=0)
     model, _, extra = load_checkpoint(tmp_path / "run" / "checkpoints" / "step_5" / "checkpoint.pt")

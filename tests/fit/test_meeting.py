@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from guerdon.core.errors import WorkerError
-from guerdon.fit.team import Team, open_store
+from guerdon.fit.process_group import ProcessGroup, open_store
 from tests.distributed.sockets import listening
 
 TIMEOUT = timedelta(seconds=60)
@@ -30,4 +30,4 @@ def test_who_opens_a_shared_store_again_gets_the_same():
 
 def test_an_address_of_another_machine_is_told():
     with pytest.raises(WorkerError, match=r"rank 0 of 2 did not meet the others at 192\.0\.2\.77:0"):
-        Team.join(rank=0, world_size=2, address="192.0.2.77", port=0, timeout_seconds=5.0)
+        ProcessGroup.join(rank=0, world_size=2, address="192.0.2.77", port=0, timeout_seconds=5.0)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from guerdon.config import AugmentConfig, LRScheduleConfig
 from guerdon.data.datasets.sampling import EpochSampler, global_batches, shares
-from guerdon.fit.augment import augment
+from guerdon.fit.inputs import augment
 from guerdon.fit.logs import MetricLog
-from guerdon.fit.schedule import lr_at
+from guerdon.fit.state import lr_at
 
 
 def sampler(episodes=10, steps=20, positives=4, **options):

@@ -22,7 +22,7 @@ from guerdon.core.types import Episode
 from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.datasets import RewardDataset
 from guerdon.fit import fit_reward_model
-from guerdon.fit.augment import augment
+from guerdon.fit.inputs import augment
 from guerdon.models import Contract, build_model, load_checkpoint, save_checkpoint
 from guerdon.rewards.image.accelerate import make_scorer
 from guerdon.rewards.image.int8 import int8_scorer, make_int8
@@ -130,7 +130,7 @@ def test_the_checkpoint_says_how_many_frames_it_needs(two_frames):
     single = np.zeros((5, 32, 32, 3), np.uint8)
     with pytest.raises(DataError, match=r"expected stacks of 2 frames \[N, 2, H, W, C\]"):
         manager.compute_rewards({"main_images": single})
-    with pytest.raises(DataError, match="stacks of 3, the checkpoint judges 2"):
+    with pytest.raises(DataError, match="stacks of 3, the checkpoint scores 2"):
         RewardManager(manager.cfg).compute_rewards({"main_images": np.stack([single] * 3, 1)})
     worker = ImageRewardWorker(manager.cfg)
     worker.init_worker()

@@ -11,9 +11,8 @@ import pytest
 from PIL import Image
 
 from guerdon.data.datasets.audit import AuditReport, Finding
-from guerdon.fit.calibrate import calibrate
+from guerdon.fit.calibrate import calibrate, choose_threshold
 from guerdon.fit.metrics import LabelledScores, summarize
-from guerdon.fit.threshold import choose_threshold
 from guerdon.monitoring.card import sample_episodes, write_card
 from guerdon.monitoring.verdict import CardInputs, judge
 from tests.browser import dump_dom, screenshot

@@ -244,7 +244,7 @@ def test_frames_of_another_size_are_refused_before_the_first_rollout(settings, t
 def test_a_verdict_that_is_no_number_stops_and_saves(settings, tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     runner = EmbodiedRunner(load_config("train", settings), tmp_path / "run")
-    judge, calls = runner.reward_worker.manager._judge, []
+    judge, calls = runner.reward_worker.manager._scorer, []
     real = judge._scorer
 
     def broken(frames):
@@ -255,7 +255,7 @@ def test_a_verdict_that_is_no_number_stops_and_saves(settings, tmp_path, monkeyp
         return logits, spread
 
     judge._scorer = broken
-    with pytest.raises(DataError, match=r"verdict on frame 3 of .* is not finite.*last good state is"):
+    with pytest.raises(DataError, match=r"score of frame 3 of .* is not finite.*last good state is"):
         runner.run()
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert evaluate_checkpoint(saved, 5, seed=0)["episodes"] == 5

@@ -24,7 +24,7 @@ from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.envs import TabletopVectorEnv
 from guerdon.envs.tabletop.expert import ScriptedExpert
 from guerdon.fit import fit_reward_model
-from guerdon.fit.refit import Judged, MinedFrames, Refitter, held_out
+from guerdon.fit.refit import MinedFrames, Refitter, ScoredSteps, held_out
 from guerdon.models import load_checkpoint
 from guerdon.serve import RewardManager
 from tests.training.conftest import SIZE, views
@@ -57,12 +57,12 @@ def judged_steps(seed=0, first_step=0, shape=(10, 4)):
         place = (10 * t + env).astype(np.uint8)
         return {"base_camera": np.broadcast_to(place[:, None, None, None], (len(t), 4, 4, 3)).copy()}
 
-    return Judged(
+    return ScoredSteps(
         prob_success=rng.random(shape).astype(np.float32),
         success=rng.random(shape) < 0.3,
         elapsed=elapsed,
         first_step=first_step,
-        show=show,
+        frames_at=show,
     )
 
 
@@ -193,12 +193,12 @@ def test_a_refit_stops_the_reward_from_firing_on_what_the_policy_exploits(tmp_pa
     for start in range(0, 50, 10):
         part = slice(start, start + 10)
         elapsed = np.tile(np.arange(start, start + 10)[:, None], (1, 192))
-        judged = Judged(
+        judged = ScoredSteps(
             prob_success=prob[part],
             success=success[part],
             elapsed=elapsed,
             first_step=start,
-            show=lambda t, env, start=start: show(t + start, env),
+            frames_at=lambda t, env, start=start: show(t + start, env),
         )
         refitter.add(start, judged, contract.threshold)
     result = refitter.refit(640, first.checkpoint)

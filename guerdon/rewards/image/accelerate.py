@@ -1,4 +1,4 @@
-"""Scorers: a fitted model turned into a graph that does nothing but judge frames, and fast.
+"""Scorers: a fitted model turned into a graph that does nothing but score frames, and fast.
 
 All of them replace the ResNet, which takes nearly all the time, and leave the pooling and the heads to torch
 in float32. Scorers in int8 are in `int8.py`.
@@ -27,7 +27,7 @@ logger = logging.getLogger("guerdon")
 
 Frames: TypeAlias = Mapping[str, UInt8Array] | UInt8Array
 """camera -> uint8 [N, H, W, C] (or stacks [N, k, H, W, C]), or the images alone if there is one camera."""
-Judgement: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
+RawScores: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Logits of success float64 [N], and the members' disagreement float64 [N]."""
 
 # Early layers work on large maps: few frames at a time stay in the cache. Late layers have large weights,
@@ -37,9 +37,9 @@ _LATE_PIXELS = 1 << 20
 
 
 class Scorer(Protocol):
-    """Judges frames, and changes nothing by it."""
+    """Scores frames, and changes nothing by it."""
 
-    def __call__(self, frames: Frames) -> Judgement:
+    def __call__(self, frames: Frames) -> RawScores:
         """Frames -> logits as `RewardModel.forward` gives them in eval mode, and the disagreement."""
 
 
@@ -68,7 +68,7 @@ class ModelScorer:
         self._model: RewardModel = copy.deepcopy(model, {id(model.resnet): encoder}).to(device).eval()
         self._device = device
 
-    def __call__(self, frames: Frames) -> Judgement:
+    def __call__(self, frames: Frames) -> RawScores:
         """See `Scorer`."""
         return self.score(self.images(frames))
 
@@ -77,12 +77,12 @@ class ModelScorer:
         return self._model.images(frames)
 
     @torch.no_grad()
-    def score(self, images: Tensor) -> Judgement:
+    def score(self, images: Tensor) -> RawScores:
         """uint8 [N, K, H, W, c] of the model's size -> logits and disagreement."""
         features = self._model.encode(images.to(self._device).permute(0, 1, 4, 2, 3))
         logits = self._model.head(features).double()
-        spread = torch.sigmoid(logits).std(1, correction=0)
-        return mean_logit(logits).cpu().numpy(), spread.cpu().numpy()
+        disagreement = torch.sigmoid(logits).std(1, correction=0)
+        return mean_logit(logits).cpu().numpy(), disagreement.cpu().numpy()
 
 
 # Encoders that stand in for a ResNet: uint8 [N, c, H, W] -> float32 [N, C', h, w]
@@ -152,7 +152,9 @@ def packs(resnet: ResNet) -> bool:
     if torch.backends.cpu.get_cpu_capability() != "AVX2" or resnet.norm != "batch":
         return False
     if not can_pack():
-        logger.info("fp32 scoring takes frozen graphs: this torch has no packed convolutions")
+        logger.info(
+            "fp32 scoring takes frozen graphs: torch %s has no packed convolutions", torch.__version__
+        )
     return can_pack()
 
 

@@ -36,7 +36,7 @@ class Prediction:
 
 
 class RewardModel(nn.Module, ABC):
-    """Judges frames, or stacks of the latest `num_frames` of them: `preprocess`, then `encode`, then `head`.
+    """Scores frames, or stacks of the latest `num_frames` of them: `preprocess`, then `encode`, then `head`.
 
     The frames of a stack become channels of one image, oldest first: `c` is `num_frames * C` below.
 

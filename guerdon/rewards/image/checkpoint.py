@@ -1,4 +1,4 @@
-"""Saved models: our own directory (`model.safetensors`, `contract.json`) and the documents' `.pt` file.
+"""Saved models: a directory of ours (`model.safetensors`, `contract.json`), or the `.pt` file of RLinf.
 
 In both, weights and contract are in *one* file that is replaced atomically, so an interruption never pairs
 new weights with an old contract: the safetensors file carries the contract in its metadata. `contract.json`
@@ -28,8 +28,8 @@ from guerdon.data.files.bounds import one_line, read_small
 from guerdon.data.files.checksums import load_torch, tensors_checksum
 from guerdon.rewards.image.base import RewardModel
 from guerdon.rewards.image.contract import Contract
-from guerdon.rewards.image.registry import build_model
-from guerdon.rewards.image.state import (
+from guerdon.rewards.image.models import build_model
+from guerdon.rewards.image.weights import (
     CHECKSUM,
     find_weights,
     has_batch_norm,
@@ -70,8 +70,8 @@ def save_checkpoint(
     """Save a model with its contract; an existing checkpoint of that name is replaced.
 
     Args:
-        path: `.pt` or `.pth` for the documents' file, any other name for a directory of ours.
-        model: its weights are saved; or the weights themselves, if the model is spread over processes.
+        path: `.pt` or `.pth` for RLinf's file, any other name for a directory of ours.
+        model: its weights are saved; or the weights themselves, if the model is distributed over processes.
         contract: saved with them.
         extra: what else a training script needs. In a `.pt` file these are further entries such as `epoch`,
             `optimizer_state_dict`, `train_loss` and `train_acc`; in a directory they must fit into JSON.
@@ -135,7 +135,7 @@ def find_checkpoint(path: Path) -> Path:
             if (inner / WEIGHTS_FILE).is_file():
                 return inner / WEIGHTS_FILE
         raise DataError(f"{display_path(path)}: holds no checkpoint; looked for {', '.join(_IN_DIRECTORY)}")
-    # One document saves the first name and loads the second.
+    # RLinf's workflow saves the first name and loads the second.
     saved = path.with_name("reward_model_best.pt")
     if path.name == "best_model.pt" and saved.is_file():
         logger.info("%s does not exist; %s beside it is used", display_path(path), saved.name)

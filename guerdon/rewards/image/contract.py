@@ -83,7 +83,7 @@ class Contract:
     threshold: float | None = None
     """Calibrated probability above which a frame counts as success."""
     calibration: dict[str, Any] | None = None
-    """`map`: what `models/calibration.py` reads; `threshold`: what `fit/threshold.py` promises."""
+    """`map`: what `rewards/calibration.py` reads; `threshold`: what `fit/calibrate.py` promises."""
     metrics: dict[str, Any] = field(default_factory=dict)
     data_hash: str | None = None
     guerdon_version: str = guerdon.__version__
@@ -117,7 +117,7 @@ class Contract:
 
     @property
     def num_frames(self) -> int:
-        """Frames that are judged together."""
+        """Frames that are scored together."""
         return int(self.model["num_frames"])
 
     @property
@@ -127,7 +127,7 @@ class Contract:
 
     @property
     def input_sizes(self) -> dict[str, tuple[int, ...]]:
-        """Camera -> shape of what is judged: (H, W, C), or (k, H, W, C) of a stack of frames."""
+        """Camera -> shape of what is scored: (H, W, C), or (k, H, W, C) of a stack of frames."""
         count = self.num_frames
         return {name: size if count == 1 else (count, *size) for name, size in self.frame_sizes.items()}
 
@@ -190,7 +190,7 @@ class Contract:
         """How one camera's images differ from the training frames, with both sides."""
         if images.ndim == 5:
             if images.shape[1] != self.num_frames:
-                return f"frames are stacks of {images.shape[1]}, the checkpoint judges {self.num_frames}"
+                return f"frames are stacks of {images.shape[1]}, the checkpoint scores {self.num_frames}"
             images = images.reshape(-1, *images.shape[2:])
         images = images[None] if images.ndim == 3 else images
         if images.ndim != 4:

@@ -1,9 +1,14 @@
-"""ResNet encoders in torchvision's key layout, and the learned spatial pooling of HIL-SERL."""
+"""Image encoders by name: ResNets in torchvision's key layout, and the small CNN of policies.
+
+Beside them is the learned spatial pooling of HIL-SERL.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -229,21 +234,67 @@ class ResNet(nn.Module):
 class ResNet10(ResNet):
     """One basic block per stage: 4.9 million weights at width 64."""
 
-    def __init__(
-        self, *, width: int = 64, norm: Norm = "batch", same_padding: bool = False, in_channels: int = 3
-    ) -> None:
-        super().__init__(
-            "resnet10", width=width, norm=norm, same_padding=same_padding, in_channels=in_channels
-        )
+    def __init__(self, **settings: Any) -> None:
+        super().__init__("resnet10", **settings)
 
 
-def make_resnet(
-    arch: Arch, width: int = 64, norm: Norm = "batch", *, same_padding: bool = False, in_channels: int = 3
-) -> ResNet:
-    """A new encoder with random weights; see `ResNet` for the arguments."""
-    if arch == "resnet10":
-        return ResNet10(width=width, norm=norm, same_padding=same_padding, in_channels=in_channels)
-    return ResNet(arch, width=width, norm=norm, same_padding=same_padding, in_channels=in_channels)
+class SmallCNN(nn.Sequential):
+    """Three convolutions, each with a ReLU, down to about 4x4 (images below 64 pixels): what policies use.
+
+    Args:
+        in_channels: of all cameras and stacked frames together.
+        image_size: (H, W).
+    """
+
+    CHANNELS = (32, 64, 64)
+
+    def __init__(self, *, in_channels: int, image_size: tuple[int, int]) -> None:
+        layers: list[nn.Module] = []
+        for stride, channels in zip(self.strides(*image_size), self.CHANNELS, strict=True):
+            layers += [nn.Conv2d(in_channels, channels, stride + 2, stride, padding=1), nn.ReLU()]
+            in_channels = channels
+        super().__init__(*layers, nn.Flatten())
+        self.num_features = self.output_size(*image_size)
+        for layer in layers[::2]:
+            assert isinstance(layer, nn.Conv2d) and layer.bias is not None
+            nn.init.orthogonal_(layer.weight, math.sqrt(2))
+            nn.init.zeros_(layer.bias)
+
+    @staticmethod
+    def strides(height: int, width: int) -> tuple[int, int, int]:
+        """Large images are reduced at once: most time goes there."""
+        return (4 if min(height, width) >= 48 else 2, 2, 2)
+
+    @classmethod
+    def output_size(cls, height: int, width: int) -> int:
+        """Features of an image."""
+        for stride in cls.strides(height, width):  # kernels are larger than the stride by 2, padding is 1
+            height, width = height // stride, width // stride
+        return cls.CHANNELS[-1] * height * width
+
+
+ENCODERS: dict[str, Callable[..., nn.Module]] = {
+    "resnet10": ResNet10,
+    "resnet18": partial(ResNet, "resnet18"),
+    "resnet34": partial(ResNet, "resnet34"),
+    "resnet50": partial(ResNet, "resnet50"),
+    "cnn": SmallCNN,
+}
+"""Name -> class. Reward models take ResNets, policies the CNN."""
+
+
+def make_encoder(name: str, **settings: Any) -> nn.Module:
+    """A new encoder with random weights; see the classes for their settings."""
+    if name not in ENCODERS:
+        raise ConfigError(f"there is no encoder {name!r}: {', '.join(ENCODERS)}")
+    return ENCODERS[name](**settings)
+
+
+def make_resnet(arch: Arch, width: int = 64, norm: Norm = "batch", **settings: Any) -> ResNet:
+    """A new ResNet with random weights; see `ResNet` for the arguments."""
+    resnet = make_encoder(arch, width=width, norm=norm, **settings)
+    assert isinstance(resnet, ResNet)
+    return resnet
 
 
 class SpatialLearnedEmbeddings(nn.Module):

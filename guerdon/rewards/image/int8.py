@@ -1,6 +1,6 @@
 """Scoring in int8: made once from training frames, accepted only if it decides as fp32 does.
 
-Frames whose int8 logit is closer to the threshold than int8 is exact are judged once more in fp32. It is kept
+Frames whose int8 logit is closer to the threshold than int8 is exact are scored once more in fp32. It is kept
 in a file (`int8_file.py`), and every scorer made of it is tried on the processor at hand before it is used.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from guerdon.core.errors import DataError
 from guerdon.core.types import BoolArray, UInt8Array
 from guerdon.rewards.image import quantize
-from guerdon.rewards.image.accelerate import Frames, Judgement, ModelScorer, Scorer, make_scorer
+from guerdon.rewards.image.accelerate import Frames, ModelScorer, RawScores, Scorer, make_scorer
 from guerdon.rewards.image.base import RewardModel
 
 logger = logging.getLogger("guerdon")
@@ -39,7 +39,7 @@ rounding changed it by 0.07 of the margin, products that saturate by 0.54 (measu
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Int8Model:
-    """What makes an int8 scorer of a model, with all that its verdicts depend on."""
+    """What makes an int8 scorer of a model, with all that its scores depend on."""
 
     ranges: dict[str, quantize.Range]
     """The range of each activation, by the name of its step."""
@@ -55,7 +55,7 @@ class Int8Model:
     """The logit above which a frame counts as success."""
     agreement: float
     """Share of the held-out frames on which it decides as fp32 does."""
-    judged_twice: float
+    rescored: float
     """Share of the held-out frames that it leaves to fp32."""
     num_check_frames: int
     weights: str
@@ -90,7 +90,7 @@ def make_int8(
         )
     if twice.mean() > _MAX_TWICE:
         logger.warning(
-            "int8 is so inexact that %.0f%% of the held-out frames are judged again in fp32, which costs its "
+            "int8 is so inexact that %.0f%% of the held-out frames are scored again in fp32, which costs its "
             "speed: quantise with frames of the kind that will be scored, or use fp32",
             100 * twice.mean(),
         )
@@ -103,7 +103,7 @@ def make_int8(
         margin=margin,
         threshold_logit=threshold_logit,
         agreement=agreement,
-        judged_twice=float(twice.mean()),
+        rescored=float(twice.mean()),
         num_check_frames=len(twice),
         weights=weights_fingerprint(model),
     )
@@ -137,11 +137,11 @@ def processor() -> str:
 
 
 class TwoStepScorer:
-    """Judges all frames coarsely, and those near the threshold once more.
+    """Scores all frames coarsely, and those near the threshold once more.
 
     Args:
-        coarse: judges all frames.
-        fine: judges those of which `coarse` says a logit within `margin` of the threshold.
+        coarse: scores all frames.
+        fine: scores those that `coarse` gives a logit within `margin` of the threshold.
         threshold_logit: the logit above which a frame counts as success.
         margin: in logits.
     """
@@ -152,14 +152,14 @@ class TwoStepScorer:
         self.coarse, self.fine = coarse, fine
         self.threshold_logit, self.margin = threshold_logit, margin
 
-    def __call__(self, frames: Frames) -> Judgement:
+    def __call__(self, frames: Frames) -> RawScores:
         """See `Scorer`."""
         images = self.coarse.images(frames)
-        logits, spread = self.coarse.score(images)
+        logits, disagreement = self.coarse.score(images)
         near = np.flatnonzero(self.near(logits))
         if len(near):
-            logits[near], spread[near] = self.fine.score(images[torch.from_numpy(near)])
-        return logits, spread
+            logits[near], disagreement[near] = self.fine.score(images[torch.from_numpy(near)])
+        return logits, disagreement
 
     def near(self, logits: NDArray[np.float64]) -> BoolArray:
         """Whether the decision is left to `fine`, bool [N], by the coarse logits [N]."""

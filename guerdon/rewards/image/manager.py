@@ -71,17 +71,17 @@ class RewardManager:
             raise ConfigError("reward.model.checkpoint_path is not set: which reward model should be used?")
         self.cfg = cfg
         given = None if cfg.reward_threshold == "calibrated" else float(cfg.reward_threshold)
-        self._judge = ImageScorer.load(
+        self._scorer = ImageScorer.load(
             cfg.model.checkpoint_path,
             cfg.model,
             threshold=given,
             decides=cfg.reward_type == "binary",
             device=device,
         )
-        self.model, self.contract = self._judge.model, self._judge.contract
-        self.threshold = self._judge.threshold
+        self.model, self.contract = self._scorer.model, self._scorer.contract
+        self.threshold = self._scorer.threshold
         self.image_keys = self.model.config.image_keys
-        self.version = f"{self.contract.data_hash or 'unknown'}/{self._judge.source}"
+        self.version = f"{self.contract.data_hash or 'unknown'}/{self._scorer.source}"
         folder = cfg.model.debug_save_dir or os.environ.get(DEBUG_VARIABLE)
         self._debug = None if folder is None else DebugPictures(Path(folder))
 
@@ -98,29 +98,29 @@ class RewardManager:
 
     def to_device(self, device: str) -> RewardManager:
         """Move the model; returns self."""
-        self._judge.to_device(device)
+        self._scorer.to_device(device)
         return self
 
     def images(self, observations: Any) -> dict[str, UInt8Array]:
         """The model's cameras in a batched observation -> uint8 [N, H, W, C] each.
 
-        A model that judges stacks of k frames needs them in the observation, [N, k, H, W, C], oldest first.
+        A model that scores stacks of k frames needs them in the observation, [N, k, H, W, C], oldest first.
         """
         found = images_from(observations, self.image_keys)
-        self._judge.check(found)
+        self._scorer.check(found)
         return found
 
     def score(self, frames: Mapping[str, UInt8Array]) -> Scores:
         """Calibrated probabilities of frames, camera -> uint8 [N, H, W, C], or of stacks [N, k, H, W, C]."""
-        verdict = self._judge.score(frames)
+        scores = self._scorer.score(frames)
         if self._debug is not None:
             shown = latest_frames(frames[self.image_keys[0]])
-            self._debug.save(shown, verdict.prob_success, self.threshold)
-        return verdict
+            self._debug.save(shown, scores.prob_success, self.threshold)
+        return scores
 
     def features(self, frames: Mapping[str, UInt8Array]) -> FloatArray:
         """Pooled encoder features of frames -> float32 [N, F], comparable with the contract's statistics."""
-        return self._judge.features(frames)
+        return self._scorer.features(frames)
 
     def compute_rewards(self, observations: Any) -> FloatArray:
         """Learned rewards of a batched observation -> float32 [N]."""
@@ -128,7 +128,7 @@ class RewardManager:
 
 
 class DebugPictures:
-    """Saves judged frames as `resnet_success|resnet_fail/{id:06d}_prob{p:.4f}.png`."""
+    """Saves scored frames as `resnet_success|resnet_fail/{id:06d}_prob{p:.4f}.png`."""
 
     def __init__(self, folder: Path) -> None:
         self._folders = {True: folder / "resnet_success", False: folder / "resnet_fail"}

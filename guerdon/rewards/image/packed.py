@@ -3,6 +3,9 @@
 A plain convolution of full width already runs near the peak of such a core, so what is left is to multiply
 less: Winograd's F(4x4, 3x3) needs a quarter of the products of a 3x3 convolution, and on maps of up to 2x2
 pixels, where most of a window lies outside, one matrix product needs less than half. Both are plain torch.
+
+The plain convolutions use private operators of torch, in versions where these are known. In other versions
+`FusedEncoder` uses frozen graphs, which are public.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from torch import Tensor, nn
 
 from guerdon.rewards.image.steps import Size, Step
 
+FIRST_TORCH, LAST_TORCH = (2, 4), (2, 13)
+"""Versions whose private operators (`mkldnn._convolution_pointwise`) are known."""
 _CHANNELS_LAST = torch.channels_last
 _TILE = 4
 _DENSE_PIXELS = 4
@@ -38,7 +43,9 @@ _TRANSFORM = torch.tensor(
 def can_pack() -> bool:
     """Whether this torch has oneDNN's convolutions with weights that are laid out beforehand."""
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return bool(available) and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    is_tried = FIRST_TORCH <= version <= LAST_TORCH
+    return bool(available) and is_tried and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
 
 
 class PackedSteps(nn.Module):

@@ -21,7 +21,7 @@ from guerdon.data.files.bounds import one_line
 from guerdon.data.files.rebuild import Allowed, set_state
 from guerdon.data.files.unpickler import PickleMachine
 from guerdon.rewards.image.encoders import ResNet, make_resnet
-from guerdon.rewards.image.state import has_batch_norm, load_weights, read_weights, strip_prefixes
+from guerdon.rewards.image.weights import has_batch_norm, load_weights, read_weights, strip_prefixes
 
 logger = logging.getLogger("guerdon")
 
@@ -40,7 +40,7 @@ _FLAX_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 _FLAX_HEAD = "output_head"  # ImageNet's classifier
 
 
-def make_encoder(config: RewardModelConfig) -> ResNet:
+def encoder_for(config: RewardModelConfig) -> ResNet:
     """The encoder that a config asks for: built, its weights loaded, and frozen where that is due.
 
     `freeze_encoder: auto` freezes it only if pretrained weights were loaded.

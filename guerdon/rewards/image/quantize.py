@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -154,12 +155,12 @@ class _Graph:
     """Collects ONNX nodes, each between a dequantisation and a quantisation, which the runtime fuses."""
 
     def __init__(self) -> None:
-        self._onnx = _import_onnx()
+        self._onnx = _import("onnx")
         self._nodes: list[Any] = []
         self._constants: list[Any] = []
         self._steps = {"image": 1.0}  # name of an activation -> its quantisation step
         self._node("Transpose", ["windows"], "image.u8", perm=[0, 3, 1, 2])
-        self._dequantize("image", np.float32(1.0), np.uint8(_ZERO_PIXEL))
+        self._dequantize("image", self._scale("image", np.float32(1.0), np.uint8(_ZERO_PIXEL)))
 
     def _node(self, kind: str, inputs: Iterable[str], output: str, **attributes: Any) -> str:
         self._nodes.append(self._onnx.helper.make_node(kind, list(inputs), [output], **attributes))
@@ -169,10 +170,12 @@ class _Graph:
         self._constants.append(self._onnx.numpy_helper.from_array(np.array(value, order="C"), name))
         return name
 
-    def _dequantize(self, name: str, scale: Any, zero: Any, **attributes: Any) -> str:
+    def _scale(self, name: str, scale: Any, zero: Any) -> list[str]:
+        return [self._constant(f"{name}.scale", scale), self._constant(f"{name}.zero", zero)]
+
+    def _dequantize(self, name: str, scale: list[str], **attributes: Any) -> None:
         """`name.u8` (or a constant of that name) -> `name`."""
-        inputs = [f"{name}.u8", self._constant(f"{name}.scale", scale), self._constant(f"{name}.zero", zero)]
-        return self._node("DequantizeLinear", inputs, name, **attributes)
+        self._node("DequantizeLinear", [f"{name}.u8", *scale], name, **attributes)
 
     def add(self, step: Step, limits: Range) -> None:
         """Append one operation, its output quantised to `limits`."""
@@ -192,10 +195,9 @@ class _Graph:
             y = self._node("Relu", [y], f"{step.output}.relu")
         size, zero = _step_and_zero(limits)
         self._steps[step.output] = size
-        self._dequantize(step.output, np.float32(size), np.uint8(zero))
-        dequantize = self._nodes.pop()
-        self._node("QuantizeLinear", [y, *dequantize.input[1:]], dequantize.input[0])
-        self._nodes.append(dequantize)
+        scale = self._scale(step.output, np.float32(size), np.uint8(zero))
+        self._node("QuantizeLinear", [y, *scale], f"{step.output}.u8")
+        self._dequantize(step.output, scale)
 
     def _weights(self, step: Step) -> tuple[str, str]:
         """Constants for weights of 7 bits with one scale per output channel, and for the int32 bias."""
@@ -209,7 +211,7 @@ class _Graph:
         sums = np.clip(np.rint(bias / bias_scale), -(2**31), 2**31 - 1).astype(np.int32)
         for name, value, size in zip(names, (rounded, sums), (scale, bias_scale), strict=True):
             self._constant(f"{name}.u8", value)
-            self._dequantize(name, size, np.zeros(len(size), value.dtype), axis=0)
+            self._dequantize(name, self._scale(name, size, np.zeros(len(size), value.dtype)), axis=0)
         return names
 
     def serialized(self, shape: tuple[int, int, int], output: str) -> bytes:
@@ -237,7 +239,7 @@ class QuantizedEncoder(nn.Module):
 
     def __init__(self, graph: bytes, border: Tensor) -> None:
         super().__init__()
-        runtime = _import_runtime()
+        runtime = _import("onnxruntime")
         options = runtime.SessionOptions()
         # Each batch on a thread of its own: threads inside the runtime would wait for each other at every
         # layer, and spin meanwhile on the cores that torch wants.
@@ -270,8 +272,8 @@ def require_int8(resnet: ResNet | None = None) -> None:
     Args:
         resnet: must be one that can be quantised, if it is known already.
     """
-    _import_onnx()
-    _import_runtime()
+    for package in ("onnx", "onnxruntime"):
+        _import(package)
     if resnet is not None and resnet.norm != "batch":
         raise ConfigError(
             "int8 scoring needs an encoder with BatchNorm, not GroupNorm as this one has: "
@@ -279,20 +281,8 @@ def require_int8(resnet: ResNet | None = None) -> None:
         )
 
 
-def _import_onnx() -> Any:
+def _import(package: str) -> Any:
     try:
-        import onnx
-        import onnx.checker
-        import onnx.helper
-        import onnx.numpy_helper
+        return import_module(package)
     except ImportError as error:
         raise ConfigError(_INSTALL) from error
-    return onnx
-
-
-def _import_runtime() -> Any:
-    try:
-        import onnxruntime  # type: ignore[import-untyped, import-not-found, unused-ignore]
-    except ImportError as error:
-        raise ConfigError(_INSTALL) from error
-    return onnxruntime

@@ -1,6 +1,6 @@
-"""From a checkpoint to calibrated probabilities and decisions: the one way from frames to a verdict.
+"""From a checkpoint to calibrated probabilities and decisions: the one way from frames to scores.
 
-`RewardManager`, and through it workers, wrappers, scores and cards, judge here, and so does `image_success`.
+`RewardManager`, and through it workers, wrappers and cards, score here, and so does `image_success`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ log = logging.getLogger("guerdon")
 Scores: TypeAlias = SuccessScores
 """What is said of N frames; arrays [N]."""
 MINI_BATCH = 256
-"""Frames that are judged at once."""
+"""Frames that are scored at once."""
 COLOUR_FRAMES = 64
 """Batches of so many frames are checked for swapped colours each; fewer may show an odd moment, and only the
 first batch is."""
 
 
 class ImageScorer:
-    """Judges frames as a fitted model, its calibration and its threshold say, and changes nothing by it.
+    """Scores frames with a fitted model, its calibration and its threshold; scoring changes nothing.
 
     Args:
         model: in eval mode.
@@ -70,7 +70,7 @@ class ImageScorer:
         self._int8, self._decides = int8, decides
         self._device = device
         self._scorer: Scorer | None = self._make_scorer(device)
-        self._begun = False
+        self._checked_colours = False
 
     @classmethod
     def load(
@@ -126,8 +126,8 @@ class ImageScorer:
     def check(self, frames: Mapping[str, UInt8Array]) -> None:
         """Raise a `DataError` if a batch is not of the kind that the model was trained on."""
         count = max((len(images) for images in frames.values()), default=0)
-        self.contract.check_frames(frames, colours=not self._begun or count >= COLOUR_FRAMES)
-        self._begun = True
+        self.contract.check_frames(frames, colours=not self._checked_colours or count >= COLOUR_FRAMES)
+        self._checked_colours = True
 
     def score(self, frames: Mapping[str, UInt8Array]) -> Scores:
         """Calibrated probabilities of frames, camera -> uint8 [N, H, W, C], or of stacks [N, k, H, W, C]."""
@@ -137,7 +137,7 @@ class ImageScorer:
         logits, disagreement = self._scorer(frames)
         if not bool(np.isfinite(logits).all()):
             bad = int(np.flatnonzero(~np.isfinite(logits))[0])
-            raise DataError(f"the reward model's verdict on frame {bad} of {len(logits)} is not finite")
+            raise DataError(f"the reward model's score of frame {bad} of {len(logits)} is not finite")
         prob = self.calibration.apply(logits)
         return Scores(prob_success=prob, disagreement=disagreement.astype(np.float32))
 

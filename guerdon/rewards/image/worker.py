@@ -25,11 +25,11 @@ from guerdon.rewards.image.scorer import MINI_BATCH, Scores
 from guerdon.rewards.relabel import map_rewards
 
 REQUEST_FRAMES = 4 * MINI_BATCH
-"""Frames in a request to a reward worker; whole mini-batches, so that sharing changes no verdict."""
+"""Frames in a request to a reward worker; whole mini-batches, so that sharing changes no score."""
 
 
 def join_scores(parts: Sequence[Scores]) -> Scores:
-    """One verdict on the frames of all parts, in their order; parts may be missing altogether."""
+    """The scores of the frames of all parts, in their order; parts may be missing altogether."""
     none = [np.zeros(0, np.float32)]
     return Scores(
         prob_success=np.concatenate([part.prob_success for part in parts] or none),
@@ -38,7 +38,7 @@ def join_scores(parts: Sequence[Scores]) -> Scores:
 
 
 class ImageRewardWorker:
-    """Judges images with a fitted model. A plain class; engines decide in which process it lives."""
+    """Scores images with a fitted model. A plain class; engines decide in which process it lives."""
 
     def __init__(self, cfg: RewardGiven, *, device: str | None = None) -> None:
         """Remember the settings; `init_worker` loads the model.
@@ -56,7 +56,7 @@ class ImageRewardWorker:
         self._manager = RewardManager(self.cfg, device=self._device)
 
     def load(self, checkpoint: str) -> RewardFacts:
-        """Judge with another checkpoint from now on; returns what others need to know of it."""
+        """Score with another checkpoint from now on; returns what others need to know of it."""
         self.cfg = replace(self.cfg, model=replace(self.cfg.model, checkpoint_path=checkpoint))
         self.init_worker()
         return self.describe()
@@ -69,7 +69,7 @@ class ImageRewardWorker:
         return self._manager
 
     def score(self, frames: Mapping[str, UInt8Array]) -> Scores:
-        """Verdicts on frames (camera -> uint8 [N, H, W, C], or nothing at all) in mini-batches of 256."""
+        """Scores of frames (camera -> uint8 [N, H, W, C], or nothing at all) in mini-batches of 256."""
         count = len(next(iter(frames.values()))) if frames else 0
         return join_scores(
             [
@@ -83,7 +83,7 @@ class ImageRewardWorker:
         return self.manager.facts
 
     def score_some(self, frames: Mapping[str, UInt8Array], start: int, stop: int) -> Scores:
-        """Verdicts on the frames from `start` to `stop`; frames that do not fit fail the request alone."""
+        """Scores of the frames from `start` to `stop`; frames that do not fit fail the request alone."""
         some = {name: images[start:stop] for name, images in frames.items()}
         return self.score(some)
 
@@ -97,7 +97,7 @@ class ImageRewardWorker:
         return map_rewards(self.score(frames).prob_success, self.cfg, self.manager.threshold)
 
     def compute_rewards(self, observations: Any) -> FloatArray:
-        """The same under the name of the second document."""
+        """The same under the name that RLinf's reward workflow uses."""
         return self.compute_batch_rewards(observations)
 
     def save_checkpoint(self, path: Path | str, step: int) -> Path:
@@ -112,14 +112,14 @@ EmbodiedRewardWorker = ImageRewardWorker
 
 
 def load_image_worker(cfg: RewardConfig, task_type: TaskType) -> ImageRewardWorker:
-    """A reward worker that has its model, ready to judge."""
+    """A reward worker that has its model, ready to score."""
     worker = RewardWorker(cfg, task_type=task_type)
     worker.init_worker()
     return worker.embodied
 
 
 class RewardWorker:
-    """The reward worker for any task: images are judged by a fitted model, text by rules."""
+    """The reward worker for any task: a fitted model scores images, rules score text."""
 
     def __init__(
         self,

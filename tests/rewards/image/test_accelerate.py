@@ -68,9 +68,12 @@ def test_fp32_is_the_model_by_either_way(capability, monkeypatch):
         np.testing.assert_allclose(scorer(frames)[0], eager(model, frames), atol=1e-4)
 
 
-def test_frozen_graphs_stand_in_where_torch_cannot_pack(monkeypatch, caplog):
+@pytest.mark.parametrize("bounds", [{"LAST_TORCH": (2, 3)}, {"FIRST_TORCH": (99, 0)}])
+def test_frozen_graphs_stand_in_where_the_operators_of_torch_are_not_known(bounds, monkeypatch, caplog):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    monkeypatch.setattr("guerdon.rewards.image.accelerate.can_pack", lambda: False)
+    for name, version in bounds.items():
+        monkeypatch.setattr(f"guerdon.rewards.image.packed.{name}", version)
+    monkeypatch.setattr(PackedSteps, "__init__", None)  # would fail if it were used
     caplog.set_level("INFO", "guerdon")
     model = lively(BinaryRewardClassifier(width=8))
     frames = random_frames(3)

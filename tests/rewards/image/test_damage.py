@@ -11,8 +11,8 @@ import torch
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.errors import DataError
 from guerdon.data.files.checksums import check_archive, load_npz
+from guerdon.fit.process_group import ProcessGroup
 from guerdon.fit.state import Checkpoints, Progress
-from guerdon.fit.team import Team
 from guerdon.models import Contract, build_model, load_checkpoint, save_checkpoint
 
 
@@ -76,7 +76,7 @@ def steps(folder, model, contract):
     extra = {"progress": vars(Progress(step=1)), "seed": 0, "optimizer_state_dict": {}}
     for step in (9, 10, 100):
         save_checkpoint(folder / f"step_{step}" / "checkpoint.pt", model, contract, extra)
-    return Checkpoints(folder, contract, 0, Team())
+    return Checkpoints(folder, contract, 0, ProcessGroup())
 
 
 def test_the_state_before_a_damaged_one_is_offered(tmp_path, model):

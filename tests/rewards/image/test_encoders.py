@@ -3,6 +3,7 @@ import torch
 
 from guerdon.core.errors import ConfigError
 from guerdon.models import ResNet10, ResNetEncoderWrapper, SpatialLearnedEmbeddings, make_resnet
+from guerdon.rewards.image import ENCODERS, make_encoder
 
 NORM_LEAVES = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
 
@@ -120,3 +121,19 @@ def test_wrapper_needs_no_arguments():
     wrapper = ResNetEncoderWrapper()
     assert wrapper.backbone.arch == "resnet10"
     assert wrapper.feature_shape == (512, 2, 2)
+
+
+def test_encoders_are_made_by_name():
+    for name in set(ENCODERS) - {"cnn"}:
+        net = make_encoder(name, width=8, in_channels=1)
+        assert (net.arch, net.conv1.in_channels) == (name, 1)
+    with pytest.raises(ConfigError, match="no encoder 'vit': resnet10, "):
+        make_encoder("vit")
+
+
+@pytest.mark.parametrize("size", [(8, 8), (33, 40), (48, 64), (64, 48)])
+def test_the_cnn_of_policies(size):
+    cnn = make_encoder("cnn", in_channels=6, image_size=size)
+    assert cnn(torch.zeros(2, 6, *size)).shape == (2, cnn.num_features)
+    names = [f"{layer}.{part}" for layer in (0, 2, 4) for part in ("weight", "bias")]
+    assert list(cnn.state_dict()) == names  # as in saved policies

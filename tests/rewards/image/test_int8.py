@@ -115,8 +115,8 @@ def test_int8_decides_as_fp32_does(fitted):
         assert verify_agreement(fp32, int8, held_out, threshold_logit) == made.agreement >= MIN_AGREEMENT
         coarse = np.concatenate([int8.coarse(part)[0] for part in np.array_split(held_out, 12)])
         assert np.sqrt(np.mean((coarse - logits) ** 2)) < 0.1 * logits.std()
-        assert int8.near(coarse).mean() == pytest.approx(made.judged_twice, abs=1e-3)
-        assert made.judged_twice < 0.25  # most frames are judged in int8 alone
+        assert int8.near(coarse).mean() == pytest.approx(made.rescored, abs=1e-3)
+        assert made.rescored < 0.25  # most frames are scored in int8 alone
         assert made.num_check_frames == len(held_out)
 
 
@@ -208,7 +208,7 @@ def test_int8_that_is_too_inexact_to_be_fast_says_so(fitted, monkeypatch, caplog
     model, calibration, held_out = fitted
     monkeypatch.setattr("guerdon.rewards.image.int8._margin", lambda *_: 1000.0)
     make_int8(model, calibration, held_out[:64], 0.0)
-    assert "100% of the held-out frames are judged again" in caplog.text
+    assert "100% of the held-out frames are scored again" in caplog.text
 
 
 def test_the_model_is_left_alone(fitted):

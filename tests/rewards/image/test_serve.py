@@ -146,7 +146,7 @@ def test_a_verdict_that_is_not_finite_is_an_error(checkpoint, frames):
     with torch.no_grad():
         list(manager.model.parameters())[-1].fill_(float("nan"))
     manager.to_device("cpu")
-    with pytest.raises(DataError, match="verdict on frame 0 of 4 is not finite"):
+    with pytest.raises(DataError, match="score of frame 0 of 4 is not finite"):
         manager.compute_rewards(frames[0][:4])
 
 
@@ -292,7 +292,7 @@ def test_every_batch_is_checked_whoever_asks(checkpoint, frames):
         ask(images[:4])  # the first batch is right
         with pytest.raises(DataError, match=r"\[16, 16, 3\], the checkpoint was trained on \[32, 32, 3\]"):
             ask(small)
-        with pytest.raises(DataError, match="stacks of 2, the checkpoint judges 1"):
+        with pytest.raises(DataError, match="stacks of 2, the checkpoint scores 1"):
             ask(stacked)
     with pytest.raises(DataError, match=r"float32 from 0\..*trained on uint8"):
         manager.score({"base_camera": images[:4].astype(np.float32) / 255})
@@ -315,7 +315,7 @@ def test_checking_costs_nothing_beside_judging(checkpoint, frames):
             function(batch)
         return (time.thread_time() - began) / times
 
-    check, judge = cpu_seconds(manager._judge.check, 20), cpu_seconds(manager.score, 3)
+    check, judge = cpu_seconds(manager._scorer.check, 20), cpu_seconds(manager.score, 3)
     assert check < 0.1 * judge  # of the smallest network: of ResNet10 at 64x64 it is 0.3%
 
 

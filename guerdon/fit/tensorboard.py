@@ -24,7 +24,7 @@ FLUSH_SECONDS, FLUSH_BYTES = 30.0, 1 << 16
 VERSION = "brain.Event:2"
 
 
-class Board(SummaryWriter):  # type: ignore[misc]
+class EventWriter(SummaryWriter):  # type: ignore[misc]
     """A `SummaryWriter` whose failures are raised where they belong, as `StorageError`."""
 
     file_writer: Any

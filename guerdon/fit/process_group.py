@@ -1,6 +1,6 @@
-"""`Team`: the processes that fit one model together, and the few things they tell each other.
+"""`ProcessGroup`: the processes (ranks) that fit one model together, over `torch.distributed`.
 
-A team of one answers at once and needs no process group, so the trainer is written for a team alone.
+A group of one answers at once and needs no backend, so the trainer is written for a group alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -28,23 +27,23 @@ log = logging.getLogger("guerdon")
 
 T = TypeVar("T")
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What `torchrun` tells every process that it starts."""
+"""Variables that `torchrun` sets in every process that it starts."""
 
 
-class Team:
-    """This process among those that share every global batch. `Team()` is a team of one.
+class ProcessGroup:
+    """This process among those that share every global batch. `ProcessGroup()` is a group of one.
 
     Attributes:
-        rank: number of this process, from 0.
-        world_size: how many there are.
+        rank: number of this process, from 0; rank 0 is the main process, which decides and writes.
+        world_size: how many processes there are.
         local_rank: number of this process among those on its machine.
         local_size: how many there are on this machine.
-        leader: the lowest rank on this machine.
+        local_main: the lowest rank on this machine.
     """
 
     def __init__(self) -> None:
         self.rank, self.world_size = 0, 1
-        self.local_rank, self.local_size, self.leader = 0, 1, 0
+        self.local_rank, self.local_size, self.local_main = 0, 1, 0
         self._joined = False
         self._timeout = timedelta(0)
 
@@ -59,21 +58,21 @@ class Team:
         hosted: bool = False,
         communication: str = "auto",
         timeout_seconds: float = 1800.0,
-    ) -> Team:
-        """Meet the other processes; returns when all of them are there.
+    ) -> ProcessGroup:
+        """Connect to the other processes; returns when all of them are there.
 
         Args:
             rank: of this process.
             world_size: how many there are; 1 needs no address.
             address: of the machine where rank 0 is; None: as `torchrun` says.
             port: a free one on that machine.
-            hosted: the meeting point exists already; otherwise rank 0 opens it.
+            hosted: the store at that port exists already; otherwise rank 0 opens it.
             communication: `gloo`, `nccl`, or `auto`: NCCL between GPUs, gloo otherwise.
             timeout_seconds: how long to wait for the others, now and later.
         """
-        team = cls()
+        group = cls()
         if world_size == 1:
-            return team
+            return group
         timeout = timedelta(seconds=timeout_seconds)
         backend = backend_of(communication)
         try:
@@ -90,17 +89,17 @@ class Team:
                 f"rank {rank} of {world_size} did not meet the others {place} "
                 f"within {timeout_seconds:g} s: {str(error).splitlines()[0]}"
             ) from error
-        team.rank, team.world_size, team._joined, team._timeout = rank, world_size, True, timeout
-        hosts = team.gather(socket.gethostname())
+        group.rank, group.world_size, group._joined, group._timeout = rank, world_size, True, timeout
+        hosts = group.all_gather(socket.gethostname())
         here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-        team.local_rank, team.local_size, team.leader = here.index(rank), len(here), here[0]
+        group.local_rank, group.local_size, group.local_main = here.index(rank), len(here), here[0]
         if rank > 0:
-            log.setLevel(max(log.getEffectiveLevel(), logging.WARNING))  # rank 0 speaks for all
-        return team
+            log.setLevel(max(log.getEffectiveLevel(), logging.WARNING))  # rank 0 logs for all
+        return group
 
     @property
-    def first(self) -> bool:
-        """Whether this is rank 0, which decides and writes."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
         return self.rank == 0
 
     def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -111,7 +110,7 @@ class Team:
         dist.all_reduce(total)
         return total.numpy()
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The values of all ranks, in their order."""
         if not self._joined:
             return [value]
@@ -119,59 +118,58 @@ class Team:
         dist.all_gather_object(values, value)
         return values
 
-    def from_first(self, make: Callable[[], T]) -> T:
-        """What `make` returns on rank 0, where alone it is called; if it fails, it fails on all ranks."""
+    def on_main(self, make: Callable[[], T]) -> T:
+        """Call `make` on rank 0 alone and give every rank its result; its error is raised on all ranks."""
         if not self._joined:
             return make()
         answer: list[Any] = [None, None]
-        if self.first:
+        if self.is_main:
             try:
                 answer[0] = make()
             except Exception as error:
-                answer[1] = portable(error)
-                self._tell(answer)
+                dist.broadcast_object_list([None, picklable(error)], src=0)
                 raise
-        self._tell(answer)
+        dist.broadcast_object_list(answer, src=0)
         if answer[1] is not None:
             raise answer[1]
         result: T = answer[0]
         return result
 
-    def leaders_first(self, make: Callable[[], T]) -> T:
-        """Call `make` on one process per machine and then on the others, which find its files there."""
+    def local_main_first(self, make: Callable[[], T]) -> T:
+        """Call `make` on one process per machine, then on the others, which find its files there."""
         if not self._joined:
             return make()
         result: T | None = None
         for turn in (True, False):
             error: Exception | None = None
-            if (self.rank == self.leader) is turn:
+            if (self.rank == self.local_main) is turn:
                 try:
                     result = make()
                 except Exception as caught:
                     error = caught
-            errors = [other for other in self.gather(error and portable(error)) if other is not None]
+            errors = [other for other in self.all_gather(error and picklable(error)) if other is not None]
             if errors:
                 raise error or errors[0]
         return result  # type: ignore[return-value]  # one of the turns was ours
 
-    def same(self, what: str, value: object) -> None:
-        """Refuse to go on if the ranks differ in `value`."""
-        values = self.gather(value)
+    def require_same(self, what: str, value: object) -> None:
+        """Raise a `DataError` if the ranks differ in `value`."""
+        values = self.all_gather(value)
         for rank, other in enumerate(values):
             if other != values[0]:
                 raise DataError(f"rank {rank} has another {what} than rank 0: {other} instead of {values[0]}")
 
-    def channel(self) -> dist.ProcessGroup | None:
-        """A group of all ranks whose messages never mix with others, with the same limit on waiting."""
+    def new_group(self) -> dist.ProcessGroup | None:
+        """A group of all ranks whose messages never mix with others, with the same timeout."""
         return dist.new_group(timeout=self._timeout)  # type: ignore[no-any-return]
 
-    def wait(self) -> None:
-        """Until all ranks are here."""
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
         if self._joined:
             dist.barrier()
 
-    def leave(self) -> None:
-        """End the process group."""
+    def close(self) -> None:
+        """Destroy the process group; may be called again."""
         if self._joined:
             self._joined = False
             dist.destroy_process_group()
@@ -179,19 +177,14 @@ class Team:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.leave()
-
-    def _tell(self, answer: list[Any]) -> None:
-        dist.broadcast_object_list(answer, src=0)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def open_store(
     address: str, port: int, world_size: int | None, is_host: bool, timeout: timedelta, shared: bool = False
 ) -> Any:
-    """The meeting point of a team; the host opens it (port 0: any that is free), the others find it.
+    """The `TCPStore` through which ranks find each other; the host opens it (port 0: any that is free).
 
     The host listens on `address` alone; by itself torch would listen on all interfaces. If `shared`, whoever
     opens the same port in this process gets the same store.
@@ -212,15 +205,15 @@ def under_torchrun() -> bool:
     return all(os.environ.get(name) for name in TORCHRUN)
 
 
-def speaks_for_all() -> bool:
+def is_main_process() -> bool:
     """Whether results are printed here: not in the other processes that `torchrun` has started."""
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 
 def end_process(code: int) -> NoReturn:
-    """End a process that was a member of a team, without Python's own shutdown.
+    """End a process that was in a group, without Python's own shutdown.
 
-    A thread of gloo may still hold the tensors of the last message, even after `leave`. If it lets go of them
+    A thread of gloo may still hold the tensors of the last message, even after `close`. If it releases them
     while Python shuts down, it aborts the process, and torchrun takes that for a failure of the fit.
     """
     logging.shutdown()
@@ -230,8 +223,12 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def lost_contact(error: BaseException) -> bool:
-    """Whether an error is only the echo of another rank's end."""
+class PeerLostError(WorkerError):
+    """Another rank ended or hangs; if it still can, its own error tells the cause."""
+
+
+def is_peer_lost(error: BaseException) -> bool:
+    """Whether an error only follows from another rank's end."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()
@@ -240,8 +237,8 @@ def lost_contact(error: BaseException) -> bool:
     )
 
 
-def portable(error: BaseException) -> BaseException:
-    """The error itself if it can travel to another process, its text otherwise."""
+def picklable(error: BaseException) -> BaseException:
+    """The error itself if it can be sent to another process, its text otherwise."""
     with suppress(Exception):  # whatever pickling raises, the text is what remains
         if str(pickle.loads(pickle.dumps(error))) == str(error):  # noqa: S301  # our own bytes
             return error

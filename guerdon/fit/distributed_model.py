@@ -1,4 +1,4 @@
-"""A model spread over a team: plain in one process, a copy on every rank (DDP), or in shards (FSDP2).
+"""A model over the processes of a group: plain in one, a copy on every rank (DDP), or sharded (FSDP2).
 
 What goes to disk and comes from it is always whole, so a checkpoint does not tell how many ranks wrote it.
 """
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from guerdon.config import FitConfig
 from guerdon.core.errors import ConfigError
-from guerdon.fit.layers import use_team_batch_norm
-from guerdon.fit.team import Team
+from guerdon.fit.layers import use_synced_batch_norm
+from guerdon.fit.process_group import ProcessGroup
 from guerdon.rewards.image import RewardModel
 from guerdon.rewards.image.encoders import BasicBlock, Bottleneck
 
@@ -26,7 +26,7 @@ Strategy: TypeAlias = Literal["simple", "ddp", "fsdp"]
 
 
 def strategy_of(cfg: FitConfig, world_size: int) -> Strategy:
-    """How a model is spread over so many processes; refuses what does not go together."""
+    """How a model is distributed over so many processes; refuses settings that contradict each other."""
     if world_size == 1:
         return "simple"  # there is nobody to share with
     if cfg.backend == "simple":
@@ -40,7 +40,7 @@ def strategy_of(cfg: FitConfig, world_size: int) -> Strategy:
     return "fsdp" if cfg.backend == "auto" else cfg.backend
 
 
-class Judge(nn.Module):
+class _Forward(nn.Module):
     """A model's way from its inputs to logits as one `forward`, which is what DDP and FSDP wrap."""
 
     def __init__(self, model: RewardModel) -> None:
@@ -52,24 +52,29 @@ class Judge(nn.Module):
         return self.model.head(inputs if encoded else self.model.encode(inputs))
 
 
-class Spread:
+class DistributedModel:
     """The trainer's view of its model: forward passes, gradients of the global batch, whole state.
 
-    After `Spread(...)` the model's weights are those of rank 0; its optimiser is made from its parameters
+    After construction the model's weights are those of rank 0; its optimiser is made from its parameters
     only then, since FSDP replaces them by shards.
     """
 
     def __init__(
-        self, model: RewardModel, strategy: Strategy, team: Team, device: torch.device, precision: str
+        self,
+        model: RewardModel,
+        strategy: Strategy,
+        group: ProcessGroup,
+        device: torch.device,
+        precision: str,
     ) -> None:
-        self.model, self._team, self._strategy = model, team, strategy
+        self.model, self._group, self._strategy = model, group, strategy
         self._device, self._precision = device, precision
-        self._judge: nn.Module = Judge(model)
+        self._forward: nn.Module = _Forward(model)
         if strategy == "simple":
             return
         for tensor in model.state_dict().values():
             dist.broadcast(tensor, src=0)
-        use_team_batch_norm(model, team.channel())
+        use_synced_batch_norm(model, group.new_group())
         if strategy == "fsdp":
             self._shard()
         else:
@@ -82,7 +87,7 @@ class Spread:
         option = {"forward_sync_buffers" if is_new else "broadcast_buffers": False}
         # About axes of length 1, whose strides mean nothing.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-        self._judge = ddp(self._judge, **option)
+        self._forward = ddp(self._forward, **option)
 
     def _shard(self) -> None:
         """Each residual block and each head is gathered on its own when it is needed."""
@@ -90,20 +95,20 @@ class Spread:
             from torch.distributed.fsdp import fully_shard
         except ImportError as error:
             raise ConfigError("fit.backend=fsdp needs torch 2.6 or newer; ddp works with this one") from error
-        mesh = dist.device_mesh.init_device_mesh(self._device.type, (self._team.world_size,))
+        mesh = dist.device_mesh.init_device_mesh(self._device.type, (self._group.world_size,))
         for parameter in self.model.parameters():  # FSDP takes no other memory layout
             parameter.data = parameter.data.contiguous()
         parts = [m for m in self.model.modules() if isinstance(m, BasicBlock | Bottleneck)]
-        for part in [*parts, *self.model.classifiers, self._judge]:
+        for part in [*parts, *self.model.classifiers, self._forward]:
             fully_shard(part, mesh=mesh)
 
     def logits(self, inputs: Tensor, *, encoded: bool) -> Tensor:
         """Logits of all members, float32 [n, M]."""
-        judge: Any = self._judge
+        forward: Any = self._forward
         if self._strategy == "ddp" and not torch.is_grad_enabled():
-            judge = judge.module  # the copy here is whole: nobody need be asked
+            forward = forward.module  # the copy here is whole: no exchange is needed
         with self._arithmetic():
-            logits: Tensor = judge(inputs, encoded)
+            logits: Tensor = forward(inputs, encoded)
         return logits.float()
 
     def _arithmetic(self) -> Any:
@@ -115,26 +120,26 @@ class Spread:
     def gradient_pass(self, last: bool) -> Iterator[None]:
         """One of the passes over a global batch; gradients are exchanged in the last one alone."""
         if self._strategy == "fsdp":
-            self._judge.set_requires_gradient_sync(last)  # type: ignore[operator]
-        with self._judge.no_sync() if self._strategy == "ddp" and not last else nullcontext():  # type: ignore[operator]
+            self._forward.set_requires_gradient_sync(last)  # type: ignore[operator]
+        with self._forward.no_sync() if self._strategy == "ddp" and not last else nullcontext():  # type: ignore[operator]
             yield
 
     @property
     def loss_factor(self) -> float:
         """Gradients are averaged over the ranks, and the loss of a global batch is a sum over them."""
-        return float(self._team.world_size)
+        return float(self._group.world_size)
 
     def is_finite(self) -> bool:
         """Whether all weights are, on all ranks."""
         bad = sum(not bool(torch.isfinite(_local(value)).all()) for value in self.model.parameters())
-        return sum(self._team.gather(bad)) == 0
+        return sum(self._group.all_gather(bad)) == 0
 
     def weights(self) -> dict[str, Tensor]:
-        """The whole weights on every rank; all ranks must ask."""
+        """The whole weights on every rank; a collective call."""
         return {name: _whole(value) for name, value in self.model.state_dict().items()}
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The whole state as one process has it; all ranks must ask."""
+        """The whole state as one process has it; a collective call."""
         state = optimizer.state_dict()
         whole = {
             number: {name: _whole(value) for name, value in entry.items()}
@@ -143,7 +148,7 @@ class Spread:
         return {**state, "state": whole}
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-        """Take up what `optimizer_state` gave, here or in a team of another size."""
+        """Take up what `optimizer_state` gave, here or in a group of another size."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         entries = {
             number: {name: _like(value, parameters[number]) for name, value in entry.items()}

@@ -1,4 +1,4 @@
-"""`BinaryRewardClassifier`: a ResNet, learned spatial pooling, and the head that the documents describe."""
+"""The image reward models, by name: `ResNetRewardModel` and `BinaryRewardClassifier`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,47 @@ from guerdon.config.build import build
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.rewards.image.base import RewardModel
 from guerdon.rewards.image.encoders import SpatialLearnedEmbeddings
-from guerdon.rewards.image.pretrained import make_encoder
+from guerdon.rewards.image.pretrained import encoder_for
+
+
+class ResNetRewardModel(RewardModel):
+    """A ResNet whose averaged features go through Linear, ReLU, Dropout and Linear to one logit.
+
+    Several cameras share the encoder; their features stand side by side in the head. What is cached of a
+    frozen encoder is the average, K * C' numbers a frame.
+
+    Args:
+        config: the model's section.
+        settings: single settings by name: `arch`, `hidden_dim`, `dropout`, `normalize`, `image_size`,
+            `precision` (used when scoring), ...
+    """
+
+    model_type = "resnet_reward"
+
+    def __init__(self, config: RewardModelConfig | None = None, **settings: Any) -> None:
+        super().__init__(config, **settings)
+        config = self.config
+        self.backbone = encoder_for(config)
+        size = self.backbone.num_features * len(config.image_keys)
+        self.feature_shape = (size,)
+        self.classifiers = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(size, config.hidden_dim),
+                nn.ReLU(),
+                nn.Dropout(config.dropout),
+                nn.Linear(config.hidden_dim, 1),
+            )
+            for _ in range(config.num_members)
+        )
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """float32 [N, K, c, H, W] -> [N, K * C']: the averaged feature maps."""
+        maps: Tensor = self.backbone(pixels.flatten(0, 1))
+        return maps.mean((2, 3)).reshape(-1, *self.feature_shape)
+
+    def head(self, features: Tensor) -> Tensor:
+        """[N, K * C'] -> logits_success_is_high [N, M]."""
+        return self._member_logits(features)
 
 
 class ResNetEncoderWrapper(nn.Module):
@@ -56,7 +96,7 @@ class ResNetEncoderWrapper(nn.Module):
         }
         config = build(RewardModelConfig, settings, "reward.model")
         self.use_pretrain = use_pretrain
-        self.backbone = make_encoder(config)
+        self.backbone = encoder_for(config)
         channels = num_cameras * self.backbone.num_features
         height, map_width = self.backbone.output_size(*image_size[1:]) if use_pretrain else (1, 1)
         self.feature_shape = (channels, height, map_width)
@@ -112,7 +152,7 @@ class BinaryRewardClassifier(RewardModel):
             nn.Sequential(
                 nn.Linear(self.encoder.out_dim, config.hidden_dim),
                 nn.LayerNorm(config.hidden_dim),
-                # Nested, so that the last layer has the number that it has in the documents' sequence.
+                # Nested, so that the last layer has the number that it has in RLinf's sequence.
                 nn.Sequential(nn.Tanh(), nn.Dropout(config.dropout)),
                 nn.Linear(config.hidden_dim, 1),
             )
@@ -126,3 +166,15 @@ class BinaryRewardClassifier(RewardModel):
     def head(self, features: Tensor) -> Tensor:
         """[N, K * C', h, w] -> logits_success_is_high [N, M]; the pooling is trained, so it is here."""
         return self._member_logits(self.encoder.pooling_layer(features))
+
+
+MODELS: dict[str, type[RewardModel]] = {
+    "resnet_reward": ResNetRewardModel,
+    "binary_classifier": BinaryRewardClassifier,
+}
+"""`reward.model.model_type` -> class."""
+
+
+def build_model(config: RewardModelConfig) -> RewardModel:
+    """A new model; with `pretrained_encoder_path` its encoder has those weights. Loads no checkpoint."""
+    return MODELS[config.model_type](config)
