@@ -160,6 +160,7 @@ class ActorCritic(nn.Module):
         self.log_std: nn.Parameter | None = None
         if isinstance(self.distribution, Gaussian):
             self.log_std = nn.Parameter(torch.full((self.distribution.size,), float(initial_log_std)))
+        self._policy_layers, self._value_layers = _layers(self.policy), _layers(self.value)
 
     def prepare(self, obs: Mapping[str, Tensor]) -> Obs:
         """Observations with scaled states, as the other methods take them; images stay uint8."""
@@ -175,7 +176,7 @@ class ActorCritic(nn.Module):
     def forward(self, prepared: Mapping[str, Tensor]) -> tuple[Heads, Tensor]:
         """What decides the distributions of N rows, and their values float32 [N]."""
         features = self._features(prepared)
-        return self._heads(features), self.value(features)[:, 0]
+        return self._heads(features), _run(self._value_layers, features)[:, 0]
 
     def heads(self, prepared: Mapping[str, Tensor]) -> Heads:
         """What decides the distributions."""
@@ -183,8 +184,7 @@ class ActorCritic(nn.Module):
 
     def values(self, prepared: Mapping[str, Tensor]) -> Tensor:
         """float32 [N]."""
-        values: Tensor = self.value(self._features(prepared))[:, 0]
-        return values
+        return _run(self._value_layers, self._features(prepared))[:, 0]
 
     def imitation_loss(self, prepared: Mapping[str, Tensor], actions: Tensor) -> Tensor:
         """[], to be minimised so that the policy acts like `actions`."""
@@ -197,5 +197,27 @@ class ActorCritic(nn.Module):
         return features
 
     def _heads(self, features: Tensor) -> Heads:
-        outputs = self.policy(features)
+        outputs = _run(self._policy_layers, features)
         return (outputs,) if self.log_std is None else (outputs, self.log_std)
+
+
+_Layers: TypeAlias = list[tuple[Callable[..., Tensor], tuple[Any, ...]]]
+
+
+def _layers(network: nn.Sequential) -> _Layers:
+    """The layers of a perceptron as functions with their weights: calling modules takes longer."""
+    layers: _Layers = []
+    for layer in network:
+        if isinstance(layer, nn.Linear):
+            layers.append((F.linear, (layer.weight, layer.bias)))
+        elif isinstance(layer, nn.LayerNorm):
+            layers.append((F.layer_norm, (layer.normalized_shape, layer.weight, layer.bias, layer.eps)))
+        else:
+            layers.append((torch.tanh if isinstance(layer, nn.Tanh) else torch.relu, ()))
+    return layers
+
+
+def _run(layers: _Layers, inputs: Tensor) -> Tensor:
+    for function, weights in layers:
+        inputs = function(inputs, *weights)
+    return inputs

@@ -225,7 +225,7 @@ class PPO(OnPolicyAgent):
         log_probs, entropy = distribution.evaluate(heads, batch[ACTIONS])
         log_ratio = log_probs - batch[LOG_PROBS]
         ratio = log_ratio.exp()
-        if cfg.target_kl is not None and float((ratio - 1.0 - log_ratio).mean()) > cfg.target_kl:
+        if cfg.target_kl is not None and float((ratio - 1.0 - log_ratio).detach().mean()) > cfg.target_kl:
             return None
         clipped = ratio.clamp(1.0 - cfg.clip_range, 1.0 + cfg.clip_range)
         gains, errors = torch.minimum(ratio * advantages, clipped * advantages), values - batch[RETURNS]
