@@ -33,7 +33,7 @@ CASES: dict[str, list[str]] = {
     "SAC, tabletop, 2 x 256": [
         "learner.algorithm=sac",
         "env.train.num_envs=8",
-        "learner.total_steps=1536",
+        "learner.total_steps=1024",
         "learner.sac.learning_starts=512",
         "learner.network.hidden=[256,256]",
     ],
@@ -42,7 +42,7 @@ CASES: dict[str, list[str]] = {
         "env.train.id=Pendulum-v1",
         "env.eval.id=Pendulum-v1",
         "env.train.num_envs=1",
-        "learner.total_steps=1536",
+        "learner.total_steps=1024",
         "learner.sac.learning_starts=512",
         "learner.network.hidden=[256,256]",
         "learner.network.activation=relu",
@@ -52,7 +52,7 @@ CASES: dict[str, list[str]] = {
         "env.train.id=CartPole-v1",
         "env.eval.id=CartPole-v1",
         "env.train.num_envs=1",
-        "learner.total_steps=8192",
+        "learner.total_steps=4096",
         "learner.network.hidden=[256,256]",
     ],
 }

@@ -28,6 +28,8 @@ class ContinuousAgent(OffPolicyAgent):
     """An actor and an ensemble of critics over one encoder."""
 
     action_spaces = (gym.spaces.Box,)
+    cfg: Any
+    """An `OffPolicyConfig` that is a `PriorConfig` too."""
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class ContinuousAgent(OffPolicyAgent):
     @property
     def prior(self) -> PriorConfig:
         """Demonstrations, as RLPD samples them."""
-        section: PriorConfig = self.cfg  # type: ignore[assignment] - its section is one as well
+        section: PriorConfig = self.cfg
         return section
 
     def seed_acting(self, seed: int) -> None:
@@ -105,7 +107,7 @@ class ContinuousAgent(OffPolicyAgent):
 
     def _shifted(self, obs: Obs) -> Obs:
         """Each image moved by up to `image_shift` pixels, its border repeated; the same for all cameras."""
-        pixels = self.cfg.image_shift  # type: ignore[attr-defined]
+        pixels = self.cfg.image_shift
         if not pixels or not self._has_images:
             return obs
         moves = torch.randint(

@@ -120,7 +120,8 @@ class FlatAdam:
 
     def descend(self, loss: Tensor, lr: float | None = None) -> None:
         """One step down the gradient of a loss, []; other leaves that it depends on get theirs as well."""
-        self._parameter.grad = None
+        if self._parameter.grad is not None:
+            self._parameter.grad.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
         assert self._parameter.grad is not None
         self.step(self._parameter.grad, lr)

@@ -12,8 +12,10 @@ from benchmarks.bench_offpolicy import Task, make, make_learner, mean_return, th
 from guerdon.agents.batches import TrainBatch
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.td3 import TD3
-from guerdon.config import BCConfig, NetworkConfig, TD3Config
+from guerdon.config import BCConfig, NetworkConfig, TD3Config, load_config
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.training.checkpoints import load_policy
+from guerdon.training.trainer import EmbodiedRunner
 from tests.agents.batches import random_batch
 
 SPEC = ObsSpec(state_size=5)
@@ -168,6 +170,30 @@ def test_cloning_copies_a_teacher_and_the_targets_follow():
     assert outcome["loss_last"] < 0.05 * outcome["loss_first"] and outcome["num_updates"] == 300
     assert torch.equal(td3.target_actor.flat, td3.actor.flat)
     assert not td3.state_dict()["actor_adam"]["steps"]
+
+
+def test_a_run_is_trained_saved_resumed_and_loaded(tmp_path):
+    settings = [
+        "learner.algorithm=td3",
+        "env.train.num_envs=8",
+        "learner.total_steps=1024",
+        "learner.save_interval=512",
+        "learner.eval_episodes=4",
+        "env.eval.num_envs=4",
+        "learner.network.hidden=[16]",
+        "learner.td3.learning_starts=256",
+        "learner.td3.updates_per_step=0.05",
+    ]
+    (tmp_path / "run").mkdir()
+    EmbodiedRunner(load_config("train", settings), tmp_path / "run").run()
+    last = load_policy(tmp_path / "run")
+    assert last.step == 1024 and isinstance(last.learner, TD3) and last.learner.num_updates == 38
+    middle = tmp_path / "run" / "checkpoints" / "step_512"
+    (tmp_path / "again").mkdir()
+    EmbodiedRunner(load_config("train", [*settings, f"runner.resume_dir={middle}"]), tmp_path / "again").run()
+    again = load_policy(tmp_path / "again")
+    for name in ("actor", "critics", "target_actor", "target_critics"):
+        assert torch.equal(again.learner.state_dict()[name], last.learner.state_dict()[name])
 
 
 PENDULUM = Task(
