@@ -1,4 +1,4 @@
-"""SAC and DQN against those of stable_baselines3: the same budget and settings, in alternation, in one run.
+"""SAC, TD3 and DQN against those of stable_baselines3: the same budget and settings, in alternation.
 
 `python -m benchmarks.bench_offpolicy [seeds] [task ...]`; one core each, as a run on a shared machine has.
 """
@@ -18,11 +18,13 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from benchmarks.report import Result, report, silent
+from guerdon.agents.agent import OffPolicyAgent
 from guerdon.agents.dqn import DQN
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.replay import ReplayBuffer, TrainBatch
 from guerdon.agents.sac import SAC
-from guerdon.config import DQNConfig, NetworkConfig, SACConfig
+from guerdon.agents.td3 import TD3
+from guerdon.config import DQNConfig, NetworkConfig, SACConfig, TD3Config
 from guerdon.data.collect.observations import with_final
 
 EVAL_EPISODES = 20
@@ -35,12 +37,13 @@ class Task:
 
     env: str
     steps: int
-    cfg: SACConfig | DQNConfig
+    cfg: SACConfig | TD3Config | DQNConfig
     network: NetworkConfig
 
 
 # stable_baselines3 has no double targets
 _DQN = DQNConfig(lr=2.3e-3, target_interval=50, updates_per_step=0.5, num_n_steps=3, double=False)
+_TD3 = TD3Config(actor_lr=1e-3, critic_lr=1e-3, learning_starts=500)
 _SAC = SACConfig(actor_lr=1e-3, critic_lr=1e-3, alpha_lr=1e-3, learning_starts=500)
 TASKS = (
     Task(
@@ -53,6 +56,12 @@ TASKS = (
         env="InvertedPendulum-v5",
         steps=5_000,
         cfg=_SAC,
+        network=NetworkConfig(activation="relu"),
+    ),
+    Task(
+        env="Pendulum-v1",
+        steps=5_000,
+        cfg=_TD3,
         network=NetworkConfig(activation="relu"),
     ),
     Task(
@@ -80,12 +89,11 @@ def make(env: str, num_envs: int = 1) -> gym.vector.VectorEnv:
     )
 
 
-def make_learner(task: Task, env: Any, seed: int) -> SAC | DQN:
+def make_learner(task: Task, env: Any, seed: int) -> OffPolicyAgent:
     """Ours, for the spaces of an environment."""
     spec, space = ObsSpec.of(env.single_observation_space), env.single_action_space
-    if isinstance(task.cfg, SACConfig):
-        return SAC(spec, space, task.cfg, task.network, seed=seed)
-    return DQN(spec, space, task.cfg, task.network, seed=seed)
+    agents: dict[type, type[OffPolicyAgent]] = {SACConfig: SAC, TD3Config: TD3, DQNConfig: DQN}
+    return agents[type(task.cfg)](spec, space, task.cfg, task.network, seed=seed)
 
 
 def make_replay(env: gym.vector.VectorEnv, capacity: int, seed: int) -> ReplayBuffer:
@@ -98,7 +106,7 @@ def make_replay(env: gym.vector.VectorEnv, capacity: int, seed: int) -> ReplayBu
 
 def train(
     task: Task,
-    learner: SAC | DQN,
+    learner: OffPolicyAgent,
     env: gym.vector.VectorEnv,
     *,
     seed: int,
@@ -108,27 +116,23 @@ def train(
     """The plain loop: act, store, sample, update. Training rewards are environment rewards, scaled."""
     cfg = task.cfg
     replay = make_replay(env, cfg.buffer_size, seed)
-    n = cfg.num_n_steps if isinstance(cfg, DQNConfig) else 1
-    prior_rows = (
-        0 if prior is None or not isinstance(cfg, SACConfig) else round(cfg.batch_size * cfg.prior_ratio)
-    )
+    share = 0.0 if prior is None or learner.prior is None else learner.prior.prior_ratio
+    prior_rows = round(cfg.batch_size * share)
     rng = np.random.default_rng(seed)
     obs, _ = env.reset(seed=seed)
 
     def batch(source: ReplayBuffer, count: int) -> TrainBatch:
-        drawn = source.sample(count, gamma=cfg.gamma, num_n_steps=n)
+        drawn = source.sample(count, gamma=cfg.gamma, num_n_steps=learner.num_n_steps)
         return drawn.train_batch(reward_scale * drawn.env_rewards)
 
     owed = 0.0
     for step in range(0, task.steps, env.num_envs):
         actions: NDArray[Any]
-        if isinstance(learner, DQN):
-            actions = learner.act(obs, progress=step / task.steps)
-        elif step < cfg.learning_starts:
-            space: Any = env.single_action_space
+        space: Any = env.single_action_space
+        if step < cfg.learning_starts and isinstance(space, gym.spaces.Box):
             actions = rng.uniform(space.low, space.high, (env.num_envs, *space.shape)).astype(np.float32)
         else:
-            actions = learner.act(obs)
+            actions = learner.act(obs, progress=step / task.steps)
         reached, env_rewards, terminated, truncated, info = env.step(actions)
         final = with_final(reached, info.get("final_obs"), terminated | truncated)
         replay.add(obs, actions, env_rewards, terminated, truncated, final)
@@ -176,6 +180,7 @@ def ours(task: Task, seed: int) -> tuple[float, float, float]:
 def theirs(task: Task, seed: int) -> tuple[float, float, float]:
     """The same of stable_baselines3."""
     import stable_baselines3 as sb3
+    from stable_baselines3.common.noise import NormalActionNoise
 
     cfg, widths = task.cfg, list(task.network.hidden)
     shared: dict[str, Any] = {
@@ -189,6 +194,19 @@ def theirs(task: Task, seed: int) -> tuple[float, float, float]:
     }
     if isinstance(cfg, SACConfig):
         model: Any = sb3.SAC("MlpPolicy", task.env, learning_rate=cfg.critic_lr, tau=cfg.tau, **shared)
+    elif isinstance(cfg, TD3Config):
+        size = gym.make(task.env).action_space.shape or (1,)
+        model = sb3.TD3(
+            "MlpPolicy",
+            task.env,
+            learning_rate=cfg.critic_lr,
+            tau=cfg.tau,
+            policy_delay=cfg.policy_delay,
+            target_policy_noise=cfg.policy_noise,
+            target_noise_clip=cfg.noise_clip,
+            action_noise=NormalActionNoise(np.zeros(size), np.full(size, cfg.exploration_noise)),
+            **shared,
+        )
     else:
         every = round(1 / cfg.updates_per_step)
         model = sb3.DQN(

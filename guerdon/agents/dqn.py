@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -57,8 +58,8 @@ class DQN(OffPolicyAgent):
             size = self.encoder.num_features
             self.values = BatchedMLP(1, size, self.num_actions, network, device=self.device)
         self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
-        self.target_values = self.values.twin(share_arrays=True)
-        self._adam = FlatAdam(self.values.flat, self.values.gradient, cfg.lr)
+        self.target_values = self.values.twin()
+        self._adam = FlatAdam(self.values.parameter, cfg.lr)
         self._encoder_adam = (
             torch.optim.Adam(self.encoder.parameters(), lr=cfg.lr, fused=True) if spec.images else None
         )
@@ -122,28 +123,19 @@ class DQN(OffPolicyAgent):
         if self.device.type != "cpu":
             batch = batch.to(self.device)
         targets = self.targets(batch)
-        with torch.set_grad_enabled(self._encoder_adam is not None):
-            features = self.encoder(batch.obs)
-        outputs, trace = self.values.forward(features.detach())
         chosen = (batch.actions - self._start).unsqueeze(1)
-        values = outputs[0].gather(1, chosen).squeeze(1)
-        errors = values - targets
-        clipped = errors.clamp(-1.0, 1.0)  # the gradient of the Huber loss
-        gradient = torch.zeros_like(outputs[0]).scatter_(1, chosen, (clipped / len(batch)).unsqueeze(1))
-        slopes = self.values.backward(
-            trace, gradient.unsqueeze(0), inputs=slice(None) if self._encoder_adam is not None else None
-        )
-        self._adam.step()
+        values = self.values(self.encoder(batch.obs))[0].gather(1, chosen).squeeze(1)
+        loss = F.smooth_l1_loss(values, targets)
         if self._encoder_adam is not None:
             self._encoder_adam.zero_grad()
-            features.backward(slopes)
+        self._adam.descend(loss)
+        if self._encoder_adam is not None:
             self._encoder_adam.step()
         self.num_updates += 1
         if self.num_updates % self.cfg.target_interval == 0:
             self.target_values.flat.copy_(self.values.flat)
             self.target_encoder.load_state_dict(self.encoder.state_dict())
-        loss = (clipped * (errors - 0.5 * clipped)).mean().item()
-        return {"loss": loss, "value": values.mean().item()}
+        return {"loss": loss.item(), "value": values.mean().item()}
 
     def policy_state(self) -> dict[str, Any]:
         """What a copy needs to act as this one would now, as arrays of their own; no target network."""

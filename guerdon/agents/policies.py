@@ -1,15 +1,13 @@
 """Policies with a value function: Gaussian for continuous actions, categorical for discrete ones.
 
-The formulas of the distributions, and the gradients of the perceptrons, are written out. The networks are
-small, so that time goes into the number of operations and not into arithmetic; distribution objects, module
-calls and a tape for every layer would double it.
+The formulas of the distributions are written out: the networks are small, so that time goes into the number
+of operations and not into arithmetic, and distribution objects would double it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -21,7 +19,7 @@ from torch import Tensor, nn
 
 from guerdon.agents.networks import STATE, Obs, ObsEncoder, ObsSpec, mlp
 from guerdon.config import NetworkConfig
-from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.errors import ConfigError
 from guerdon.core.running_stats import Statistics
 
 Heads: TypeAlias = tuple[Tensor, ...]
@@ -71,21 +69,9 @@ class Gaussian:
         scaled = (actions - mean) * torch.exp(-log_std)
         return -0.5 * scaled.square().sum(-1) - spread, spread + 0.5 * self.size
 
-    def gradients(self, heads: Heads, actions: Tensor, weights: Tensor, entropy_weight: float) -> Heads:
-        """Of sum(weights * log-probabilities) + entropy_weight * mean entropy, with respect to the heads.
-
-        With z = (a - mean) / std, log p has the gradients z / std and z^2 - 1, the entropy 0 and 1.
-        """
-        mean, log_std = heads
-        inverse = torch.exp(-log_std)
-        scaled = (actions - mean) * inverse
-        weighted = weights[:, None] * scaled
-        of_log_std = (weighted * scaled).sum(0) - weights.sum() + entropy_weight
-        return weighted * inverse, of_log_std
-
-    def divergence_gradient(self, heads: Heads, reference: Tensor) -> Tensor:
-        """Of the divergence from a policy with other means [N, A] and the same spread, in the means."""
-        return (heads[0] - reference) * torch.exp(-2.0 * heads[1])
+    def divergence(self, heads: Heads, reference: Tensor) -> Tensor:
+        """From a policy with other means [N, A] and the same deviation, which stays as it is; [N]."""
+        return 0.5 * ((heads[0] - reference) * torch.exp(-heads[1].detach())).square().sum(-1)
 
     def imitation_loss(self, heads: Heads, actions: Tensor) -> Tensor:
         """Squared distance of the means; the spread is left alone, so that exploration does not die."""
@@ -125,19 +111,9 @@ class Categorical:
         entropy = -(log_probs * log_probs.exp()).sum() / len(log_probs)
         return log_probs.gather(-1, actions[:, None])[:, 0], entropy
 
-    def gradients(self, heads: Heads, actions: Tensor, weights: Tensor, entropy_weight: float) -> Heads:
-        """As for a Gaussian. In logit j: of log p_a, [j = a] - p_j; of an entropy H, -p_j (log p_j + H)."""
-        log_probs = heads[0].log_softmax(-1)
-        probs = log_probs.exp()
-        pull = -weights[:, None]
-        if entropy_weight != 0.0:
-            entropies = -(probs * log_probs).sum(-1, keepdim=True)
-            pull = pull - (log_probs + entropies) * (entropy_weight / len(probs))
-        return ((probs * pull).scatter_add_(-1, actions[:, None], weights[:, None]),)
-
-    def divergence_gradient(self, heads: Heads, reference: Tensor) -> Tensor:
-        """Of the divergence from a policy with other logits [N, K], in the logits."""
-        return heads[0].softmax(-1) - reference.softmax(-1)
+    def divergence(self, heads: Heads, reference: Tensor) -> Tensor:
+        """From a policy with other logits [N, K]: cross entropy, which differs by a constant; [N]."""
+        return -(reference.softmax(-1) * heads[0].log_softmax(-1)).sum(-1)
 
     def imitation_loss(self, heads: Heads, actions: Tensor) -> Tensor:
         """Cross entropy; `actions` are the environment's, also as floats [N, 1], as a store keeps them."""
@@ -202,18 +178,6 @@ class ActorCritic(nn.Module):
         features = self._features(prepared)
         return self._heads(features), _run(self._value_layers, features)[:, 0]
 
-    @torch.no_grad()
-    def trace(self, prepared: Mapping[str, Tensor]) -> Trace:
-        """The same as `forward`, with all that its gradient takes; autograd sees the image encoder alone."""
-        with torch.set_grad_enabled(bool(self.spec.images)):
-            features = self._features(prepared)
-        policy, value = (
-            _activations(self._policy_layers, features),
-            _activations(self._value_layers, features),
-        )
-        heads = (policy[-1],) if self.log_std is None else (policy[-1], self.log_std)
-        return Trace(heads=heads, values=value[-1][:, 0], actor=self, policy=policy, value=value)
-
     def heads(self, prepared: Mapping[str, Tensor]) -> Heads:
         """What decides the distributions."""
         return self._heads(self._features(prepared))
@@ -237,32 +201,6 @@ class ActorCritic(nn.Module):
         return (outputs,) if self.log_std is None else (outputs, self.log_std)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trace:
-    """A pass through an `ActorCritic` that can be followed back."""
-
-    heads: Heads
-    values: Tensor
-    """float32 [N]."""
-    actor: ActorCritic
-    policy: list[Tensor]
-    """Activations of the policy network: what went into each layer, and what came out of the last."""
-    value: list[Tensor]
-    """The same of the value network."""
-
-    @torch.no_grad()
-    def gradients(self, head_grads: Heads, value_grads: Tensor) -> list[Tensor]:
-        """Of the actor's parameters, in their order, from those of `heads` and `values`."""
-        actor, seeing = self.actor, bool(self.actor.spec.images)
-        by_policy, policy_grads = _backward(actor._policy_layers, self.policy, head_grads[0], seeing)
-        by_value, value_net_grads = _backward(actor._value_layers, self.value, value_grads[:, None], seeing)
-        of_encoder: tuple[Tensor, ...] = ()
-        if seeing:
-            weights = list(actor.encoder.parameters())
-            of_encoder = torch.autograd.grad(self.policy[0], weights, by_policy + by_value)
-        return [*head_grads[1:], *of_encoder, *policy_grads, *value_net_grads]
-
-
 _Layers: TypeAlias = list[tuple[Callable[..., Tensor], tuple[Any, ...]]]
 
 
@@ -274,10 +212,8 @@ def _layers(network: nn.Sequential) -> _Layers:
             layers.append((F.linear, (layer.weight, layer.bias)))
         elif isinstance(layer, nn.LayerNorm):
             layers.append((F.layer_norm, (layer.normalized_shape, layer.weight, layer.bias, layer.eps)))
-        elif isinstance(layer, nn.Tanh | nn.ReLU):
-            layers.append((torch.tanh if isinstance(layer, nn.Tanh) else torch.relu, ()))
         else:
-            raise DataError(f"a perceptron has no layer {layer}")
+            layers.append((torch.tanh if isinstance(layer, nn.Tanh) else torch.relu, ()))
     return layers
 
 
@@ -285,42 +221,3 @@ def _run(layers: _Layers, inputs: Tensor) -> Tensor:
     for function, weights in layers:
         inputs = function(inputs, *weights)
     return inputs
-
-
-def _activations(layers: _Layers, inputs: Tensor) -> list[Tensor]:
-    """What goes into each layer, and what comes out of the last."""
-    activations = [inputs]
-    for function, weights in layers:
-        activations.append(function(activations[-1], *weights))
-    return activations
-
-
-def _backward(
-    layers: _Layers, activations: list[Tensor], grad: Tensor, of_inputs: bool
-) -> tuple[Tensor, list[Tensor]]:
-    """Follow the gradient of the outputs back.
-
-    Returns:
-        That of the inputs (of the first layer's outputs, unless `of_inputs`) and those of all weights.
-    """
-    found: list[Tensor] = []  # from the last to the first
-    for number in range(len(layers) - 1, -1, -1):
-        function, weights = layers[number]
-        before, after = activations[number], activations[number + 1]
-        if function is F.linear:
-            found += (grad.sum(0), grad.t().mm(before))
-            if number > 0 or of_inputs:
-                grad = grad.mm(weights[0])
-        elif function is torch.tanh:
-            grad = torch.addcmul(grad, grad * after, after, value=-1.0)
-        elif function is torch.relu:
-            grad = grad * (after > 0.0)
-        else:
-            var, mean = torch.var_mean(before, -1, correction=0, keepdim=True)
-            scale = torch.rsqrt(var + weights[3])
-            scaled = (before - mean) * scale
-            found += (grad.sum(0), (grad * scaled).sum(0))
-            grad = grad * weights[1]
-            along = (grad * scaled).mean(-1, keepdim=True)
-            grad = scale * (grad - grad.mean(-1, keepdim=True) - scaled * along)
-    return grad, found[::-1]

@@ -209,38 +209,32 @@ class PPO(OnPolicyAgent):
                 rest[REFERENCE] = self.reference.heads(self.reference.prepare(obs))[0]
         return {**self.actor.prepare(obs), **rest}
 
-    @torch.no_grad()
     def _gradient_step(self, batch: Obs, lr: float) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """One step on a minibatch; the gradient of the loss is written out.
+        """One step on a minibatch.
 
         Returns:
             Gains [n] (the terms of the clipped objective), errors of the values [n], log-ratios [n] and the
             entropy []; None instead if the policy has moved too far already, and no step was made.
         """
         cfg, distribution = self.cfg, self.actor.distribution
-        trace = self.actor.trace(batch)
-        heads, values = trace.heads, trace.values
-        advantages, count = batch[ADVANTAGES], len(values)
-        if cfg.normalize_advantage and count > 1:
+        heads, values = self.actor.forward(batch)
+        advantages = batch[ADVANTAGES]
+        if cfg.normalize_advantage and len(advantages) > 1:
             std, mean = torch.std_mean(advantages)
             advantages = (advantages - mean) / (std + 1e-8)
         log_probs, entropy = distribution.evaluate(heads, batch[ACTIONS])
         log_ratio = log_probs - batch[LOG_PROBS]
         ratio = log_ratio.exp()
-        if cfg.target_kl is not None and float((ratio - 1.0 - log_ratio).mean()) > cfg.target_kl:
+        if cfg.target_kl is not None and float((ratio - 1.0 - log_ratio).detach().mean()) > cfg.target_kl:
             return None
         clipped = ratio.clamp(1.0 - cfg.clip_range, 1.0 + cfg.clip_range)
-        free_gain, clipped_gain = ratio * advantages, clipped * advantages
-        errors = values - batch[RETURNS]
-        # d ratio / d log_prob = ratio; where the clipped gain is the smaller one, nothing pulls
-        pull = free_gain.masked_fill(free_gain > clipped_gain, 0.0).div_(-count)
-        head_grads = distribution.gradients(heads, batch[ACTIONS], pull, -cfg.entropy_coef)
+        gains, errors = torch.minimum(ratio * advantages, clipped * advantages), values - batch[RETURNS]
+        loss = cfg.value_coef * errors.square().mean() - gains.mean() - cfg.entropy_coef * entropy
         if REFERENCE in batch:
-            back = distribution.divergence_gradient(heads, batch[REFERENCE])
-            head_grads = (head_grads[0] + back * (cfg.reference_coef / count), *head_grads[1:])
-        value_grads = errors * (2.0 * cfg.value_coef / count)
-        self._optimizer.step(trace.gradients(head_grads, value_grads), lr, cfg.max_grad_norm)
-        return torch.minimum(free_gain, clipped_gain), errors, log_ratio, entropy
+            divergence = distribution.divergence(heads, batch[REFERENCE])
+            loss = loss + cfg.reference_coef * divergence.mean()
+        self._optimizer.descend(loss, lr, cfg.max_grad_norm)
+        return gains.detach(), errors.detach(), log_ratio.detach(), entropy.detach()
 
     # Copies of the policy elsewhere
 
@@ -296,21 +290,21 @@ class _FlatWeights:
         parts = torch.split(self._weights, [item.numel() for item in parameters])
         for item, part in zip(parameters, parts, strict=True):
             item.data = part.view_as(item)
-        self._adam = FlatAdam(self._weights, self._gradient, lr, EPSILON)
+        self._parameters = list(parameters)
+        self._adam = FlatAdam(self._weights, lr, EPSILON)
 
     def __getstate__(self) -> Any:
         raise TypeError(
             "a learner is copied by its state_dict: plain copies would part weights and optimiser"
         )
 
-    @torch.no_grad()
-    def step(self, grads: Sequence[Tensor], lr: float, max_norm: float) -> None:
-        """Descend along the gradient, given in the order of the parameters and scaled down to `max_norm`."""
-        torch.cat([part.reshape(-1) for part in grads], out=self._gradient)
+    def descend(self, loss: Tensor, lr: float, max_norm: float) -> None:
+        """One step down the gradient of a loss, [], scaled down to `max_norm`."""
+        parts = torch.autograd.grad(loss, self._parameters)
+        torch.cat([part.reshape(-1) for part in parts], out=self._gradient)
         norm = torch.linalg.vector_norm(self._gradient)
         self._gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
-        self._adam.lr = lr
-        self._adam.step()
+        self._adam.step(self._gradient, lr)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self._adam.state_dict().items()}

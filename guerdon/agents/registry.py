@@ -11,11 +11,12 @@ from guerdon.agents.dqn import DQN
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.ppo import PPO
 from guerdon.agents.sac import SAC
+from guerdon.agents.td3 import TD3
 from guerdon.config import LearnerConfig
 from guerdon.config.tabletop import unknown_name
 from guerdon.core.errors import ConfigError
 
-AGENTS: dict[str, type[AnyAgent]] = {"ppo": PPO, "sac": SAC, "dqn": DQN}
+AGENTS: dict[str, type[AnyAgent]] = {"ppo": PPO, "sac": SAC, "td3": TD3, "dqn": DQN}
 
 
 def agent_class(name: str) -> type[AnyAgent]:

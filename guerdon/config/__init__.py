@@ -34,6 +34,7 @@ from guerdon.config.schema_learn import (
     PPOConfig,
     PriorConfig,
     SACConfig,
+    TD3Config,
 )
 from guerdon.config.schema_reward import DataCollectionConfig, RewardConfig, RewardModelConfig
 from guerdon.config.schema_watch import MonitorConfig
@@ -72,6 +73,7 @@ __all__ = [
     "RewardModelConfig",
     "RunnerConfig",
     "SACConfig",
+    "TD3Config",
     "build",
     "flatten_keys",
     "load_config",

@@ -136,6 +136,28 @@ class SACConfig(OffPolicyConfig, PriorConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TD3Config(OffPolicyConfig, PriorConfig):
+    """`learner.td3`: twin delayed deep deterministic policy gradient (Fujimoto et al., 2018)."""
+
+    tau: Fraction = 0.005
+    """How fast target networks follow."""
+    actor_lr: PositiveFloat = 3e-4
+    """Learning rate of the policy."""
+    critic_lr: PositiveFloat = 3e-4
+    """Learning rate of the critics."""
+    exploration_noise: NonNegativeFloat = 0.1
+    """Deviation of the noise on actions while collecting, as a share of half their range."""
+    policy_noise: NonNegativeFloat = 0.2
+    """Deviation of the noise on the next actions in targets (target policy smoothing), in the same unit."""
+    noise_clip: NonNegativeFloat = 0.5
+    """Limit of that noise."""
+    policy_delay: PositiveInt = 2
+    """The policy and all targets are updated at every so many updates of the critics."""
+    image_shift: NonNegativeInt = 4
+    """Images are shifted at random by up to so many pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DQNConfig(OffPolicyConfig):
     """`learner.dqn`: deep Q-learning with double targets and n-step returns."""
 
@@ -183,8 +205,8 @@ class BCConfig(Checked):
 class LearnerConfig(Checked):
     """`learner`: how the policy is trained."""
 
-    algorithm: Literal["ppo", "sac", "dqn"] = "ppo"
-    """SAC takes continuous actions, DQN discrete ones, PPO both."""
+    algorithm: Literal["ppo", "sac", "td3", "dqn"] = "ppo"
+    """SAC and TD3 take continuous actions, DQN discrete ones, PPO both."""
     total_steps: PositiveInt = 200_000
     """Environment steps of the whole run, all environments together."""
     eval_interval: PositiveInt = 20_000
@@ -200,10 +222,11 @@ class LearnerConfig(Checked):
     network: NetworkConfig = field(default_factory=NetworkConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     sac: SACConfig = field(default_factory=SACConfig)
+    td3: TD3Config = field(default_factory=TD3Config)
     dqn: DQNConfig = field(default_factory=DQNConfig)
     warm_start: BCConfig = field(default_factory=BCConfig)
 
     @property
     def section(self) -> Any:
         """The settings of the agent that `algorithm` names."""
-        return {"ppo": self.ppo, "sac": self.sac, "dqn": self.dqn}[self.algorithm]
+        return {"ppo": self.ppo, "sac": self.sac, "td3": self.td3, "dqn": self.dqn}[self.algorithm]

@@ -50,7 +50,7 @@ _LEARNERS = tuple(
         holds=_other_algorithms(name),
         reason=f"learner.algorithm is not {name}",
     )
-    for name in ("ppo", "sac", "dqn")
+    for name in ("ppo", "sac", "td3", "dqn")
 )
 _WEIGHTS = "weights count with combine_mode: weighted alone"
 

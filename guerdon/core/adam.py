@@ -1,7 +1,4 @@
-"""The one call of torch's fused kernel for Adam (Kingma and Ba, 2015), without the wrapping around it.
-
-For networks of a few hundred thousand weights what an optimiser does around its kernel takes longer than it.
-"""
+"""One step of Adam (Kingma and Ba, 2015) by torch's fused kernel, for weights that no module holds."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 BETAS = (0.9, 0.999)
 """Decay of the running means of gradients and of their squares."""
@@ -27,14 +25,14 @@ def fused_adam(
     eps: float = EPS,
 ) -> None:
     """One step along the gradients; weights, moments and `steps`, tensors without axes, are changed."""
-    torch._foreach_add_(list(steps), 1)
-    torch._fused_adam_(
+    adam(
         list(weights),
         list(gradients),
         list(means),
         list(squares),
         [],
         list(steps),
+        fused=True,
         lr=lr,
         beta1=BETAS[0],
         beta2=BETAS[1],

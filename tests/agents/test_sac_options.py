@@ -41,7 +41,7 @@ def cloned(cfg: SACConfig = PULLED, seed: int = 0) -> SAC:
     return moved(sac, 2)
 
 
-def test_the_pull_to_the_cloned_policy_agrees_with_autograd():
+def test_the_pull_to_the_cloned_policy_is_part_of_the_loss():
     sac, batch = cloned(), make_batch()
     sac.num_updates = 52  # half of the way after the critics' own start
     state = batch.obs["state"]
@@ -49,12 +49,11 @@ def test_the_pull_to_the_cloned_policy_agrees_with_autograd():
     flat, start = sac.actor.flat.clone().requires_grad_(True), sac._noise.get_state()
     goal = sac._goal(batch, state, torch.zeros(32, 2), prior_rows=5)
     assert goal.shape == (32, 2)  # in all rows, whatever was demonstrated
-    outputs, trace = sac.actor.forward(state)
-    metrics = sac._update_actor(state, draw(outputs[0], sac._noise), trace, goal)
+    metrics = sac._update_actor(state, draw(sac.actor(state)[0], sac._noise), goal)
 
-    drawn = draw(plain_forward(sac.actor, flat, state, SMALL)[0].detach(), sac._noise.set_state(start))
+    noise = torch.randn((32, 2), generator=sac._noise.set_state(start))
     mean, log_std = plain_forward(sac.actor, flat, state, SMALL)[0].chunk(2, -1)
-    before = mean + drawn.moved / log_std.detach().exp() * log_std.exp()
+    before = mean + noise * log_std.exp()
     squeezed = 2.0 * (math.log(2.0) - before - torch.nn.functional.softplus(-2.0 * before))
     log_density = torch.distributions.Normal(mean, log_std.exp()).log_prob(before) - squeezed
     inputs = torch.cat([state, torch.tanh(before)], 1)
