@@ -57,7 +57,7 @@ _ZOO = {
     "model": ("BaseRewardModel",),
     "zoo.networks": ("RewardNetwork",),
     "registry": ("REWARD_MODELS", "create_reward_model", "register_reward_model"),
-    "zoo.transitions": ("StepBatch",),
+    "steps": ("StepBatch",),
 }
 
 
