@@ -42,6 +42,7 @@ def trajectories(work):
     return work / "reward_data"
 
 
+@pytest.mark.slow
 def test_first_document(work, trajectories):
     result = run(
         ["bash", "examples/embodiment/train_reward_model.sh", "train_reward_model", "reward.gpu_id=0",

@@ -6,6 +6,7 @@ job folder, no change of directory, and its global state is as before when a cal
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import threading
@@ -94,9 +95,24 @@ def compose_tree(
     any config. (Hydra's own `+env=tabletop` drops the values of a file whose defaults list holds nothing
     but `override` entries.)
 
+    Configs of the package alone are composed once in a process, because its files do not change.
+
     Raises:
         ConfigError: A config or an option is missing, or a file is not valid YAML.
     """
+    if list(dirs) == [PACKAGE_CONF] and not any("hydra" in text for text in group_overrides):
+        return copy.deepcopy(_of_the_package(config_name, tuple(group_overrides)))
+    return _composed(config_name, group_overrides, dirs)
+
+
+@cache
+def _of_the_package(config_name: str | None, group_overrides: tuple[str, ...]) -> dict[str, Any]:
+    return _composed(config_name, group_overrides, [PACKAGE_CONF])
+
+
+def _composed(
+    config_name: str | None, group_overrides: Sequence[str], dirs: Sequence[Path]
+) -> dict[str, Any]:
     chosen = [text for text in group_overrides if not text.startswith("+")]
     appended = ["+" + text.lstrip("+") for text in group_overrides if text.startswith("+")]
     if config_name is not None:
@@ -193,7 +209,9 @@ def file_named(path: Path) -> Iterator[None]:
     """What Python's own conversions say of a file (`!!int x`), as a `ConfigError` that names it."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError) as error:
+    except (
+        ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, OSError,
+    ) as error:  # fmt: skip
         raise ConfigError(f"{display_path(path)} is no config: {_one_line(error)}") from error
 
 

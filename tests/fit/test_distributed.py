@@ -149,7 +149,7 @@ def alone(data, tmp_path_factory):
     return folder, fit(on(data), folder, exact=True)
 
 
-@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+@pytest.fixture(scope="module", params=[pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def pair(request, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     return folder, fit(on(data, 2, backend=request.param), folder, exact=True)
@@ -198,6 +198,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(pair, data, tmp_path):
     assert_it_goes_on(pair[0], on(data), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_process_goes_on_in_two_ranks(alone, data, tmp_path):
     assert_it_goes_on(alone[0], on(data, 2, backend="fsdp"), tmp_path)
 
@@ -414,6 +415,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_fit(data, tmp_path, kill, start, pat
     assert not [p for p in multiprocessing.active_children() if p.name.startswith("fit rank")]
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_is_the_error_of_the_fit(data, tmp_path):
     with pytest.raises(DataError, match="no checkpoint to resume from"):
         fit(on(data, 2), tmp_path, start="spawn", resume_dir=tmp_path)

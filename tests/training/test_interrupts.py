@@ -173,7 +173,9 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
 # Training
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize(
+    "kind", ["train", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("asynchronous", "zoo"))]
+)
 def test_ctrl_c_in_training_keeps_every_step(tmp_path, monkeypatch, capsys, kind):
     with running(RUNS[kind], tmp_path) as process:
         step, checkpoint, command = interrupted(process)
@@ -263,6 +265,7 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
     assert len(set(folders)) == len(folders) == 120
 
 
+@pytest.mark.slow
 def test_a_run_keeps_others_out_of_its_folder(data, tmp_path, capsys):
     arguments = [*FIT, f"fit.data.path={data}", f"runner.logger.log_path={tmp_path / 'run'}"]
     with running(arguments, tmp_path) as process:
