@@ -36,7 +36,10 @@ HOSTILE = {
     "no int": ("seed: !!int", "line 1: '' with the tag !!int is no number"),
     "no int in quotes": ('seed: !!int ""', "line 1: '' with the tag !!int is no number"),
     "sign alone": ("seed: !!int '-'", "line 1: '-' with the tag !!int is no number"),
-    "no digits": ("seed: 1\nfit: {optim: {lr: !!float __}}", "line 2: '__' with the tag !!float is no number"),
+    "no digits": (
+        "seed: 1\nfit: {optim: {lr: !!float __}}",
+        "line 2: '__' with the tag !!float is no number",
+    ),
     "no float": ("seed: !!float", "line 1: '' with the tag !!float is no number"),
     "bad float": ("seed: !!float 1e", "is no config: could not convert"),
     "bad bool": ("seed: !!bool maybe", "is no config: 'maybe'"),

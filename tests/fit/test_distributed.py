@@ -39,6 +39,7 @@ from guerdon.models import build_model, load_checkpoint
 from guerdon.serve import RewardManager
 from tests.fit.float64 import MARK, use_float64
 from tests.fit.synthetic import write_store
+from tests.processes import alive
 
 # BatchNorm is trained, dropout and augmentation draw, two heads share an encoder: all that could disagree.
 MODEL = RewardModelConfig(
@@ -381,13 +382,6 @@ def wait_for_losses(folder, seconds=300):
 
 def children(pid):
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 # The patience is waited out in full. Forked ranks are there at the same time, so that less of it suffices.

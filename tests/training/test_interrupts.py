@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from guerdon.cli.main import main
 from tests.fit.synthetic import write_store
+from tests.processes import alive, wait_for
 
 FOREVER = 10_000_000
 FIT = [
@@ -83,21 +83,6 @@ def running(arguments, folder):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-def wait_for(condition, process=None, seconds=400):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it takes too long"
-        assert process is None or process.poll() is None, process.communicate()[1]
-        time.sleep(0.05)
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def children(pid):

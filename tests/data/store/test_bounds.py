@@ -118,7 +118,7 @@ def _huge_product() -> bytes:
 
 
 def _equal_hashes(num_keys: int) -> bytes:
-    """A pickled dict {k * (2^61 - 1): 0}: written as bytes, since building it would take as long as an attack."""
+    """A pickled dict {k * (2^61 - 1): 0}; written as bytes, since building it takes as long as reading it."""
     numbers = (number * (2**61 - 1) for number in range(num_keys))
     keys = (number.to_bytes(10, "little") for number in numbers)
     return b"\x80\x04}(" + b"".join(b"\x8a\x0a" + key + b"K\x00" for key in keys) + b"u."

@@ -86,7 +86,7 @@ def tabletop(num_envs, seed):
 @pytest.fixture(scope="module")
 def fitted():
     """A model after some seconds of fitting, its training frames, and frames of other episodes."""
-    frames, labels = tabletop(120, 0)
+    frames, labels = tabletop(60, 0)
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     model = BinaryRewardClassifier(width=16, image_size=(3, 48, 48))
@@ -100,7 +100,7 @@ def fitted():
         loss.backward()
         optimizer.step()
     calibration = frames[rng.choice(len(frames), 256, replace=False)]
-    return model.eval(), calibration, tabletop(60, 10_000)[0]
+    return model.eval(), calibration, tabletop(40, 10_000)[0]
 
 
 @pytest.mark.slow
