@@ -111,7 +111,7 @@ def _problems(text: str) -> Iterator[tuple[int, str]]:
             if (event.implicit[0] or is_number) and len(event.value) > MAX_PLAIN:
                 yield line, f"a value of {len(event.value)} characters: put text of that length in quotes"
             if is_number and not event.value.replace("_", "").lstrip("+-"):
-                yield line, f"{event.value!r} with the tag !!{tag.rpartition(':')[2]} is no number"
+                yield line, f"{event.value!r} with the tag !!{str(tag).rpartition(':')[2]} is no number"
             refers = "${" in event.value
             if refers and len(event.value) > MAX_REFERENCE_LENGTH:
                 yield line, f"a value with ${{...}} has at most {MAX_REFERENCE_LENGTH} characters"
