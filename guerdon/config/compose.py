@@ -100,14 +100,10 @@ def compose_tree(
     Raises:
         ConfigError: A config or an option is missing, or a file is not valid YAML.
     """
-    if list(dirs) == [PACKAGE_CONF] and not any("hydra" in text for text in group_overrides):
-        return copy.deepcopy(_of_the_package(config_name, tuple(group_overrides)))
+    is_ours = all(folder.is_relative_to(PACKAGE_CONF) for folder in dirs)
+    if is_ours and not any("hydra" in text for text in group_overrides):
+        return copy.deepcopy(_composed_once(config_name, tuple(group_overrides), tuple(dirs)))
     return _composed(config_name, group_overrides, dirs)
-
-
-@cache
-def _of_the_package(config_name: str | None, group_overrides: tuple[str, ...]) -> dict[str, Any]:
-    return _composed(config_name, group_overrides, [PACKAGE_CONF])
 
 
 def _composed(
@@ -132,6 +128,9 @@ def _composed(
         for text in appended:
             tree = merged(tree, _compose(None, [search, text]))
     return tree
+
+
+_composed_once = cache(_composed)
 
 
 def _parse(text: str) -> HydraOverride:
