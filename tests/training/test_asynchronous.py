@@ -386,6 +386,7 @@ def test_buffers_of_another_number_of_workers_are_refused(short, tmp_path, finis
         train(load_config("train", [*short, ASYNC, *more]))
 
 
+@pytest.mark.slow
 def test_one_buffer_for_all_is_not_taken_for_those_of_several_workers(short, tmp_path, request):
     settings = [*short, "env.train.num_envs=4", "learner.total_steps=600"]
     folder, _ = train(load_config("train", settings))  # on Ray too: synchronous env workers share a buffer

@@ -116,7 +116,8 @@ def interrupted(process):
 # A fit
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_ctrl_c_in_a_fit_keeps_every_step(data, tmp_path, monkeypatch, capsys, processes):
     arguments = [*FIT, f"fit.data.path={data}", f"fit.distributed.num_processes={processes}"]
     with running(arguments, tmp_path) as process:

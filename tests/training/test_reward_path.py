@@ -188,8 +188,17 @@ def test_sac_with_prior_data_resumes_to_the_same_losses(settings, shown, tmp_pat
     assert any("train/critic_loss" in entry for entry in rest)
 
 
-@pytest.mark.parametrize("format", ["native", "pkl-episode", "realworld-pkl"])
-@pytest.mark.parametrize("obs_mode", ["state", "rgb"])
+@pytest.mark.parametrize(
+    ("obs_mode", "format"),
+    [
+        ("state", "native"),
+        ("rgb", "native"),
+        ("state", "pkl-episode"),
+        ("rgb", "realworld-pkl"),
+        pytest.param("rgb", "pkl-episode", marks=pytest.mark.slow),
+        pytest.param("state", "realworld-pkl", marks=pytest.mark.slow),
+    ],
+)
 def test_prior_data_of_any_format_give_the_same_transitions(settings, shown, tmp_path, format, obs_mode):
     data = shown(3, format)
     more = [*SAC, f"learner.sac.prior_data={data}", f"+env.train.init_params.obs_mode={obs_mode}"]

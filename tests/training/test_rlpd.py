@@ -51,6 +51,7 @@ def test_the_critics_start_when_learning_does(settings, finished, tmp_path, mode
     assert runner.learner.num_updates == without + 40 and without > 40
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_all_options_gives_the_same_curve(settings, tmp_path, shown):
     more = [*settings, *options(shown)]
     folder, _ = train(load_config("train", more))
