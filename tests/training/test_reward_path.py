@@ -29,10 +29,10 @@ def shown(tmp_path_factory):
     root = tmp_path_factory.mktemp("shown")
 
     @functools.cache
-    def made(episodes, format="native"):
+    def made(episodes, format):
         return demonstrate(root / f"{format}_{episodes}", episodes, format)
 
-    return made
+    return lambda episodes, format="native": made(episodes, format)
 
 
 def expected(prob_success, threshold):
