@@ -76,14 +76,24 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.request: tuple[str, int, int] | None = None
+        self._first_seen: tuple[int, float] | None = None
+        """Number of the input that is running, and the processor seconds used when it was first seen."""
 
     def ask(self, name: str, first: int, count: int) -> None:
         self.request = (name, first, count)
         self.connection.send(self.request)
 
     def hangs(self, seconds: float) -> bool:
+        """Whether its input takes too long; a process that wants to run on a busy machine does not hang."""
         running = self.slate.running()
-        return running is not None and time.monotonic() - running[2] > seconds
+        if running is None or self.process.pid is None:
+            return False
+        number, _, began = running
+        is_ready, used = _processor_use(self.process.pid)
+        if self._first_seen is None or self._first_seen[0] != number:
+            self._first_seen = (number, used)
+        is_starved = is_ready and used - self._first_seen[1] <= seconds
+        return time.monotonic() - began > seconds and not is_starved
 
     def autopsy(self, kind: str) -> Chunk:
         """What a process that hung or died leaves behind: its finding, and how many inputs it had run."""
@@ -115,6 +125,15 @@ class _Worker:
         code = self.process.exitcode or 0
         kind = signal.Signals(-code).name if code < 0 else f"exit {code}"
         return self.autopsy(f"crash {kind}")
+
+
+def _processor_use(pid: int) -> tuple[bool, float]:
+    """Whether a process runs or waits for a processor, and the processor seconds it has used."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has just ended
+        return False, 0.0
+    return fields[0] == "R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def fuzz(

@@ -1,9 +1,11 @@
-"""Changes that know a format: records and opcodes of pickles, members of zip archives, chunks of PNG."""
+"""Changes that know a format: records and opcodes of pickles, members of zip archives, PNG chunks, JSON."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import json
 import pickle
 import pickletools
 import random
@@ -18,6 +20,8 @@ import numpy as np
 import torch
 
 from fuzz.mutations import NUMBERS, mutate_bytes
+
+_TEXTS: tuple[Any, ...] = ("", "x" * 5000, "a\ud800b", "²", "module:Env", "train", "\x00", None, True, [], {})
 
 # Records
 
@@ -288,3 +292,45 @@ def mutate_png(data: bytes, rng: random.Random) -> bytes:
         struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
         for kind, content in chunks
     )
+
+
+# JSON
+
+
+def or_bytes(mutate: Callable[[bytes, random.Random], bytes]) -> Callable[[bytes, random.Random], bytes]:
+    """`mutate`, or a change of bytes where it cannot parse them, such as torn inputs of the corpus."""
+
+    @functools.wraps(mutate)
+    def changed(data: bytes, rng: random.Random) -> bytes:
+        try:
+            return mutate(data, rng)
+        except Exception:  # whatever parsers raise
+            return mutate_bytes(data, rng)
+
+    return changed
+
+
+def change_json(value: Any, rng: random.Random) -> Any:
+    """Go down at random, and put something else in the place of what is there."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(list(value))
+        if rng.random() < 0.1:
+            return {name: item for name, item in value.items() if name != key}
+        return {**value, key: change_json(value[key], rng)}
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        place = rng.randrange(len(value))
+        return [*value[:place], change_json(value[place], rng), *value[place + 1 :]]
+    if rng.random() < 0.5:
+        return rng.choice((*NUMBERS, 10**400, 0.5, float("inf"), float("nan"))) * rng.choice((1, -1))
+    return rng.choice(_TEXTS)
+
+
+@or_bytes
+def mutate_json(data: bytes, rng: random.Random) -> bytes:
+    """Change some values and write the text anew, or change the bytes."""
+    if rng.random() < 0.3:
+        return mutate_bytes(data, rng)
+    value = json.loads(data)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        value = change_json(value, rng)
+    return json.dumps(value).encode()

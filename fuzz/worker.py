@@ -85,7 +85,7 @@ class Chunk:
 
 
 def corpus(name: str) -> list[bytes]:
-    """The inputs in the tree that once were findings for a target."""
+    """The inputs in the tree for a target: what once was a finding, and what `fuzz.make_corpus` wrote."""
     return [file.read_bytes() for file in sorted((_CORPUS / name).glob("*")) if file.is_file()]
 
 

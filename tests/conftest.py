@@ -40,9 +40,15 @@ LONGEST = (
     "envs/test_maniskill",
     "test_cli",
     "test_examples",
+    "test_fuzz",
     "rewards/",
+    "fit/",
+    "config/",
+    "data/store/",
+    "agents/",
+    "test_verdicts",
 )
-"""Files that take minutes; they go first, so that in the end no process waits for another."""
+"""Files that take long; they go first, so that in the end no process waits for another."""
 SIMULATOR = ("mani_skill", "sapien")
 
 

@@ -389,6 +389,7 @@ def test_ctrl_c_finishes_writing(tmp_path):
     assert store.manifest["num_episodes"] == len(store) >= 20
 
 
+@pytest.mark.slow
 def test_two_collectors_share_a_store(tmp_path):
     place = tmp_path / "data"
     command = [sys.executable, "-m", "guerdon.cli.main", "collect", *SMALL, f"collect.save_dir={place}"]

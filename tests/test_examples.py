@@ -42,6 +42,7 @@ def trajectories(work):
     return work / "reward_data"
 
 
+@pytest.mark.slow
 def test_first_document(work, trajectories):
     result = run(
         ["bash", "examples/embodiment/train_reward_model.sh", "train_reward_model", "reward.gpu_id=0",
@@ -147,6 +148,7 @@ def test_real_world_document(work):
     assert len(list((work / "logs/training_data_debug_realworld/success").glob("*.png"))) > 10
 
 
+@pytest.mark.slow
 def test_a_simulator_that_is_not_there_is_named(work, monkeypatch):
     absent = work / "absent" / "mani_skill"
     absent.mkdir(parents=True)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import fuzz_example
 import pytest
 
-from fuzz import targets
+from fuzz import engine, targets
 from fuzz.engine import Result, fuzz, table
 from fuzz.mutations import MAX_INPUT, mutate_bytes
 from fuzz.worker import corpus
 
-_EACH = 30
+_EACH = 32
 _BROKEN = {
     "raise": "uncaught KeyError",
     "crash": "crash SIGSEGV",
@@ -47,6 +50,24 @@ def test_what_keeps_its_promises_is_counted(name: str, example: tuple[dict[str, 
     result = example[0][name]
     assert (result.inputs, result.refused, result.findings) == (4, 1, [])
     assert f"{name} " in table(example[0])
+
+
+def test_a_process_that_gets_no_processor_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = engine._Worker.__new__(engine._Worker)
+    worker._first_seen = None
+    worker.slate = SimpleNamespace(running=lambda: (3, b"", time.monotonic() - 100))
+    worker.process = SimpleNamespace(pid=1)
+    uses = iter([(True, 1.0), (True, 2.0), (True, 30.0), (False, 30.0)])
+    monkeypatch.setattr(engine, "_processor_use", lambda pid: next(uses))
+    assert [worker.hangs(20.0) for _ in range(3)] == [False, False, True]
+    worker._first_seen = None
+    assert worker.hangs(20.0)  # it waits for something
+    monkeypatch.undo()
+    start, (_, before) = time.process_time(), engine._processor_use(os.getpid())
+    while time.process_time() < start + 0.1:
+        pass
+    is_ready, used = engine._processor_use(os.getpid())
+    assert is_ready and used - before >= 0.05
 
 
 def test_a_budget_is_kept_over_all_targets() -> None:

@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import save as save_safetensors
 
 from fuzz.engine import Target
+from fuzz.episode import make_episode
 from fuzz.mutations import mutate_bytes
 from fuzz.structures import mutate_opcodes, mutate_png, mutate_record, mutate_safetensors, mutate_zip
 from guerdon.core.errors import GuerdonError
@@ -30,28 +31,7 @@ from guerdon.data.formats.pkl_episode import to_record
 from guerdon.data.formats.realworld_pkl import to_transitions
 from guerdon.rewards.zoo.demonstrations import read_demonstrations
 
-_STEPS = 2
 _Record = Callable[[], Any]
-
-
-def _episode(cameras: int = 1) -> Episode:
-    rng = np.random.default_rng(0)
-    vectors = rng.normal(size=(2, _STEPS, 3)).astype(np.float32)
-    return Episode(
-        frames={
-            f"camera_{number}": rng.integers(0, 255, (_STEPS, 8, 8, 3), np.uint8) for number in range(cameras)
-        },
-        labels=np.array([0, 1], np.float32),
-        success=True,
-        actions=vectors[0],
-        states=vectors[1],
-        initial_state=vectors[1, 0],
-        env_rewards=np.array([0, 1], np.float32),
-        terminated=np.array([False, True]),
-        truncated=np.array([False, False]),
-        is_grasped=np.array([False, True]),
-        seed=3,
-    )
 
 
 # What the files hold
@@ -59,19 +39,19 @@ def _episode(cameras: int = 1) -> Episode:
 
 @cache
 def _npy_record() -> Any:
-    episode = _episode()
+    episode = make_episode()
     images = {camera: to_unit_chw(frames) for camera, frames in episode.frames.items()}
     return {"images": images, "labels": episode.labels}
 
 
 @cache
 def _pkl_record() -> Any:
-    return to_record(_episode(cameras=2))
+    return to_record(make_episode(cameras=2))
 
 
 @cache
 def _rlinf_record() -> Any:
-    episode = _episode()
+    episode = make_episode()
     observations = [
         {"main_images": torch.from_numpy(frame), "states": torch.from_numpy(state)}
         for frame, state in zip(episode.frames["camera_0"], episode.states, strict=True)  # type: ignore[arg-type]
@@ -92,12 +72,12 @@ def _rlinf_record() -> Any:
 
 @cache
 def _realworld_record() -> Any:
-    return to_transitions(_episode()) + to_transitions(_episode(cameras=2))[:1]
+    return to_transitions(make_episode()) + to_transitions(make_episode(cameras=2))[:1]
 
 
 @cache
 def _pt_record() -> Any:
-    frames = torch.from_numpy(_episode().frames["camera_0"])
+    frames = torch.from_numpy(make_episode().frames["camera_0"])
     return {
         "images": list(frames),
         "labels": [0, 1],
@@ -220,7 +200,7 @@ def _pickle_target() -> Target:
 
 def _picture(kind: str) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(_episode().frames["camera_0"][0]).save(file, format=kind)
+    Image.fromarray(make_episode().frames["camera_0"][0]).save(file, format=kind)
     return file.getvalue()
 
 

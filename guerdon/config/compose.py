@@ -6,6 +6,7 @@ job folder, no change of directory, and its global state is as before when a cal
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import threading
@@ -94,9 +95,20 @@ def compose_tree(
     any config. (Hydra's own `+env=tabletop` drops the values of a file whose defaults list holds nothing
     but `override` entries.)
 
+    Configs of the package alone are composed once in a process, because its files do not change.
+
     Raises:
         ConfigError: A config or an option is missing, or a file is not valid YAML.
     """
+    is_ours = all(folder.is_relative_to(PACKAGE_CONF) for folder in dirs)
+    if is_ours and not any("hydra" in text for text in group_overrides):
+        return copy.deepcopy(_composed_once(config_name, tuple(group_overrides), tuple(dirs)))
+    return _composed(config_name, group_overrides, dirs)
+
+
+def _composed(
+    config_name: str | None, group_overrides: Sequence[str], dirs: Sequence[Path]
+) -> dict[str, Any]:
     chosen = [text for text in group_overrides if not text.startswith("+")]
     appended = ["+" + text.lstrip("+") for text in group_overrides if text.startswith("+")]
     if config_name is not None:
@@ -116,6 +128,9 @@ def compose_tree(
         for text in appended:
             tree = merged(tree, _compose(None, [search, text]))
     return tree
+
+
+_composed_once = cache(_composed)
 
 
 def _parse(text: str) -> HydraOverride:
@@ -193,7 +208,9 @@ def file_named(path: Path) -> Iterator[None]:
     """What Python's own conversions say of a file (`!!int x`), as a `ConfigError` that names it."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError) as error:
+    except (
+        ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, OSError,
+    ) as error:  # fmt: skip
         raise ConfigError(f"{display_path(path)} is no config: {_one_line(error)}") from error
 
 

@@ -22,7 +22,7 @@ MAX_DEPTH = 32
 MAX_NODES = 10_000
 """With what aliases stand for."""
 MAX_PLAIN = 300
-"""Characters of a value without quotes, which might be a number."""
+"""Characters of a number (`!!int ...`), and of a value without quotes, which might be one."""
 MAX_REFERENCES = 200
 """Values with `${...}` in a tree; each is parsed by a slow grammar ..."""
 MAX_REFERENCE_LENGTH = 300
@@ -30,6 +30,7 @@ MAX_REFERENCE_LENGTH = 300
 MAX_EXPANDED = 200_000
 """Characters and entries of a tree whose references are resolved."""
 _TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq"))
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _READS_A_KEY = ("oc.select", "oc.dict.keys", "oc.dict.values", "oc.deprecated")
 _INNERMOST = re.compile(r"\$\{([^{}]*)\}")
 _HOLE = "\0"
@@ -106,8 +107,11 @@ def _problems(text: str) -> Iterator[tuple[int, str]]:
                 yield line, f"*{anchor} stands inside of what it repeats"
             count.add(count.sizes.get(str(anchor), 1))
         elif isinstance(event, yaml.ScalarEvent):
-            if event.implicit[0] and len(event.value) > MAX_PLAIN:
+            is_number = tag in _NUMBER_TAGS
+            if (event.implicit[0] or is_number) and len(event.value) > MAX_PLAIN:
                 yield line, f"a value of {len(event.value)} characters: put text of that length in quotes"
+            if is_number and not event.value.replace("_", "").lstrip("+-"):
+                yield line, f"{event.value!r} with the tag !!{str(tag).rpartition(':')[2]} is no number"
             refers = "${" in event.value
             if refers and len(event.value) > MAX_REFERENCE_LENGTH:
                 yield line, f"a value with ${{...}} has at most {MAX_REFERENCE_LENGTH} characters"

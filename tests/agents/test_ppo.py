@@ -70,6 +70,7 @@ def test_training_rewards_decide_what_is_learned():
     assert ppo.act(obs, deterministic=True).mean() > 0.95
 
 
+@pytest.mark.slow
 def test_continuous_actions_improve_on_the_tabletop():
     make = lambda: TabletopVectorEnv(64, autoreset_mode=SAME_STEP, reward="dense")  # noqa: E731
     cfg = PPOConfig(
@@ -107,6 +108,7 @@ def lights(num_envs: int = 16) -> SyncVectorEnv:
     return SyncVectorEnv([Lights] * num_envs, autoreset_mode=SAME_STEP)
 
 
+@pytest.mark.slow
 def test_a_policy_learns_from_images():
     cfg = PPOConfig(num_steps=16, gamma=0.0, lr=1e-3, update_epochs=4, minibatch_size=64)
     ppo = train(lights(), cfg, 5_000)

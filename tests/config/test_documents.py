@@ -6,8 +6,10 @@ the section they come from. Each is composed by Hydra from a folder of its own.
 
 from __future__ import annotations
 
+import functools
 import shlex
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 from guerdon.config import EnvsConfig, GuerdonConfig, load_config, load_tree
 
+Composed = Callable[[str], GuerdonConfig]
 DOCUMENTS = Path(__file__).parent / "documents"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "embodiment" / "config"
 
@@ -182,18 +185,24 @@ def compose(block: str, tmp_path: Path, *overrides: str) -> GuerdonConfig:
     return load_config("pasted", overrides, config_path=str(tmp_path))
 
 
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> Composed:
+    """Block -> its config; each is composed once."""
+    return functools.cache(lambda block: compose(block, tmp_path_factory.mktemp("block")))
+
+
 def test_every_block_has_a_meaning() -> None:
     assert sorted(file.stem for file in DOCUMENTS.iterdir()) == BLOCKS
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_block_means_what_its_document_says(block: str, tmp_path: Path) -> None:
-    assert values(compose(block, tmp_path), MEANING[block]) == MEANING[block]
+def test_a_block_means_what_its_document_says(block: str, composed: Composed) -> None:
+    assert values(composed(block), MEANING[block]) == MEANING[block]
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_block_changes_nothing_that_it_does_not_name(block: str, tmp_path: Path) -> None:
-    config = compose(block, tmp_path)
+def test_a_block_changes_nothing_that_it_does_not_name(block: str, composed: Composed) -> None:
+    config = composed(block)
     named = {path.split(".")[0] for path in MEANING[block]}
     untouched = {"seed", "engine", "runner", "cluster", "env", "collect", "reward", "fit"} - named
     if block == "003_step1_realworld_collect_data":
@@ -202,8 +211,8 @@ def test_a_block_changes_nothing_that_it_does_not_name(block: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_block_runs_on_the_embedded_environment(block: str, tmp_path: Path) -> None:
-    alone = compose(block, tmp_path)
+def test_a_block_runs_on_the_embedded_environment(block: str, composed: Composed, tmp_path: Path) -> None:
+    alone = composed(block)
     config = compose(block, tmp_path, "env=tabletop", "collect.policy=scripted")
     assert config.env.train.id == config.env.eval.id == "guerdon/Tabletop-v0"
     assert config.collect.policy == "scripted"
@@ -224,11 +233,11 @@ def test_a_block_pasted_under_a_config_of_ours_wins_over_it(block: str, tmp_path
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_block_read_as_plain_yaml_means_the_same(block: str, tmp_path: Path) -> None:
+def test_a_block_read_as_plain_yaml_means_the_same(block: str, composed: Composed) -> None:
     import yaml  # type: ignore[import-untyped]
 
     plain = yaml.safe_load((DOCUMENTS / f"{block}.yaml").read_text())
-    assert load_tree(plain) == compose(block, tmp_path)
+    assert load_tree(plain) == composed(block)
 
 
 def test_the_robots_address_is_kept_and_can_be_overridden(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
+
+from tests.processes import alive, wait_for
 
 START = textwrap.dedent(
     """
@@ -48,13 +49,6 @@ START = textwrap.dedent(
 )
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.mark.parametrize("kind", ["spawn", "forkserver", "spawn polling", "deadline"])
 def test_a_process_ends_with_the_one_that_started_it(tmp_path, kind):
     program = tmp_path / "start.py"
@@ -68,10 +62,7 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path, kind):
         assert alive(child)
         parent.send_signal(signal.SIGKILL)
         parent.wait(60)
-        limit = time.monotonic() + 60
-        while alive(child) and time.monotonic() < limit:
-            time.sleep(0.05)
-        assert not alive(child)
+        wait_for(lambda: not alive(child), seconds=60)
         assert alive(sibling)
     finally:
         parent.kill()

@@ -26,6 +26,7 @@ from tests.fit.synthetic import write_store
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
+@pytest.mark.slow
 def test_ranks_compute_together(caplog):
     answers = launch_ranks(total, 2, 10, threads=1)
     assert [item[:3] for item in answers] == [(21.0, 2, "0"), (21.0, 2, "1")]

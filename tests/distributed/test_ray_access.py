@@ -49,6 +49,7 @@ def told():
     shutil.rmtree(home, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_our_own_cluster_is_for_this_machine_and_its_token(told):
     result, warned, home = told
     addresses = [address for address, _ in result["listening"]]

@@ -184,6 +184,7 @@ def test_an_interrupted_command_leaves_nothing_behind(settings, tmp_path, place,
     assert watch.nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there(settings, place):
     run = start(place, [*settings, "cluster.address=127.0.0.1:1"])
     out, err = run.communicate(timeout=200)

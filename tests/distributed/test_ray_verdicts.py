@@ -11,7 +11,7 @@ from tests.verdicts import CAMERA, make_case
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-@pytest.mark.parametrize("kind", ["temperature", "isotonic"])
+@pytest.mark.parametrize("kind", ["temperature", pytest.param("isotonic", marks=pytest.mark.slow)])
 def test_ray_agrees_on_every_probability_and_decision(tmp_path, kind):
     case = make_case(tmp_path, kind)
     engine = make_engine("ray", ClusterConfig(component_placement={"reward": "0-1"}))

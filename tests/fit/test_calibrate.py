@@ -194,7 +194,9 @@ def test_threshold_is_the_smallest_that_keeps_the_target():
     assert chosen.true_positive_interval[0] <= chosen.true_positive_rate <= chosen.true_positive_interval[1]
 
 
-@pytest.mark.parametrize(("spread", "num"), [(0.0, 20), (0.7, 30), (1.0, 20), (1.0, 60)])
+@pytest.mark.parametrize(
+    ("spread", "num"), [(0.0, 20), (0.7, 30), (1.0, 20), pytest.param(1.0, 60, marks=pytest.mark.slow)]
+)
 def test_fresh_episodes_lie_within_the_intervals(spread, num):
     """Over many data sets, a fresh set of as many episodes lies inside about 95 times of 100."""
     rng = np.random.default_rng(7)

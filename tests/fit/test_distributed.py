@@ -41,6 +41,7 @@ from guerdon.models import build_model, load_checkpoint
 from guerdon.serve import RewardManager
 from tests.fit.float64 import MARK, use_float64
 from tests.fit.synthetic import write_store
+from tests.processes import alive
 
 # BatchNorm is trained, dropout and augmentation draw, two heads share an encoder: all that could disagree.
 MODEL = RewardModelConfig(
@@ -151,7 +152,7 @@ def alone(data, tmp_path_factory):
     return folder, fit(on(data), folder, exact=True)
 
 
-@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+@pytest.fixture(scope="module", params=[pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def pair(request, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     return folder, fit(on(data, 2, backend=request.param), folder, exact=True)
@@ -200,6 +201,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(pair, data, tmp_path):
     assert_it_goes_on(pair[0], on(data), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_process_goes_on_in_two_ranks(alone, data, tmp_path):
     assert_it_goes_on(alone[0], on(data, 2, backend="fsdp"), tmp_path)
 
@@ -384,13 +386,6 @@ def children(pid):
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 # The patience is waited out in full. Forked ranks are there at the same time, so that less of it suffices.
 @pytest.mark.parametrize(("kill", "start", "patience", "message"), [
     (signal.SIGKILL, "spawn", 600, r"rank 1 of 2 of the fit died by signal SIGKILL"),
@@ -417,6 +412,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_fit(data, tmp_path, kill, start, pat
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_is_the_error_of_the_fit(data, tmp_path):
     with pytest.raises(DataError, match="no checkpoint to resume from"):
         fit(on(data, 2), tmp_path, start="spawn", resume_dir=tmp_path)

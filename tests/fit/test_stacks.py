@@ -44,13 +44,18 @@ def fit(data, folder, model, epochs=10, **changes):
 
 @pytest.fixture(scope="module")
 def moving(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("moving")
-    return write_moving(folder / "data", 120, 0), write_moving(folder / "fresh", 30, 7)
+    return write_moving(tmp_path_factory.mktemp("moving") / "data", 120, 0)
 
 
 @pytest.fixture(scope="module")
-def two_frames(moving, tmp_path_factory):
-    return fit(moving[0], tmp_path_factory.mktemp("two"), replace(SMALL, num_frames=2))
+def fresh(tmp_path_factory):
+    return write_moving(tmp_path_factory.mktemp("fresh") / "data", 30, 7)
+
+
+@pytest.fixture(scope="module")
+def two_frames(fresh, tmp_path_factory):
+    """Fitted to a few episodes; `test_two_frames_tell_...` proves what a whole fit can do."""
+    return fit(fresh, tmp_path_factory.mktemp("two"), replace(SMALL, num_frames=2))
 
 
 # Data
@@ -106,11 +111,12 @@ def test_the_frames_of_a_stack_are_augmented_alike():
 
 
 @pytest.mark.slow
-def test_two_frames_tell_still_from_moving_and_one_does_not(moving, two_frames, tmp_path):
-    one = fit(moving[0], tmp_path, SMALL)
-    assert two_frames.metrics["auc"] > 0.93
-    assert one.metrics["auc"] < two_frames.metrics["auc"] - 0.15
-    scored = score(moving[1], two_frames.checkpoint, None, precision="fp32")
+def test_two_frames_tell_still_from_moving_and_one_does_not(moving, fresh, tmp_path):
+    one = fit(moving, tmp_path / "one", SMALL)
+    two = fit(moving, tmp_path / "two", replace(SMALL, num_frames=2))
+    assert two.metrics["auc"] > 0.93
+    assert one.metrics["auc"] < two.metrics["auc"] - 0.15
+    scored = score(fresh, two.checkpoint, None, precision="fp32")
     assert scored["metrics"]["auc"] > 0.9
 
 
@@ -155,8 +161,8 @@ def test_an_older_contract_is_of_single_whole_frames(tmp_path):
         Contract.from_dict(old)
 
 
-def test_scores_card_and_int8_of_stacks(moving, two_frames, tmp_path):
-    data, checkpoint = moving[1], two_frames.checkpoint
+def test_scores_card_and_int8_of_stacks(fresh, two_frames, tmp_path):
+    data, checkpoint = fresh, two_frames.checkpoint
     result = score(data, checkpoint, tmp_path / "scores.json", precision="fp32")
     rows = json.loads((tmp_path / "scores.json").read_text())
     store, manager = (
@@ -171,13 +177,13 @@ def test_scores_card_and_int8_of_stacks(moving, two_frames, tmp_path):
     )
     shown = card(data, checkpoint, tmp_path / "card.html", precision="fp32")["metrics"]
     assert shown == pytest.approx(result["metrics"], nan_ok=True)
-    made = quantize(moving[0], checkpoint, None)
+    made = quantize(data, checkpoint, None)
     assert made["agreement"] >= 0.999
     exact = score(data, checkpoint, None, precision="int8")["metrics"]
     assert exact["auc"] == pytest.approx(result["metrics"]["auc"], abs=0.02)
 
 
-def test_a_frozen_encoder_is_asked_once_for_each_stack(moving, tmp_path, monkeypatch):
+def test_a_frozen_encoder_is_asked_once_for_each_stack(fresh, tmp_path, monkeypatch):
     encoder = build_model(SMALL).resnet
     torch.save(encoder.state_dict(), tmp_path / "encoder.pt")
     model = replace(SMALL, num_frames=2, pretrained_encoder_path=str(tmp_path / "encoder.pt"))
@@ -194,9 +200,9 @@ def test_a_frozen_encoder_is_asked_once_for_each_stack(moving, tmp_path, monkeyp
     monkeypatch.setattr(
         type(built), "encode", lambda self, pixels: counts.append(len(pixels)) or real(self, pixels)
     )
-    result = fit(moving[0], tmp_path / "fit", model, epochs=3)
+    result = fit(fresh, tmp_path / "fit", model, epochs=9)
     assert result.num_steps > 60
-    assert sum(counts) == EpisodeStore(moving[0]).num_frames  # once, however many epochs there are
+    assert sum(counts) == EpisodeStore(fresh).num_frames  # once, however many epochs there are
 
 
 # Fast scorers

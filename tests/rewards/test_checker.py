@@ -58,8 +58,23 @@ SPECIAL: dict[str, dict] = {
 """Name in the table -> arguments of the check, for models that need more than the usual ones."""
 
 
-@pytest.mark.parametrize("discrete", [True, False], ids=["discrete", "continuous"])
-@pytest.mark.parametrize("name", sorted(REWARD_MODELS))
+EXPENSIVE = ("ensemble", "image_success", "pwil")
+"""Models that `make test` checks with continuous actions alone."""
+
+
+@pytest.mark.parametrize(
+    ("name", "discrete"),
+    [
+        pytest.param(
+            name,
+            discrete,
+            id=f"{name}-{'discrete' if discrete else 'continuous'}",
+            marks=[pytest.mark.slow] if discrete and name in EXPENSIVE else [],
+        )
+        for name in sorted(REWARD_MODELS)
+        for discrete in (True, False)
+    ],
+)
 def test_every_model_of_the_table_passes(name, discrete, tmp_path):
     special = of_images(tmp_path, discrete) if name == "image_success" else SPECIAL.get(name, {})
     found = check_reward_model(name, **{"discrete_actions": discrete, **special})

@@ -26,6 +26,14 @@ def views(count, seed=0):
     return env.render_frames()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_film():
+    """A run ends with one film instead of four."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("guerdon.training.trainer.NUM_FILMS", 1)
+        yield
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """Its threshold is the median of what it says of random play."""

@@ -1,6 +1,8 @@
 """Asynchronous runs: every step arrives once and in order, within bounds, and the policy learns as well."""
 
+import functools
 import json
+import shutil
 import threading
 import time
 
@@ -41,6 +43,22 @@ ASYNC = "asynchronous.enabled=true"
 @pytest.fixture
 def short(tmp_path):
     return [*SHORT, f"runner.logger.log_path={tmp_path / 'run'}"]
+
+
+@pytest.fixture(scope="module")
+def finished_short(tmp_path_factory):
+    """`async` or `sync` -> (folder, summary, updates) of a run with `SHORT`, which tests only read."""
+
+    @functools.cache
+    def finished(kind):
+        folder = tmp_path_factory.mktemp(kind) / "run"
+        folder.mkdir()
+        settings = [*SHORT, f"asynchronous.enabled={kind == 'async'}", f"runner.logger.log_path={folder}"]
+        runner = EmbodiedRunner(load_config("train", settings), folder)
+        summary = runner.run()
+        return folder, summary, runner.learner.num_updates
+
+    return finished
 
 
 def lines(folder):
@@ -96,17 +114,22 @@ def test_every_step_is_stored_once_and_in_order(short, tmp_path, make):
 
 
 @pytest.mark.parametrize("algorithm", ["sac", "dqn"])
-def test_as_many_steps_updates_and_episodes_as_synchronously(short, tmp_path, algorithm, make):
-    if algorithm == "dqn":
-        short = [item.replace("Counting-v0", "CountingButtons-v0").replace("sac", "dqn") for item in short]
+def test_as_many_steps_updates_and_episodes_as_synchronously(
+    short, tmp_path, algorithm, make, finished_short
+):
+    short = [item.replace("Counting-v0", "CountingButtons-v0").replace("sac", "dqn") for item in short]
     results = []
     for kind, more in (("sync", []), ("async", [ASYNC])):
-        runner = make([*short, *more, f"runner.logger.log_path={tmp_path / kind}"], tmp_path / kind)
-        summary = runner.run()
-        entries = lines(tmp_path / kind)
+        if algorithm == "sac":
+            folder, summary, num_updates = finished_short(kind)
+        else:
+            folder = tmp_path / kind
+            runner = make([*short, *more, f"runner.logger.log_path={folder}"], folder)
+            summary, num_updates = runner.run(), runner.learner.num_updates
+        entries = lines(folder)
         episodes = sum(entry.get("env/episodes", 0) for entry in entries)
-        saved = sorted(item.name for item in (tmp_path / kind / "checkpoints").iterdir())
-        results.append((summary["env_steps"], runner.learner.num_updates, episodes, saved))
+        saved = sorted(item.name for item in (folder / "checkpoints").iterdir())
+        results.append((summary["env_steps"], num_updates, episodes, saved))
         if kind == "async":
             assert all(entry.get("env/length", LENGTH) == LENGTH for entry in entries)
             assert all(entry["async/updates_owed"] < 1 for entry in entries if entry["step"] % 1026 == 0)
@@ -150,8 +173,15 @@ def test_weights_travel_only_when_they_changed(short, tmp_path, monkeypatch, mak
 # Bounds
 
 
-@pytest.mark.parametrize("slow", ["env", "learner"])
-@pytest.mark.parametrize("bound", [0, 7])
+@pytest.mark.parametrize(
+    ("slow", "bound"),
+    [
+        ("learner", 0),
+        ("env", 7),
+        pytest.param("env", 0, marks=pytest.mark.slow),
+        pytest.param("learner", 7, marks=pytest.mark.slow),
+    ],
+)
 def test_the_policy_lag_is_bounded(short, tmp_path, monkeypatch, slow, bound, make):
     more = [ASYNC, f"asynchronous.max_policy_lag={bound}", "learner.sac.updates_per_step=1"]
     if slow == "env":
@@ -286,8 +316,8 @@ def test_the_switch_of_the_runner_is_understood():
 # Resuming
 
 
-def test_a_resumed_run_continues_with_every_episode_counted_once(short, tmp_path, make):
-    folder, summary = train(load_config("train", [*short, ASYNC]))
+def test_a_resumed_run_continues_with_every_episode_counted_once(short, tmp_path, make, finished_short):
+    folder, summary, _ = finished_short("async")
     first = min(int(item.name[5:]) for item in (folder / "checkpoints").iterdir())
     assert (first, summary["env_steps"]) == (1026, 1539)
     more = [
@@ -308,8 +338,8 @@ def test_a_resumed_run_continues_with_every_episode_counted_once(short, tmp_path
     assert held["truncated"][341].all()  # cut off by the checkpoint
 
 
-def test_synchronous_and_asynchronous_runs_resume_each_other(short, tmp_path):
-    folder, _ = train(load_config("train", short))
+def test_synchronous_and_asynchronous_runs_resume_each_other(short, tmp_path, finished_short):
+    folder, *_ = finished_short("sync")
     more = [f"runner.resume_dir={folder}", "learner.total_steps=2000"]
     other, summary = train(
         load_config("train", [*short, ASYNC, *more, f"runner.logger.log_path={tmp_path / 'async'}"])
@@ -349,15 +379,17 @@ def test_a_resumed_run_goes_on_with_its_draws_among_several_workers(short, tmp_p
     assert "the checkpoint is of an older version" in caplog.text
 
 
-def test_buffers_of_another_number_of_workers_are_refused(short, tmp_path):
-    folder, _ = train(load_config("train", [*short, ASYNC]))
-    place = max((folder / "checkpoints").iterdir())
+def test_buffers_of_another_number_of_workers_are_refused(short, tmp_path, finished_short):
+    folder, *_ = finished_short("async")
+    place = tmp_path / "copy"
+    shutil.copytree(max((folder / "checkpoints").iterdir()), place)
     (place / "replay.npz").rename(place / "replay_0.npz")
     more = [f"runner.resume_dir={place}", f"runner.logger.log_path={tmp_path / 'resumed'}"]
     with pytest.raises(DataError, match=r"another number of env workers: 1 now, but there is replay_0\.npz"):
         train(load_config("train", [*short, ASYNC, *more]))
 
 
+@pytest.mark.slow
 def test_one_buffer_for_all_is_not_taken_for_those_of_several_workers(short, tmp_path, request):
     settings = [*short, "env.train.num_envs=4", "learner.total_steps=600"]
     folder, _ = train(load_config("train", settings))  # on Ray too: synchronous env workers share a buffer

@@ -22,6 +22,7 @@ from guerdon.wrappers import LearnedRewardVectorWrapper
 from tests.training.conftest import SIZE
 from tests.training.short_runs import SAC, lines, make_runner
 
+ASYNC = [*SAC, "asynchronous.enabled=true"]
 SMALL = {"arch": "resnet10", "width": 8, "image_size": (3, 24, 24), "hidden_dim": 8}
 
 
@@ -115,8 +116,17 @@ def test_data_that_does_not_tell_is_refused(data, tmp_path):
         fit_reward_model(RewardModelConfig(only_at_rest=True, **SMALL), cfg, folder=tmp_path / "fit")
 
 
-@pytest.mark.parametrize("mode", ["per_step", "terminal"])
-@pytest.mark.parametrize("more", [[], SAC, [*SAC, "asynchronous.enabled=true"]], ids=["ppo", "sac", "async"])
+@pytest.mark.parametrize(
+    ("more", "mode"),
+    [
+        pytest.param([], "per_step", id="ppo-per_step"),
+        pytest.param(SAC, "terminal", id="sac-terminal"),
+        pytest.param(ASYNC, "terminal", id="async-terminal"),
+        pytest.param([], "terminal", id="ppo-terminal", marks=pytest.mark.slow),
+        pytest.param(SAC, "per_step", id="sac-per_step", marks=pytest.mark.slow),
+        pytest.param(ASYNC, "per_step", id="async-per_step", marks=pytest.mark.slow),
+    ],
+)
 def test_a_robot_in_motion_is_no_success_and_is_not_rendered(settings, tmp_path, resting, more, mode):
     model = f"reward.model.checkpoint_path={resting}"
     runner = make_runner(settings, tmp_path, [*more, model, f"reward.reward_mode={mode}"])

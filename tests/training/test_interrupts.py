@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from guerdon.cli.main import main
 from tests.fit.synthetic import write_store
+from tests.processes import alive, wait_for
 
 FOREVER = 10_000_000
 FIT = [
@@ -85,21 +85,6 @@ def running(arguments, folder):
         process.communicate()
 
 
-def wait_for(condition, process=None, seconds=400):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it takes too long"
-        assert process is None or process.poll() is None, process.communicate()[1]
-        time.sleep(0.05)
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def children(pid):
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -131,7 +116,8 @@ def interrupted(process):
 # A fit
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_ctrl_c_in_a_fit_keeps_every_step(data, tmp_path, monkeypatch, capsys, processes):
     arguments = [*FIT, f"fit.data.path={data}", f"fit.distributed.num_processes={processes}"]
     with running(arguments, tmp_path) as process:
@@ -173,7 +159,9 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
 # Training
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize(
+    "kind", ["train", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("asynchronous", "zoo"))]
+)
 def test_ctrl_c_in_training_keeps_every_step(tmp_path, monkeypatch, capsys, kind):
     with running(RUNS[kind], tmp_path) as process:
         step, checkpoint, command = interrupted(process)
@@ -263,6 +251,7 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
     assert len(set(folders)) == len(folders) == 120
 
 
+@pytest.mark.slow
 def test_a_run_keeps_others_out_of_its_folder(data, tmp_path, capsys):
     arguments = [*FIT, f"fit.data.path={data}", f"runner.logger.log_path={tmp_path / 'run'}"]
     with running(arguments, tmp_path) as process:

@@ -255,7 +255,7 @@ def refitting(naive, more=()):
 
 @pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.slow)])
 def test_a_run_refits_swaps_and_logs(settings, tmp_path, naive, algorithm):
-    more = [*SAC, "reward.relabel_at=sampling"] if algorithm == "sac" else ["learner.total_steps=1200"]
+    more = [*SAC, "reward.relabel_at=sampling"] if algorithm == "sac" else []
     folder, summary = train(load_config("train", [*settings, *refitting(naive), *more]))
     entries = [entry for entry in lines(folder) if "reward/fire_rate" in entry]
     assert entries[0]["reward/fire_rate"] > 0.5

@@ -1,5 +1,6 @@
 """What the policy is trained on, step by step: terminal rewards, frames, prior data, collecting with it."""
 
+import functools
 import logging
 import re
 import threading
@@ -20,6 +21,18 @@ from tests.training.short_runs import SAC, demonstrate, lines, make_runner, run_
 
 EPISODE, ENVS = 20, 8
 TERMINAL = ["reward.reward_mode=terminal", "reward.success_reward=2", "reward.fail_reward=-1"]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """(Number of episodes, format) -> the folder of such demonstrations, which tests only read."""
+    root = tmp_path_factory.mktemp("shown")
+
+    @functools.cache
+    def made(episodes, format):
+        return demonstrate(root / f"{format}_{episodes}", episodes, format)
+
+    return lambda episodes, format="native": made(episodes, format)
 
 
 def expected(prob_success, threshold):
@@ -141,10 +154,10 @@ def test_the_frames_that_an_alarm_would_show_are_those_that_were_judged(settings
 # Prior data
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_sac_starts_warm_and_with_prior_data(settings, tmp_path, caplog, asynchronous):
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_sac_starts_warm_and_with_prior_data(settings, shown, tmp_path, caplog, asynchronous):
     caplog.set_level(logging.INFO, "guerdon")
-    data = demonstrate(tmp_path / "data")
+    data = shown(20)
     longer = [item for item in settings if "max_episode_steps" not in item]
     prior = [
         f"learner.warm_start.data={data}",
@@ -164,8 +177,8 @@ def test_sac_starts_warm_and_with_prior_data(settings, tmp_path, caplog, asynchr
     assert any("train/critic_loss" in entry for entry in lines(tmp_path / "run"))
 
 
-def test_sac_with_prior_data_resumes_to_the_same_losses(settings, tmp_path):
-    more = [*SAC, f"learner.sac.prior_data={demonstrate(tmp_path / 'data', 4)}", "learner.sac.bc_coef=0.5"]
+def test_sac_with_prior_data_resumes_to_the_same_losses(settings, shown, tmp_path):
+    more = [*SAC, f"learner.sac.prior_data={shown(3)}", "learner.sac.bc_coef=0.5"]
     folder, _ = train(load_config("train", [*settings, *more]))
     middle = folder / "checkpoints" / "step_512"
     again = [f"runner.logger.log_path={tmp_path / 'resumed'}", f"runner.resume_dir={middle}"]
@@ -175,10 +188,19 @@ def test_sac_with_prior_data_resumes_to_the_same_losses(settings, tmp_path):
     assert any("train/critic_loss" in entry for entry in rest)
 
 
-@pytest.mark.parametrize("format", ["native", "pkl-episode", "realworld-pkl"])
-@pytest.mark.parametrize("obs_mode", ["state", "rgb"])
-def test_prior_data_of_any_format_give_the_same_transitions(settings, tmp_path, format, obs_mode):
-    data = demonstrate(tmp_path / "data", 3, format)
+@pytest.mark.parametrize(
+    ("obs_mode", "format"),
+    [
+        ("state", "native"),
+        ("rgb", "native"),
+        ("state", "pkl-episode"),
+        ("rgb", "realworld-pkl"),
+        pytest.param("rgb", "pkl-episode", marks=pytest.mark.slow),
+        pytest.param("state", "realworld-pkl", marks=pytest.mark.slow),
+    ],
+)
+def test_prior_data_of_any_format_give_the_same_transitions(settings, shown, tmp_path, format, obs_mode):
+    data = shown(3, format)
     more = [*SAC, f"learner.sac.prior_data={data}", f"+env.train.init_params.obs_mode={obs_mode}"]
     runner = make_runner(settings, tmp_path, more)
     prior, images = runner.loop.prior, obs_mode == "rgb"
@@ -206,8 +228,8 @@ def test_prior_data_of_any_format_give_the_same_transitions(settings, tmp_path, 
     runner.env_worker.close()
 
 
-def test_prior_data_without_the_cameras_of_the_reward_model_are_refused(settings, tmp_path):
-    data = demonstrate(tmp_path / "data", 2)
+def test_prior_data_without_the_cameras_of_the_reward_model_are_refused(settings, shown, tmp_path):
+    data = shown(3)
     smaller = [item for item in settings if "image_size" not in item]
     with pytest.raises(DataError, match="the checkpoint was trained on"):
         make_runner([*smaller, *SAC], tmp_path, [f"learner.sac.prior_data={data}"])
@@ -217,9 +239,9 @@ def test_prior_data_without_the_cameras_of_the_reward_model_are_refused(settings
 
 
 def test_alarms_from_before_a_resume_stay(settings, tmp_path):
-    more = ["monitor.patience=1", "monitor.min_episodes=8", "learner.total_steps=1600"]
+    more = ["monitor.patience=1", "monitor.min_episodes=8"]
     folder, summary = train(load_config("train", [*settings, *more]))
-    saved = load_policy(folder / "checkpoints" / "step_800")
+    saved = load_policy(folder / "checkpoints" / "step_400")
     assert saved.state["alarms"]
     again = [f"runner.logger.log_path={tmp_path / 'resumed'}", f"runner.resume_dir={saved.folder}"]
     _, resumed = train(load_config("train", [*settings, *more, *again]))

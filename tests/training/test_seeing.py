@@ -1,5 +1,6 @@
 """Runs with a reward model that sees several frames, and runs that reuse verdicts where nothing moved."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from guerdon.envs import TabletopVectorEnv
 from guerdon.models import Contract, build_model, save_checkpoint
 from guerdon.serve import RewardManager
 from guerdon.wrappers import GymVectorToSB3, LearnedRewardVecEnv, LearnedRewardVectorWrapper
-from tests.training.conftest import SIZE, views
+from tests.training.conftest import SIZE, short_settings, views
 from tests.training.short_runs import SAC, demonstrate, lines, make_runner, without_times
 
 LAZY = ["env.train.id=tests.training.lazy:guerdon/Lazy-v0"]
@@ -82,14 +83,35 @@ def test_the_verdicts_of_a_rollout_are_on_the_stacks_of_its_episodes(settings, t
         np.testing.assert_allclose(found[judged], expected[judged], atol=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "sac", "async"])
-@pytest.mark.parametrize("mode", ["per_step", "terminal"])
-def test_runs_on_two_frames_leave_everything_behind(settings, tmp_path, two_frames, algorithm, mode):
-    more = [] if algorithm == "ppo" else SAC
-    more = [*more, on(two_frames), f"reward.reward_mode={mode}"]
-    if algorithm == "async":
-        more.append("asynchronous.enabled=true")
-    entries = run(settings, tmp_path / "run", more)
+@pytest.fixture(scope="module")
+def finished_on_two(two_frames, tmp_path_factory):
+    """(Algorithm, mode of the reward) -> the folder of a finished run, which tests only read."""
+
+    @functools.cache
+    def finished(algorithm, mode):
+        folder = tmp_path_factory.mktemp("finished") / "run"
+        more = [] if algorithm == "ppo" else SAC
+        more = [*more, f"reward.reward_mode={mode}", f"asynchronous.enabled={algorithm == 'async'}"]
+        run(short_settings(two_frames, folder), folder, more)
+        return folder
+
+    return finished
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mode"),
+    [
+        ("ppo", "per_step"),
+        ("sac", "terminal"),
+        ("async", "per_step"),
+        pytest.param("ppo", "terminal", marks=pytest.mark.slow),
+        pytest.param("sac", "per_step", marks=pytest.mark.slow),
+        pytest.param("async", "terminal", marks=pytest.mark.slow),
+    ],
+)
+def test_runs_on_two_frames_leave_everything_behind(finished_on_two, algorithm, mode):
+    folder = finished_on_two(algorithm, mode)
+    entries = lines(folder)
     counted = [entry for entry in entries if "reward/frames_judged" in entry]
     judged = sum(entry["reward/frames_judged"] for entry in counted)
     rendered = sum(entry["reward/frames_rendered"] for entry in counted)
@@ -98,7 +120,7 @@ def test_runs_on_two_frames_leave_everything_behind(settings, tmp_path, two_fram
         assert judged == episodes > 0 and rendered == 2 * episodes
     else:
         assert judged == rendered == entries[-1]["step"]
-    assert (tmp_path / "run" / "videos" / "eval_0.gif").stat().st_size > 0
+    assert (folder / "videos" / "eval_0.gif").stat().st_size > 0
 
 
 @pytest.mark.slow
@@ -114,10 +136,11 @@ def test_stacks_are_kept_for_relabelling_and_demonstrations_are_judged_by_them(
         assert first == pytest.approx(second, rel=1e-3, abs=1e-5)
 
 
-def test_a_resumed_run_on_two_frames_gives_the_same_curve(settings, tmp_path, two_frames):
-    entries = run(settings, tmp_path / "run", [on(two_frames)])
-    steps = sorted(int(item.name[5:]) for item in (tmp_path / "run" / "checkpoints").iterdir())
-    place = tmp_path / "run" / "checkpoints" / f"step_{steps[0]}"
+def test_a_resumed_run_on_two_frames_gives_the_same_curve(settings, tmp_path, two_frames, finished_on_two):
+    folder = finished_on_two("ppo", "per_step")
+    entries = lines(folder)
+    steps = sorted(int(item.name[5:]) for item in (folder / "checkpoints").iterdir())
+    place = folder / "checkpoints" / f"step_{steps[0]}"
     again = run(settings, tmp_path / "again", [on(two_frames), f"runner.resume_dir={place}"])
     expected = [without_times(entry) for entry in entries if entry["step"] > steps[0]]
     assert [without_times(entry) for entry in again] == expected and len(expected) >= 2
@@ -186,7 +209,9 @@ def test_stable_baselines_environments_are_judged_by_the_same_stacks(two_frames)
 # Verdicts that are reused
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.slow), "dim"])
+@pytest.mark.parametrize(
+    "algorithm", ["ppo", *(pytest.param(it, marks=pytest.mark.slow) for it in ("sac", "dim"))]
+)
 def test_reusing_verdicts_changes_no_number_and_judges_fewer_frames(
     settings, tmp_path, two_frames, checkpoint, algorithm
 ):

@@ -117,7 +117,8 @@ class FusedEncoder(nn.Module):
         resnet.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         network = _FromBytes(resnet, *(values.to(device) for values in model.scale_shift()))
         example = torch.zeros(2, channels, height, width, dtype=torch.uint8, device=device)
-        self._whole = _frozen(network, example)
+        self._whole: Callable[[Tensor], Tensor] | None = None
+        self._network, self._example = network, example
         self._early_frames = max(1, _EARLY_PIXELS // (height * width))
         self._late_frames = max(1, _LATE_PIXELS // (height * width))
         self._in_parts = device.type == "cpu"
@@ -131,6 +132,7 @@ class FusedEncoder(nn.Module):
             self._late = PackedSteps(steps[first:], size, self._late_frames)
             self._early = _FromBytes(early, network.scale, network.shift)
         elif self._in_parts:
+            self._whole = _frozen(network, example)
             late = nn.Sequential(resnet.layer3, resnet.layer4)
             resnet.layer3, resnet.layer4 = nn.Sequential(), nn.Sequential()
             self._early, self._late = _blocked(network, example), _blocked(late, network(example))
@@ -138,8 +140,9 @@ class FusedEncoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [N, c, H, W] -> float32 [N, C', h, w]."""
         if not self._in_parts or len(images) == 1:  # for one frame, laying out weights anew does not pay
-            whole: Tensor = self._whole(images)
-            return whole
+            if self._whole is None:  # tracing it takes longer than all the rest, and few ask for one frame
+                self._whole = _frozen(self._network, self._example)
+            return self._whole(images)
         maps = []
         for group in torch.split(images, self._late_frames):
             early = [self._early(part) for part in torch.split(group, self._early_frames)]

@@ -172,7 +172,7 @@ def views(report):
     return [(item.level, item.message) for item in report.findings if item.check == "view"]
 
 
-@pytest.mark.parametrize("randomization", [0.0, 1.0])
+@pytest.mark.parametrize("randomization", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_a_camera_that_looks_away_is_noticed_and_a_good_one_is_not(
     tmp_path, monkeypatch, caplog, randomization
 ):

@@ -117,13 +117,20 @@ def _huge_product() -> bytes:
     return b"\x80\x04cnumpy.core.numeric\n_frombuffer\n(C\x00" + dtype + shape + b"X\x01\x00\x00\x00CtR."
 
 
+def _equal_hashes(num_keys: int) -> bytes:
+    """A pickled dict {k * (2^61 - 1): 0}; written as bytes, since building it takes as long as reading it."""
+    numbers = (number * (2**61 - 1) for number in range(num_keys))
+    keys = (number.to_bytes(10, "little") for number in numbers)
+    return b"\x80\x04}(" + b"".join(b"\x8a\x0a" + key + b"K\x00" for key in keys) + b"u."
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
         (_again(b"builtins\nbytearray", b"x" * 200_000, 20_000), "many copies"),
         (_again(b"torch.storage\n_load_from_bytes", _stream(), 20_000), "many copies"),
         (_huge_product(), "integer of 200000 bytes"),
-        (pickle.dumps({number * (2**61 - 1): 0 for number in range(30_000)}, 4), "more objects"),
+        (_equal_hashes(30_000), "more objects"),
         (b"\x80\x04](" + b"\x8f" * (2 << 20) + b"e.", "more objects"),  # sets of 216 bytes
     ],
     ids=["copies", "streams", "product", "hashes", "sets"],

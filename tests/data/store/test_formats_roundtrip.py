@@ -24,7 +24,7 @@ from guerdon.data.formats.npy_trajectory import NpyTrajectoryWriter, read_direct
 from guerdon.data.summary import convert, inspect
 
 MINE = ("npy-trajectory", "pkl-episode", "realworld-pkl", "reward-pt", "folder")
-RUN = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+RUN = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 
 # What each format promises to give back, and in which order.
 KEPT: dict[str, tuple[str, ...]] = {

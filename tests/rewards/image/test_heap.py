@@ -28,7 +28,7 @@ CHECK = {
 CONTROLS = ("overflow", "strided 1x1")
 
 
-@pytest.fixture(scope="module", params=["native", "avx2"])
+@pytest.fixture(scope="module", params=[pytest.param("native", marks=pytest.mark.slow), "avx2"])
 def run(request):
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("the heap check is a part of glibc, and this is another C library")

@@ -83,16 +83,15 @@ def tabletop(num_envs, seed):
     return np.concatenate(frames), np.concatenate(labels)
 
 
-@pytest.fixture(scope="module")
-def fitted():
-    """A model after some seconds of fitting, its training frames, and frames of other episodes."""
-    frames, labels = tabletop(120, 0)
+def fit(num_steps):
+    """A model after some steps of fitting, its training frames, and frames of other episodes."""
+    frames, labels = tabletop(60, 0)
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     model = BinaryRewardClassifier(width=16, image_size=(3, 48, 48))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     classes = np.flatnonzero(labels), np.flatnonzero(~labels)
-    for _ in range(150):
+    for _ in range(num_steps):
         picks = np.concatenate([rng.choice(rows, 32) for rows in classes])
         target = torch.from_numpy(labels[picks].astype(np.float32))
         loss = torch.nn.functional.binary_cross_entropy_with_logits(model(frames[picks]), target)
@@ -100,12 +99,18 @@ def fitted():
         loss.backward()
         optimizer.step()
     calibration = frames[rng.choice(len(frames), 256, replace=False)]
-    return model.eval(), calibration, tabletop(60, 10_000)[0]
+    return model.eval(), calibration, tabletop(40, 10_000)[0]
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """After a few steps: it tells frames apart, though not well."""
+    return fit(50)
 
 
 @pytest.mark.slow
-def test_int8_decides_as_fp32_does(fitted):
-    model, calibration, held_out = fitted
+def test_int8_decides_as_fp32_does():
+    model, calibration, held_out = fit(150)
     fp32 = make_scorer(model)
     logits = np.concatenate([fp32(part)[0] for part in np.array_split(held_out, 12)])
     assert logits.std() > 1  # a real spread

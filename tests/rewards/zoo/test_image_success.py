@@ -145,13 +145,13 @@ def test_without_the_classifier_the_same_run_fails(control):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
-def test_pipelines_show_the_frame_that_an_action_led_to(classifier, algorithm):
+def test_pipelines_show_the_frame_that_an_action_led_to(tmp_path, algorithm):
     tree = small(algorithm, POINT_REACH, reward_model={"type": "image_success"}, steps_per_collect=128)
     tree["env"]["train"]["init_params"] = {"horizon": 5}  # most rollouts have final frames in them
     cfg = resolved(tree)
     env = make_env(cfg)
     learner = make_agent(cfg.learner, env.single_observation_space, env.single_action_space, 0)
-    model = made(classifier[0], **shapes_of(env))
+    model = made(fitted(tmp_path)[1], **shapes_of(env))
     loop = (OnPolicySerial if algorithm == "ppo" else OffPolicySerial)(cfg, learner, model, env)
     loop.reset(0)
     seen = loop.collect(0.0)

@@ -97,7 +97,10 @@ def test_without_a_learned_reward_no_pendulum_is_swung_up(control):
     assert result.last_return < -700.0  # less than half of the way from a random policy to the script
 
 
-@pytest.mark.parametrize("model", ["pwil", "red", "pdeil", "trex", "drex"])
+@pytest.mark.parametrize(
+    "model",
+    ["pwil", "pdeil", "trex", *(pytest.param(name, marks=pytest.mark.slow) for name in ("red", "drex"))],
+)
 def test_the_off_policy_pipeline_takes_models_that_were_fitted_before(model):
     case = CASES[f"cartpole_{model}"]
     dqn = {"learning_starts": 100, "batch_size": 32}
