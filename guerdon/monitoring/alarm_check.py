@@ -158,9 +158,9 @@ class AlarmCheck(ABC):
     def count(self, statistics: Statistics) -> tuple[float, float, int]:
         """(sum, number of cases, ended episodes) that a batch adds."""
 
-    @abstractmethod
     def offenders(self, statistics: Statistics) -> Offenders:
-        """The frames that show the problem."""
+        """The frames that show the problem: those that fire without a success."""
+        return statistics.fired & ~statistics.success, statistics.prob_success
 
     def value(self) -> float:
         """The measured quantity since the last evaluation."""

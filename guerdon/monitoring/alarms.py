@@ -42,9 +42,6 @@ class SuccessGap(AlarmCheck):
     def count(self, statistics: Statistics) -> tuple[float, float, int]:
         return statistics.episodes_wrong, statistics.episodes, statistics.episodes
 
-    def offenders(self, statistics: Statistics) -> Offenders:
-        return statistics.fired & ~statistics.success, statistics.prob_success
-
 
 class _FireRatio(AlarmCheck):
     """Frames that fire, relative to the rate that calibration makes plausible."""
@@ -67,9 +64,6 @@ class _FireRatio(AlarmCheck):
         if not why and rate * ratio >= 1.0:
             why = f"{ratio:g} times the usual rate of {rate:.1%} is more than all frames"
         return why
-
-    def offenders(self, statistics: Statistics) -> Offenders:
-        return statistics.fired & ~statistics.success, statistics.prob_success
 
     def value(self) -> float:
         return super().value() / self._usual_rate
