@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from guerdon.cli.verb import OVERRIDES, Result, argument, takes
 from guerdon.config import EnvConfig
-from guerdon.config.load_zoo import load_serial
+from guerdon.config.load import load_serial
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import display_path
 from guerdon.envs.classic.experts import scripted_policy

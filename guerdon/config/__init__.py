@@ -33,8 +33,8 @@ from guerdon.config.schema_learn import (
     PPOConfig,
     SACConfig,
 )
+from guerdon.config.schema_monitor import MonitorConfig
 from guerdon.config.schema_reward import DataCollectionConfig, RewardConfig, RewardModelConfig
-from guerdon.config.schema_watch import MonitorConfig
 from guerdon.core.errors import ConfigError
 
 __all__ = [

@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from guerdon.agents.networks import STATE
 from guerdon.agents.ppo import PPO
-from guerdon.config.load_zoo import load_serial
+from guerdon.config.load import load_serial
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.config.unused import log_without_effect
 from guerdon.core.errors import ConfigError
