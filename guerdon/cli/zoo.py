@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from guerdon.cli.verb import OVERRIDES, Result, argument, takes
 from guerdon.config import EnvConfig
 from guerdon.config.load import load_serial
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.plugins import load_plugins
 from guerdon.core.types import display_path
 from guerdon.envs.classic.experts import scripted_policy
 from guerdon.envs.make import make_vector_env
@@ -25,6 +26,13 @@ from guerdon.training.rollouts import noise_ranked
 from guerdon.training.serial import serial_pipeline_reward_model
 
 SCRIPTED = "scripted"
+PLUGIN_KINDS = {
+    "guerdon.reward_models": "reward model",
+    "guerdon.agents": "agent",
+    "guerdon.formats": "data format",
+    "guerdon.envs": "env type",
+}
+"""Entry-point group -> what its plugins are."""
 
 
 @takes(
@@ -40,7 +48,9 @@ def zoo_verb(arguments: argparse.Namespace) -> Result:
             f"{item['name']:<15}{item['rewards']}{' (demonstrations)' * item['needs_demonstrations']}"
             for item in known
         ]
-        return Result({"models": known}, lines)
+        listed = plugins({item["name"] for item in known})
+        lines += [f"{item['name']:<15}{item['kind']} of the plugin {item['distribution']}" for item in listed]
+        return Result({"models": known, "plugins": listed}, lines)
     if arguments.config_name is None:
         raise ConfigError("give --config-name, or `guerdon zoo list` to see the models")
     summary = run_zoo(arguments.config_name, arguments.overrides, arguments.config_path)
@@ -107,6 +117,16 @@ def models() -> list[dict[str, Any]]:
             "needs_demonstrations": cls.needs_experts,
         }
         for name, cls in sorted(REWARD_MODELS.items())
+    ]
+
+
+def plugins(listed: Collection[str] = ()) -> list[dict[str, str]]:
+    """What installed plugins bring, without reward models that are `listed` already; imports none of them."""
+    return [
+        {"name": name, "kind": kind, "distribution": plugin.distributions}
+        for group, kind in PLUGIN_KINDS.items()
+        for name, plugin in load_plugins(group).items()
+        if kind != "reward model" or name not in listed
     ]
 
 

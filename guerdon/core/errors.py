@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class GuerdonError(Exception):
     """Something is wrong that the user can put right; the message says what and where."""
@@ -69,3 +72,12 @@ class StaleFrameError(RobotError):
 
 class EmergencyStopError(RobotError):
     """The arm was stopped, by the operator or because going on was not safe."""
+
+
+def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
+    """One line that says `name` is not among `known` and gives the nearest one that is."""
+    names = list(known)
+    near = get_close_matches(str(name), names, n=1, cutoff=0.4)
+    if near:
+        return f"unknown {what} {name!r}; did you mean {near[0]!r}?"
+    return f"unknown {what} {name!r}; known: {', '.join(sorted(names)[:30])}"
