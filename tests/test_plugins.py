@@ -165,9 +165,8 @@ def test_a_format_is_written_detected_and_read(command, tmp_path):
     frames = rng.integers(0, 256, (3, 4, 4, 3), dtype=np.uint8)
     with get_format("native").writer(tmp_path / "native") as writer:
         writer.add_many([Episode(frames={"front": frames}, labels=labels, success=True)])
-    code, told, err = command(
-        "data", "convert", tmp_path / "native", tmp_path / "x.acme", "--to", "acme-lines"
-    )
+    lines = tmp_path / "x.acme"
+    code, told, err = command("data", "convert", tmp_path / "native", lines, "--to", "acme-lines")
     assert (code, told["num_episodes"]) == (0, 1), err
     code, told, err = command("data", "inspect", lines)
     assert (code, told["format"], told["num_positive_frames"]) == (0, "acme-lines", 2), err
