@@ -152,11 +152,14 @@ def command(tmp_path_factory):
 def test_the_list_shows_what_a_plugin_brings(command):
     code, told, err = command("zoo", "list")
     assert code == 0, err
-    listed = [*told["models"], *told["plugins"]]
-    brought = {item["name"] for item in listed if item.get("distribution") == "acme-guerdon"}
-    assert brought == {"acme_upright", "acme_ppo", "acme-lines", "acme-broken", "acme_sim"}
-    kinds = {item["name"]: item["kind"] for item in told["plugins"]}
-    assert (kinds["acme_ppo"], kinds["acme_sim"]) == ("agent", "env type")
+    kinds = {i["name"]: i["kind"] for i in told["plugins"] if i["distribution"] == "acme-guerdon"}
+    assert kinds == {
+        "acme_upright": "reward model",
+        "acme_ppo": "agent",
+        "acme-lines": "data format",
+        "acme-broken": "data format",
+        "acme_sim": "env type",
+    }
 
 
 def test_a_format_is_written_detected_and_read(command, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def zoo_verb(arguments: argparse.Namespace) -> Result:
             f"{item['name']:<15}{item['rewards']}{' (demonstrations)' * item['needs_demonstrations']}"
             for item in known
         ]
-        listed = plugins({item["name"] for item in known})
+        listed = plugins()
         lines += [f"{item['name']:<15}{item['kind']} of the plugin {item['distribution']}" for item in listed]
         return Result({"models": known, "plugins": listed}, lines)
     if arguments.config_name is None:
@@ -120,13 +120,12 @@ def models() -> list[dict[str, Any]]:
     ]
 
 
-def plugins(listed: Collection[str] = ()) -> list[dict[str, str]]:
-    """What installed plugins bring, without reward models that are `listed` already; imports none of them."""
+def plugins() -> list[dict[str, str]]:
+    """What installed plugins bring; imports none of them."""
     return [
         {"name": name, "kind": kind, "distribution": plugin.distributions}
         for group, kind in PLUGIN_KINDS.items()
         for name, plugin in load_plugins(group).items()
-        if kind != "reward model" or name not in listed
     ]
 
 

@@ -85,7 +85,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         keys=("reward.text",),
         holds=lambda config: config.runner.task_type != "text",
-        reason="the task is judged by images (runner.task_type: embodied)",
+        reason="success is seen in images (runner.task_type: embodied)",
     ),
     Rule(
         keys=("fit.lr_sched.step_size", "fit.lr_sched.gamma"),
