@@ -74,6 +74,8 @@ class Statistics:
     """[T, N]; its probability lies above the threshold."""
     success: BoolArray
     """[T, N]; the environment reports success. All False where it never does."""
+    wrong: BoolArray
+    """[T, N]; fired without a success."""
     early: BoolArray
     """[T, N]; fired before the first step at which calibration saw a success."""
     prob_success: FloatArray
@@ -160,7 +162,7 @@ class AlarmCheck(ABC):
 
     def offenders(self, statistics: Statistics) -> Offenders:
         """The frames that show the problem: those that fire without a success."""
-        return statistics.fired & ~statistics.success, statistics.prob_success
+        return statistics.wrong, statistics.prob_success
 
     def value(self) -> float:
         """The measured quantity since the last evaluation."""

@@ -96,9 +96,8 @@ class WrongFires(_FireRatio):
         return upper, ""
 
     def count(self, statistics: Statistics) -> tuple[float, float, int]:
-        failure = ~statistics.success
-        fired, scored = statistics.fired & failure, statistics.scored & failure
-        return fired.sum(), scored.sum(), statistics.episodes
+        failures = statistics.scored & ~statistics.success
+        return statistics.wrong.sum(), failures.sum(), statistics.episodes
 
 
 class FireRate(_FireRatio):

@@ -158,8 +158,9 @@ class RewardMonitor:
         running = self._running_episodes(done.shape[1])
         episodes = episodes_fired = episodes_wrong = episodes_early = 0
         for t in range(len(done)):
-            for flags in running.values():
-                flags[starts[t]] = False  # an episode that a reset from outside ended counts for nothing
+            if starts[t].any():  # an episode that a reset from outside ended counts for nothing
+                for flags in running.values():
+                    flags[starts[t]] = False
             running["scored"] |= scored[t]
             running["fired"] |= fired[t]
             running["success"] |= success[t]
@@ -177,6 +178,7 @@ class RewardMonitor:
             scored=scored,
             fired=fired,
             success=success,
+            wrong=fired & ~success,
             early=early,
             prob_success=prob,
             disagreement=batch.disagreement,
