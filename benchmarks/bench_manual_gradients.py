@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.report import Result, report
-from guerdon.config.load_zoo import load_serial
+from guerdon.config.load import load_serial
 from guerdon.rewards.zoo.icm import Curiosity
 from guerdon.rewards.zoo.networks import Distillation, RewardNetwork
 from guerdon.training.serial import serial_pipeline_reward_model

@@ -19,7 +19,7 @@ from PIL import Image
 
 import guerdon.envs  # noqa: F401 - registers the environment
 from benchmarks.robot_peg import TIME_SCALE, SimulatedRobot, fit, record
-from guerdon.cli.teleop import teleop
+from guerdon.cli.robot import teleop
 from guerdon.config import CollectConfig, EnvConfig, RewardConfig, RewardModelConfig, load_config
 from guerdon.data.collect.run import collect
 from guerdon.data.datasets.pictures import write_preview

@@ -108,7 +108,7 @@ def test_convert_there_and_back(data, capsys, tmp_path, format):
     assert back.labels.sum() == original.labels.sum()
 
 
-def test_collect_in_the_documents_formats(capsys, tmp_path):
+def test_collect_in_rlinfs_formats(capsys, tmp_path):
     for format, pattern in {
         "pkl-episode": "success/episode_*.pkl",
         "npy-trajectory": "positive/*.npy",
@@ -119,7 +119,7 @@ def test_collect_in_the_documents_formats(capsys, tmp_path):
         assert len(list(place.glob(pattern))) == 4
 
 
-def test_collect_with_the_documents_reward_section(capsys, tmp_path):
+def test_collect_with_rlinfs_reward_section(capsys, tmp_path):
     places = [f"reward.data_collection.{kind}_dir={tmp_path / kind}" for kind in ("positive", "negative")]
     limits = [f"reward.data_collection.max_{kind}_trajectories=3" for kind in ("positive", "negative")]
     code, out, _ = run(capsys, "collect", *SMALL, "reward.collect_data=True", *places, *limits, "--json")

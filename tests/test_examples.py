@@ -1,4 +1,4 @@
-"""The documents' commands for stage 2, as the documents give them (with fewer epochs and smaller models)."""
+"""The commands of RLinf's reward workflow for stage 2, with fewer epochs and smaller models."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def trajectories(work):
 
 
 @pytest.mark.slow
-def test_first_document(work, trajectories):
+def test_first_page(work, trajectories):
     result = run(
         ["bash", "examples/embodiment/train_reward_model.sh", "train_reward_model", "reward.gpu_id=0",
          "reward.global_batch_size=32", "reward.num_epochs=2", "reward.save_interval=5",
@@ -61,7 +61,7 @@ def test_first_document(work, trajectories):
 
 
 @pytest.mark.slow
-def test_first_document_with_python(work, trajectories):
+def test_first_page_with_python(work, trajectories):
     run(
         [sys.executable, "examples/embodiment/main_reward.py", "--config-path", "examples/embodiment/config",
          "--config-name", "train_reward_model", "reward.num_epochs=1", "runner.output_dir=results", *SMALL],
@@ -71,7 +71,7 @@ def test_first_document_with_python(work, trajectories):
 
 
 @pytest.mark.slow
-def test_second_document(work, trajectories):
+def test_second_page(work, trajectories):
     torch.manual_seed(0)
     command = [
         sys.executable, "-m", "guerdon.fit.train_reward_model", "--positive-dir", "./reward_data/positive",
@@ -90,7 +90,7 @@ def test_second_document(work, trajectories):
     load_checkpoint(work / "checkpoints" / "reward_model.pt")
 
 
-def test_the_flags_have_the_documents_defaults():
+def test_the_flags_have_rlinfs_defaults():
     from guerdon.fit.train_reward_model import parser
 
     values = vars(
@@ -113,7 +113,7 @@ def test_the_flags_have_the_documents_defaults():
 
 
 @pytest.mark.slow
-def test_third_document(work, tmp_path):
+def test_third_page(work, tmp_path):
     with get_format("pkl-episode").writer(work / "data") as writer:
         writer.add_many([episode(seed, seed % 2 == 0) for seed in range(20)])
     run(
@@ -125,12 +125,12 @@ def test_third_document(work, tmp_path):
     )  # fmt: skip
     place = work / "logs" / "reward_checkpoints"
     assert (place / "reward_model_best.pt").is_file()
-    model, _, _ = load_checkpoint(place / "best_model.pt")  # the name that the document's stage 3 asks for
+    model, _, _ = load_checkpoint(place / "best_model.pt")  # the name that stage 3 of that page asks for
     assert model.config.model_type == "resnet_reward"
 
 
 @pytest.mark.slow
-def test_real_world_document(work):
+def test_real_world_page(work):
     episodes = [episode(seed, seed % 2 == 0) for seed in range(20)]
     with StoreWriter(work / "collected_data") as writer:
         writer.add_many(episodes)

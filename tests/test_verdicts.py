@@ -11,7 +11,7 @@ import pytest
 import torch
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from guerdon.cli import judge as judging
+from guerdon.cli import reward as judging
 from guerdon.cli.main import main
 from guerdon.config import ClusterConfig
 from guerdon.data.store import EpisodeStore

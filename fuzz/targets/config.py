@@ -10,8 +10,7 @@ from omegaconf import OmegaConf
 from fuzz.engine import Target
 from guerdon.config import load_config
 from guerdon.config.compose import PACKAGE_CONF, errors_explained, file_named
-from guerdon.config.load import resolve_references
-from guerdon.config.load_zoo import ZOO_CONF, load_serial
+from guerdon.config.load import ZOO_CONF, load_serial, resolve_references
 from guerdon.config.yaml_files import check_file
 
 # What mutations start from beside the seeds: it uses what can be misused.

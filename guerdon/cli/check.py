@@ -1,12 +1,14 @@
-"""Is everything installed and working? Each part with what to do if it is not."""
+"""`guerdon check`: whether each part is installed and works, and what to do if it does not."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from guerdon.cli.verb import Result
 from guerdon.core.errors import GuerdonError
 
 EXTRAS = {
@@ -28,6 +30,17 @@ class Part:
     ok: bool
     optional: bool
     detail: str
+
+
+def check_verb(arguments: argparse.Namespace) -> Result:
+    """Is everything installed and working?"""
+    results = check_installation()
+    lines = [
+        f"{'ok' if item.ok else ('missing' if item.optional else 'FAILED'):<9}{item.name:<14}{item.detail}"
+        for item in results
+    ]
+    ok = all(item.ok or item.optional for item in results)
+    return Result({"parts": [asdict(item) for item in results]}, lines, ok=ok)
 
 
 def check_installation() -> list[Part]:

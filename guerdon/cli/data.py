@@ -7,58 +7,88 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from guerdon.cli.common import Verbs, print_result
+from guerdon.cli.verb import Result, argument, takes
 from guerdon.core.types import DataSummary, Fault, display_path
-
-if TYPE_CHECKING:
-    from guerdon.data.datasets.audit import AuditReport
+from guerdon.data.datasets.audit import AuditReport, audit
+from guerdon.data.datasets.cleaning import process
+from guerdon.data.datasets.pictures import write_preview
+from guerdon.data.summary import convert, inspect
 
 log = logging.getLogger("guerdon")
 
 
-def add_data(verbs: Verbs, common: argparse.ArgumentParser) -> None:
-    """`guerdon data ...`."""
-    data = verbs.add_parser("data", help="look at data sets, convert and audit them")
-    actions = data.add_subparsers(title="actions", required=True, metavar="ACTION")
-    inspect = actions.add_parser("inspect", parents=[common], help="what is there")
-    inspect.add_argument("path", type=Path)
-    inspect.add_argument("--format", help="do not detect the format, take this one")
-    inspect.add_argument("--preview", type=Path, metavar="PNG", help="also draw a sheet of frames")
-    inspect.set_defaults(handler=_inspect)
-    convert = actions.add_parser("convert", parents=[common], help="copy to another format")
-    convert.add_argument("source", type=Path)
-    convert.add_argument("target", type=Path)
-    convert.add_argument("--to", required=True, metavar="FORMAT", help="the format to write")
-    convert.add_argument("--format", help="do not detect the format of the source, take this one")
-    convert.set_defaults(handler=_convert)
-    audit = actions.add_parser("audit", parents=[common], help="labels, balance, duplicates, cameras, NaN")
-    audit.add_argument("path", type=Path)
-    audit.add_argument("--format", help="do not detect the format, take this one")
-    audit.set_defaults(handler=_audit)
-    process = actions.add_parser("process", parents=[common], help="clean a robot's data.pkl for training")
-    process.add_argument("path", type=Path, metavar="PKL")
-    process.add_argument("--to", default="native", metavar="FORMAT", help="the format to write (native)")
-    process.add_argument("--keep-stationary", action="store_true", help="keep frames in which nothing moved")
-    process.add_argument(
-        "--hold-steps", type=int, metavar="N", help="steps at the target that make a success"
-    )
-    process.add_argument("--out", type=Path, metavar="DIR", help="instead of collected_data/ beside the file")
-    process.set_defaults(handler=_process)
+FORMAT = argument("--format", help="the format of the data; detected if not given")
 
 
-def _inspect(arguments: argparse.Namespace) -> int:
-    from guerdon.data.summary import inspect
-
+@takes(
+    argument("path", type=Path),
+    FORMAT,
+    argument("--preview", type=Path, metavar="PNG", help="also draw a sheet of frames"),
+)
+def inspect_verb(arguments: argparse.Namespace) -> Result:
+    """What is there."""
     summary = inspect(arguments.path, arguments.format)
-    print_result(arguments, summary.to_dict(), summary_lines(summary))
     if arguments.preview is not None:
-        from guerdon.data.datasets.pictures import write_preview
-
         write_preview(arguments.path, arguments.preview, arguments.format)
         log.info("preview: %s", display_path(arguments.preview))
-    return 0
+    return Result(summary.to_dict(), summary_lines(summary))
+
+
+@takes(
+    argument("source", type=Path),
+    argument("target", type=Path),
+    argument("--to", required=True, metavar="FORMAT", help="the format to write"),
+    FORMAT,
+)
+def convert_verb(arguments: argparse.Namespace) -> Result:
+    """Copy to another format."""
+    written, faults = convert(arguments.source, arguments.target, arguments.to, arguments.format)
+    values = {
+        "num_episodes": written,
+        "path": str(arguments.target),
+        "format": arguments.to,
+        "faults": [asdict(fault) for fault in faults],
+    }
+    line = f"{written} episodes -> {display_path(arguments.target)} ({arguments.to})"
+    return Result(values, [line, *_not_used(faults)])
+
+
+@takes(
+    argument("path", type=Path, metavar="PKL"),
+    argument("--to", default="native", metavar="FORMAT", help="the format to write (native)"),
+    argument("--keep-stationary", action="store_true", help="keep frames in which nothing moved"),
+    argument("--hold-steps", type=int, metavar="N", help="steps at the target that make a success"),
+    argument("--out", type=Path, metavar="DIR", help="instead of collected_data/ beside the file"),
+)
+def process_verb(arguments: argparse.Namespace) -> Result:
+    """Clean a robot's recording."""
+    place = arguments.path.resolve()
+    home = place if place.is_dir() else place.parent
+    report = process(
+        arguments.path,
+        arguments.out or home / "collected_data",
+        arguments.to,
+        keep_stationary=arguments.keep_stationary,
+        hold_steps=arguments.hold_steps,
+    )
+    left_out = ", ".join(f"{count} {reason}" for reason, count in report.left_out.items() if count)
+    lines = [
+        f"{report.num_episodes} episodes -> {display_path(report.path)} ({arguments.to})",
+        f"frames    {report.num_frames} kept, {report.num_positive_frames} of them success; "
+        f"left out: {left_out or 'none'}",
+        "split     " + ", ".join(f"{count} {name}" for name, count in report.splits.items()),
+        *_not_used(report.faults),
+        *_audit_lines(report.audit),
+    ]
+    return Result({**report.to_dict(), "format": arguments.to}, lines)
+
+
+@takes(argument("path", type=Path), FORMAT)
+def audit_verb(arguments: argparse.Namespace) -> Result:
+    """Labels, balance, duplicates, cameras, NaN."""
+    report = audit(arguments.path, arguments.format)
+    return Result(report.to_dict(), _audit_lines(report), ok=report.ok)
 
 
 def summary_lines(summary: DataSummary) -> list[str]:
@@ -88,60 +118,8 @@ def _fault_lines(faults: Sequence[Fault]) -> list[str]:
     return [f"  {display_path(fault.path)}: {fault.reason}" for fault in faults]
 
 
-def _convert(arguments: argparse.Namespace) -> int:
-    from guerdon.data.summary import convert
-
-    written, faults = convert(arguments.source, arguments.target, arguments.to, arguments.format)
-    return _report_written(arguments, written, faults, arguments.target, arguments.to)
-
-
-def _process(arguments: argparse.Namespace) -> int:
-    from guerdon.data.datasets.cleaning import process
-
-    place = arguments.path.resolve()
-    home = place if place.is_dir() else place.parent
-    report = process(
-        arguments.path,
-        arguments.out or home / "collected_data",
-        arguments.to,
-        keep_stationary=arguments.keep_stationary,
-        hold_steps=arguments.hold_steps,
-    )
-    gone = ", ".join(f"{count} {reason}" for reason, count in report.left_out.items() if count)
-    lines = [
-        f"{report.num_episodes} episodes -> {display_path(report.path)} ({arguments.to})",
-        f"frames    {report.num_frames} kept, {report.num_positive_frames} of them success; "
-        f"left out: {gone or 'none'}",
-        "split     " + ", ".join(f"{count} {name}" for name, count in report.splits.items()),
-    ]
-    lines += [f"{len(report.faults)} not used:"] * bool(report.faults) + _fault_lines(report.faults)
-    print_result(
-        arguments, {**report.to_dict(), "format": arguments.to}, [*lines, *_audit_lines(report.audit)]
-    )
-    return 0
-
-
-def _report_written(
-    arguments: argparse.Namespace, written: int, faults: Sequence[Fault], target: Path, format: str
-) -> int:
-    result = {
-        "num_episodes": written,
-        "path": str(target),
-        "format": format,
-        "faults": [asdict(fault) for fault in faults],
-    }
-    lines = [f"{written} episodes -> {display_path(target)} ({format})"]
-    lines += [f"{len(faults)} not used:"] * bool(faults) + _fault_lines(faults)
-    print_result(arguments, result, lines)
-    return 0
-
-
-def _audit(arguments: argparse.Namespace) -> int:
-    from guerdon.data.datasets.audit import audit
-
-    report = audit(arguments.path, arguments.format)
-    print_result(arguments, report.to_dict(), _audit_lines(report))
-    return 0 if report.ok else 1
+def _not_used(faults: Sequence[Fault]) -> list[str]:
+    return [f"{len(faults)} not used:", *_fault_lines(faults)] if faults else []
 
 
 def _audit_lines(report: AuditReport) -> list[str]:

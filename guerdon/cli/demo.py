@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import time
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from guerdon.cli.judge import card
+from guerdon.cli.reward import card
+from guerdon.cli.verb import OVERRIDES, Result, takes
 from guerdon.config import GuerdonConfig, LearnerConfig, load_config
 from guerdon.core import strict_json
 from guerdon.core.atomic import write_atomic
@@ -38,6 +40,12 @@ BLIND = ("+env.train.init_params.reward=none",)
 """The policy could not see the env's reward if it wanted to."""
 
 
+@takes(OVERRIDES)
+def demo_verb(arguments: argparse.Namespace) -> Result:
+    """All three stages."""
+    return Result(*run_demo(arguments.overrides))
+
+
 def run_demo(overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
     """Collect, fit and judge a reward model, train a policy on it; returns the summary and lines to print."""
     started = time.perf_counter()
@@ -52,7 +60,7 @@ def run_demo(overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
             stage2, more = _fit(fit_config, folder)
             stage3, last = _train(train_config, folder)
     except RunInterrupted as stopped:  # the demo's stages have no settings of their own to go on with
-        log.warning("%s keeps what there is; the demo begins anew every time", display_path(folder))
+        log.warning("%s keeps what there is; the demo starts over every time", display_path(folder))
         raise KeyboardInterrupt from stopped
     seconds = round(time.perf_counter() - started, 2)
     outcome = {"stage1": stage1, "stage2": stage2, "stage3": stage3, "seconds": seconds}

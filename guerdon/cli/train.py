@@ -1,13 +1,17 @@
-"""Stage 3 as a command: train a policy, or measure a saved one."""
+"""`guerdon train` and `guerdon evaluate`: train a policy, or measure a saved one."""
 
 from __future__ import annotations
 
+import argparse
 import logging
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from guerdon.config import GuerdonConfig
+from guerdon.cli.train_reward import train_reward_verb
+from guerdon.cli.verb import Result, argument, config_arguments, takes
+from guerdon.config import GuerdonConfig, load_config
+from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 from guerdon.training.checkpoints import load_policy
 from guerdon.training.evaluation import evaluate
@@ -15,6 +19,38 @@ from guerdon.training.folders import run_folder
 from guerdon.training.trainer import EmbodiedRunner
 
 log = logging.getLogger("guerdon")
+
+
+@takes(*config_arguments(default="train"))
+def train_verb(arguments: argparse.Namespace) -> Result | None:
+    """Stage 3; a config with `fit.only` fits a reward model instead."""
+    config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    if config.fit.only:
+        return train_reward_verb(arguments)
+    folder, summary = train(config)
+    return Result({**summary, "folder": str(folder)}, _train_lines(summary, folder))
+
+
+@takes(
+    argument("--checkpoint", type=Path, required=True, metavar="DIR", help="a run or a step of it"),
+    argument("--episodes", type=int, default=100, metavar="N", help="fresh episodes (100)"),
+    argument("--seed", type=int, default=12345, metavar="S", help="of the environments"),
+    argument("--env", metavar="ID", help="environment to play in (the policy's own)"),
+)
+def evaluate_verb(arguments: argparse.Namespace) -> Result:
+    """Success of a saved policy."""
+    if arguments.episodes < 1:
+        raise ConfigError(f"--episodes must be at least 1, not {arguments.episodes}")
+    result = evaluate_checkpoint(arguments.checkpoint, arguments.episodes, arguments.seed, arguments.env)
+    once, at_end = (
+        "unknown" if result[name] is None else f"{result[name]:.1%}"
+        for name in ("success_once", "success_at_end")
+    )
+    lines = [
+        f"success      {once} of {result['episodes']} episodes, {at_end} at their end",
+        f"env return   {result['env_return']:.2f}",
+    ]
+    return Result(result, lines)
 
 
 def train(config: GuerdonConfig) -> tuple[Path, dict[str, Any]]:
@@ -28,8 +64,7 @@ def train(config: GuerdonConfig) -> tuple[Path, dict[str, Any]]:
         return folder, EmbodiedRunner(config, folder).run()
 
 
-def train_lines(summary: dict[str, Any], folder: Path) -> list[str]:
-    """The outcome of a run for people."""
+def _train_lines(summary: dict[str, Any], folder: Path) -> list[str]:
     once, at_end = summary["success_once"], summary["success_at_end"]
     success = "unknown: the environment does not tell it" if once is None else f"{once:.1%} of"
     rows = [

@@ -1,7 +1,8 @@
-"""Stage 2 as a command: fit a reward model and leave everything about it in the run's folder."""
+"""`guerdon train-reward`: fit a reward model and leave everything about it in the run's folder."""
 
 from __future__ import annotations
 
+import argparse
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from guerdon.config import GuerdonConfig, to_plain
+from guerdon.cli.verb import Result, config_arguments, takes
+from guerdon.config import GuerdonConfig, load_config, to_plain
 from guerdon.config.unused import log_without_effect
 from guerdon.core import strict_json
 from guerdon.core.atomic import write_atomic
@@ -20,10 +22,21 @@ from guerdon.core.types import display_path
 from guerdon.fit import FitResult
 from guerdon.fit.distributed import run_job, torchrun_group
 from guerdon.fit.fit import FitJob
+from guerdon.fit.process_group import is_main_process
 from guerdon.training.folders import run_folder
 
 STOP = ".stop"
 """A file in a run's folder that asks the actors of a fit to save and stop."""
+
+
+@takes(*config_arguments(default="train_reward"))
+def train_reward_verb(arguments: argparse.Namespace) -> Result | None:
+    """Stage 2."""
+    config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    folder, result = train_reward(config)
+    if not is_main_process():
+        return None
+    return Result({**fit_summary(result), "folder": str(folder)}, _fit_lines(result, folder))
 
 
 def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:
@@ -136,8 +149,7 @@ def fit_summary(result: FitResult) -> dict[str, Any]:
     }
 
 
-def fit_lines(result: FitResult, folder: Path) -> list[str]:
-    """The outcome of a fit for people."""
+def _fit_lines(result: FitResult, folder: Path) -> list[str]:
     threshold = result.threshold
     low, high = threshold.false_positive_interval
     return [

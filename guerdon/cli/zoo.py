@@ -1,7 +1,8 @@
-"""The zoo as commands: run a config, list the models, collect demonstrations."""
+"""`guerdon zoo` and `guerdon collect-demos`: train on a model of the zoo, record demonstrations for it."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from guerdon.cli.verb import OVERRIDES, Result, argument, takes
 from guerdon.config import EnvConfig
-from guerdon.config.load_zoo import load_serial
+from guerdon.config.load import load_serial
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.plugins import load_plugins
 from guerdon.core.types import display_path
 from guerdon.envs.experts import scripted_policy
 from guerdon.envs.make import make_vector_env
@@ -23,6 +26,57 @@ from guerdon.training.rollouts import noise_ranked
 from guerdon.training.serial import serial_pipeline_reward_model
 
 SCRIPTED = "scripted"
+PLUGIN_KINDS = {
+    "guerdon.reward_models": "reward model",
+    "guerdon.agents": "agent",
+    "guerdon.formats": "data format",
+    "guerdon.envs": "env type",
+}
+"""Entry-point group -> what its plugins are."""
+
+
+@takes(
+    argument("--config-name", metavar="NAME", help="config, such as cartpole_gail"),
+    argument("--config-path", metavar="DIR", help="where to look for it first"),
+    OVERRIDES,
+)
+def zoo_verb(arguments: argparse.Namespace) -> Result:
+    """Train as a config of the zoo says, or list the models."""
+    if arguments.overrides == ["list"]:
+        known = models()
+        lines = [
+            f"{item['name']:<15}{item['rewards']}{' (demonstrations)' * item['needs_demonstrations']}"
+            for item in known
+        ]
+        listed = plugins()
+        lines += [f"{item['name']:<15}{item['kind']} of the plugin {item['distribution']}" for item in listed]
+        return Result({"models": known, "plugins": listed}, lines)
+    if arguments.config_name is None:
+        raise ConfigError("give --config-name, or `guerdon zoo list` to see the models")
+    summary = run_zoo(arguments.config_name, arguments.overrides, arguments.config_path)
+    return Result(summary, _zoo_lines(summary))
+
+
+@takes(
+    argument("--env", metavar="ID", help="environment; a saved policy knows its own"),
+    argument("--policy", default=SCRIPTED, metavar="P", help="`scripted`, or a saved policy"),
+    argument("--episodes", type=int, default=10, metavar="N", help="whole episodes (10)"),
+    argument("--noise", type=float, default=0.0, metavar="X", help="share of random actions (0)"),
+    argument("--seed", type=int, default=0, metavar="S", help="of environments and noise"),
+    argument("--out", type=Path, required=True, metavar="FILE", help="a .safetensors file"),
+)
+def collect_demos_verb(arguments: argparse.Namespace) -> Result:
+    """Record demonstrations."""
+    result = collect_demos(
+        arguments.out,
+        env_id=arguments.env,
+        policy=arguments.policy,
+        episodes=arguments.episodes,
+        noise=arguments.noise,
+        seed=arguments.seed,
+    )
+    line = f"{result['episodes']} episodes, {result['transitions']} transitions, mean return "
+    return Result(result, [f"{line}{result['mean_return']:.2f} -> {display_path(arguments.out)}"])
 
 
 def run_zoo(name: str, overrides: Sequence[str], config_path: str | None = None) -> dict[str, Any]:
@@ -39,9 +93,7 @@ def run_zoo(name: str, overrides: Sequence[str], config_path: str | None = None)
     }
 
 
-def zoo_lines(summary: dict[str, Any]) -> list[str]:
-    """The outcome of a run for people."""
-
+def _zoo_lines(summary: dict[str, Any]) -> list[str]:
     def shown(value: float | None) -> str:
         return "unknown" if value is None else f"{value:.2f}"
 
@@ -65,6 +117,15 @@ def models() -> list[dict[str, Any]]:
             "needs_demonstrations": cls.needs_experts,
         }
         for name, cls in sorted(REWARD_MODELS.items())
+    ]
+
+
+def plugins() -> list[dict[str, str]]:
+    """What installed plugins bring; imports none of them."""
+    return [
+        {"name": name, "kind": kind, "distribution": plugin.distributions}
+        for group, kind in PLUGIN_KINDS.items()
+        for name, plugin in load_plugins(group).items()
     ]
 
 

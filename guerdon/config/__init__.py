@@ -36,8 +36,8 @@ from guerdon.config.schema_learn import (
     SACConfig,
     TD3Config,
 )
+from guerdon.config.schema_monitor import MonitorConfig
 from guerdon.config.schema_reward import DataCollectionConfig, RewardConfig, RewardModelConfig
-from guerdon.config.schema_watch import MonitorConfig
 from guerdon.core.errors import ConfigError
 
 __all__ = [

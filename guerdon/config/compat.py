@@ -1,6 +1,6 @@
-"""Older spellings of settings, translated to today's: one table of renames and the few other rules.
+"""RLinf's spellings of settings, translated to today's: one table of renames and the few other rules.
 
-The documents describe one workflow in several generations of spelling. Everything here works on plain
+RLinf's reward workflow was published in several generations of spelling. Everything here works on plain
 nested dicts and changes none of its arguments; `schema.py` knows today's spellings alone.
 """
 
@@ -91,7 +91,7 @@ IMPLIED: tuple[Implied, ...] = (
         unless="reward.model.model_type",
         settings={"reward.model.model_type": "binary_classifier", "reward.model.arch": "resnet10"},
     ),
-    # `DataCollectorWrapper` of that document writes one pickle per episode.
+    # RLinf's `DataCollectorWrapper` writes one pickle per episode.
     Implied(
         marks=("reward_data_collection",),
         unless="collect.format",
@@ -210,7 +210,7 @@ def _apply(tree: Tree, override: Override, notices: dict[str, None]) -> None:
     """Put one override into a tree that is in today's spelling."""
     path = parts(override.key)
     if override.delete:
-        _delete(tree, override, _rename(path)[0])
+        delete_override(tree, override, _rename(path)[0])
         return
     for leaf, value in leaves(override.value, path):
         new_path, new_value = _translate_setting(leaf, value, notices)
@@ -230,7 +230,8 @@ def _fill_implied(tree: Tree, marks: set[str], notices: dict[str, None]) -> None
                 notices[f"{mark} implies {key}={value}"] = None
 
 
-def _delete(tree: Tree, override: Override, path: KeyPath) -> None:
+def delete_override(tree: Tree, override: Override, path: KeyPath) -> None:
+    """Apply `~key` or `~key=value` to the setting at `path`."""
     present = get(tree, path)
     if present is ABSENT:
         raise ConfigError(f"~{override.key}: there is nothing to remove, {dotted(path)} is not set")
@@ -242,8 +243,8 @@ def _delete(tree: Tree, override: Override, path: KeyPath) -> None:
 def with_robot_address(tree: Mapping[str, Any]) -> Tree:
     """A whole tree in which robot environments know the address that `cluster.node_groups` gives.
 
-    The documents name a robot's address among the machines; its environment, which needs it, has its settings
-    in `override_cfg`. An address that stands there already stays.
+    RLinf's configs name a robot's address among the machines; its environment, which needs it, has its
+    settings in `override_cfg`. An address that stands there already stays.
     """
     addresses = [
         str(device["robot_ip"])
@@ -255,6 +256,6 @@ def with_robot_address(tree: Mapping[str, Any]) -> Tree:
     for name, section in tree.get("env", {}).items() if addresses else ():
         settings = {**section.get("init_params", {}), **section.get("override_cfg", {})}
         if section.get("env_type") == "robot" and not settings.keys() & {"robot_ip", "url"}:
-            told = {**section.get("override_cfg", {}), "robot_ip": addresses[0]}
-            changed["env"] = {**changed["env"], name: {**section, "override_cfg": told}}
+            settings = {**section.get("override_cfg", {}), "robot_ip": addresses[0]}
+            changed["env"] = {**changed["env"], name: {**section, "override_cfg": settings}}
     return changed

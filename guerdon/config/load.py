@@ -1,7 +1,8 @@
-"""From a config's name and overrides, or from a plain mapping, to a checked `GuerdonConfig`.
+"""From a config's name and overrides, or from a plain mapping, to checked settings.
 
 Hydra composes files and groups; older spellings are translated; overrides go on top; defaults of the
-schema fill the rest; `${...}` is resolved; and only then every key and type is checked.
+schema fill the rest; `${...}` is resolved; and only then every key and type is checked. `load_config` gives a
+`GuerdonConfig`, `load_serial` the settings of a run of the zoo.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.config.build import build, flatten_keys, to_plain
-from guerdon.config.compat import Override, notice_line, translate, with_robot_address
-from guerdon.config.compose import compose_tree, search_dirs, split_overrides
-from guerdon.config.nested import merged
+from guerdon.config.compat import Override, delete_override, notice_line, translate, with_robot_address
+from guerdon.config.compose import PACKAGE_CONF, compose_tree, search_dirs, split_overrides
+from guerdon.config.di_engine import from_di_engine
+from guerdon.config.nested import Tree, leaves, merged, parts, put
 from guerdon.config.schema import GuerdonConfig
+from guerdon.config.schema_zoo import SerialConfig
 from guerdon.config.yaml_files import check_references
 from guerdon.core.errors import ConfigError
 
-_LOGGER = logging.getLogger("guerdon")
+ZOO_CONF = PACKAGE_CONF / "zoo"
+"""The configs of the zoo that come with the package."""
+
+log = logging.getLogger("guerdon")
 
 
 def load_config(
@@ -84,9 +90,60 @@ def _is_hydra_entry(entry: Any) -> bool:
 def _finish(tree: Mapping[str, Any], overrides: Sequence[Override]) -> GuerdonConfig:
     translated, notices = translate(tree, overrides)
     if notices:
-        _LOGGER.info(notice_line(notices))
+        log.info(notice_line(notices))
     whole = resolve_references(merged(to_plain(GuerdonConfig()), translated))
     return build(GuerdonConfig, with_robot_address(whole))
+
+
+def load_serial(
+    given: Any, overrides: Sequence[str] = (), config_path: str | None = None, max_env_step: int | None = None
+) -> SerialConfig:
+    """Checked settings of a serial pipeline.
+
+    Args:
+        given: a `SerialConfig`, a mapping, the name of a config in `config_path` or in the package's
+            `conf/zoo/`, the path of a YAML file, or DI-engine's `(main_config, create_config)`.
+        overrides: Hydra's: `a.b=c`, `+a.b=c`, `~a.b`.
+        config_path: folder to look in first.
+        max_env_step: the run's length, for settings of DI-engine that are counted in steps.
+
+    Raises:
+        ConfigError: in one or two lines, what is wrong and where.
+    """
+    dirs = [ZOO_CONF] if config_path is None else [Path(config_path).expanduser().resolve(), ZOO_CONF]
+    from_file = isinstance(given, str | Path)
+    if from_file:
+        name = str(given)
+        if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+            file = Path(name).resolve()
+            name, dirs = file.stem, [file.parent, *dirs]
+        tree: Mapping[str, Any] = compose_tree(name, (), dirs)
+    elif isinstance(given, SerialConfig):
+        tree = to_plain(given)
+    elif isinstance(given, Mapping):
+        tree = given
+    elif isinstance(given, Sequence) and len(given) == 2 and all(isinstance(one, Mapping) for one in given):
+        tree, notices = from_di_engine(given[0], given[1], max_env_step)
+        if notices:
+            log.info("config: DI-engine's spelling: %s", "; ".join(notices))
+    else:
+        raise ConfigError(
+            "a serial pipeline takes the name of a config, settings as a mapping, or DI-engine's pair "
+            f"(main_config, create_config), not {type(given).__name__}"
+        )
+    changed: Tree = to_plain(tree)
+    if from_file:
+        changed.setdefault("exp_name", name)
+    for override in split_overrides(overrides, dirs).values:
+        path = parts(override.key)
+        if override.delete:
+            delete_override(changed, override, path)
+        else:
+            for leaf, value in leaves(override.value, path):
+                put(changed, leaf, value)
+    if from_file:  # only files refer to other settings; a mapping may hold what is no text at all
+        changed = resolve_references(merged(to_plain(SerialConfig()), changed), SerialConfig)
+    return build(SerialConfig, changed)
 
 
 def resolve_references(tree: Mapping[str, Any], schema: type = GuerdonConfig) -> dict[str, Any]:

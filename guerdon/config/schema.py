@@ -13,8 +13,8 @@ from guerdon.config.build import Checked
 from guerdon.config.limits import NameOrPlugin, NonNegativeFloat, NonNegativeInt, PositiveInt
 from guerdon.config.schema_fit import FitConfig
 from guerdon.config.schema_learn import LearnerConfig
+from guerdon.config.schema_monitor import MonitorConfig
 from guerdon.config.schema_reward import RewardConfig
-from guerdon.config.schema_watch import MonitorConfig
 
 TaskType: TypeAlias = Literal["embodied", "text"]
 
@@ -34,7 +34,7 @@ class RunnerConfig(Checked):
     """`runner`: the run as a whole."""
 
     task_type: TaskType = "embodied"
-    """Judged by images, or by rules on text."""
+    """Success is seen in images, or decided by rules on text."""
     output_dir: str = "runs"
     """Where runs are kept."""
     experiment_name: str = "default"
@@ -94,7 +94,7 @@ class ClusterConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class AsynchronousConfig(Checked):
-    """`asynchronous`: acting, judging and learning at the same time (SAC and DQN)."""
+    """`asynchronous`: acting, scoring and learning at the same time (SAC and DQN)."""
 
     enabled: bool = False
     """Let env workers, reward workers and the learner go at their own pace."""
@@ -119,7 +119,7 @@ class EnvConfig(Checked):
     num_envs: PositiveInt = 1
     """Environments in parallel."""
     max_episode_steps: PositiveInt | None = None
-    """Cut episodes off after so many steps; null keeps the environment's own limit."""
+    """Truncate episodes after so many steps; null keeps the environment's own limit."""
     reward_render_mode: Literal["always", "on_demand"] = "always"
     """Show the reward model or the collector every frame, or only the final one of each episode."""
     init_params: dict[str, Any] = field(default_factory=dict)

@@ -56,9 +56,9 @@ class SerialConfig(Checked):
     reward_model: dict[str, Any] = field(default_factory=dict)
     """`type`, and the settings of that model; checked by the model."""
     pretrain_reward: bool = False
-    """Teach the reward model before the policy's first update."""
+    """Train the reward model before the policy's first update."""
     cooptrain_reward: bool = True
-    """Teach it while the policy trains."""
+    """Train it while the policy trains."""
     mix: MixConfig = field(default_factory=MixConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     steps_per_collect: PositiveInt = 128

@@ -14,7 +14,7 @@ from typing import Any
 from guerdon.config.schema import GuerdonConfig
 from guerdon.config.schema_zoo import SerialConfig
 
-_LOGGER = logging.getLogger("guerdon")
+log = logging.getLogger("guerdon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,26 +28,10 @@ class Rule:
     reason: str
 
 
-def _always(config: Any) -> bool:
-    return True
-
-
-def _names_wandb(config: GuerdonConfig) -> bool:
-    return "wandb" in config.runner.logger.backends
-
-
-def _not_weighted(mix: Callable[[Any], Any]) -> Callable[[Any], bool]:
-    return lambda config: mix(config).combine_mode != "weighted"
-
-
-def _other_algorithms(algorithm: str) -> Callable[[Any], bool]:
-    return lambda config: config.learner.algorithm != algorithm
-
-
 _LEARNERS = tuple(
     Rule(
         keys=(f"learner.{name}",),
-        holds=_other_algorithms(name),
+        holds=lambda config, name=name: config.learner.algorithm != name,  # type: ignore[misc]
         reason=f"learner.algorithm is not {name}",
     )
     for name in ("ppo", "sac", "td3", "dqn")
@@ -55,10 +39,14 @@ _LEARNERS = tuple(
 _WEIGHTS = "weights count with combine_mode: weighted alone"
 
 RULES: tuple[Rule, ...] = (
-    Rule(keys=("reward.group_name",), holds=_always, reason="reward workers have no names of their own here"),
+    Rule(
+        keys=("reward.group_name",),
+        holds=lambda config: True,
+        reason="accepted from RLinf's configs; reward workers have no names here",
+    ),
     Rule(
         keys=("runner.logger.backends",),
-        holds=_names_wandb,
+        holds=lambda config: "wandb" in config.runner.logger.backends,
         reason="wandb is not written to: metrics go to metrics.jsonl, and to TensorBoard if that is named",
     ),
     Rule(
@@ -86,7 +74,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         keys=("reward.reward_weight", "reward.env_reward_weight"),
-        holds=_not_weighted(lambda config: config.reward),
+        holds=lambda config: config.reward.combine_mode != "weighted",
         reason=_WEIGHTS,
     ),
     Rule(
@@ -97,7 +85,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         keys=("reward.text",),
         holds=lambda config: config.runner.task_type != "text",
-        reason="the task is judged by images (runner.task_type: embodied)",
+        reason="success is seen in images (runner.task_type: embodied)",
     ),
     Rule(
         keys=("fit.lr_sched.step_size", "fit.lr_sched.gamma"),
@@ -121,7 +109,7 @@ RULES: tuple[Rule, ...] = (
 SERIAL_RULES: tuple[Rule, ...] = (
     Rule(
         keys=("mix.reward_weight", "mix.reward_weight_end", "mix.env_reward_weight"),
-        holds=_not_weighted(lambda config: config.mix),
+        holds=lambda config: config.mix.combine_mode != "weighted",
         reason=_WEIGHTS,
     ),
     *_LEARNERS,
@@ -131,14 +119,8 @@ SERIAL_RULES: tuple[Rule, ...] = (
 
 def without_effect(config: GuerdonConfig | SerialConfig) -> Iterator[str]:
     """A line for each setting that was changed and has no effect, with the reason."""
-    rules, default = (
-        (RULES, GuerdonConfig())
-        if isinstance(config, GuerdonConfig)
-        else (
-            SERIAL_RULES,
-            SerialConfig(),
-        )
-    )
+    rules = RULES if isinstance(config, GuerdonConfig) else SERIAL_RULES
+    default = type(config)()
     for rule in rules:
         if rule.holds(config):
             changed = [key for key in rule.keys if value_at(config, key) != value_at(default, key)]
@@ -149,7 +131,7 @@ def without_effect(config: GuerdonConfig | SerialConfig) -> Iterator[str]:
 def log_without_effect(config: GuerdonConfig | SerialConfig) -> None:
     """Say at the start of a run which settings it will not follow."""
     for line in without_effect(config):
-        _LOGGER.warning("config: %s", line)
+        log.warning("config: %s", line)
 
 
 def value_at(config: Any, key: str) -> Any:

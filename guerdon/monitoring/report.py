@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from guerdon.core.atomic import storage_errors, write_atomic
 from guerdon.core.errors import DataError
 from guerdon.core.types import display_path
+from guerdon.monitoring.alarm_check import as_words
+from guerdon.monitoring.alarms import ALARMS
 from guerdon.monitoring.page import (
     Level,
     Reason,
@@ -105,7 +107,7 @@ def judge_run(run: Run) -> tuple[Level, list[Reason]]:
         reasons.append((grade(gap <= GOOD_GAP, gap <= MAX_GAP), words))
     if run.alarms:
         on = run.last("monitor/alarms_on")
-        names = ", ".join(sorted({str(alarm.get("name")).replace("_", " ") for alarm in run.alarms}))
+        names = ", ".join(sorted({as_words(str(alarm.get("name"))) for alarm in run.alarms}))
         over = on == 0
         text = f"{len(run.alarms)} alarm(s): {names}{'; all of them ended' if over else ''}."
         reasons.append(("care" if over else "bad", text))
@@ -198,7 +200,7 @@ def _alarms(run: Run) -> str:
         return "<p>None.</p>" if watched else "<p>The run was not watched.</p>"
     parts = []
     for alarm in run.alarms:
-        name = str(alarm.get("name")).replace("_", " ")
+        name = as_words(str(alarm.get("name")))
         value, limit = (plain(alarm[key]) for key in ("value", "limit"))
         pictures = [_picture(run, str(path)) for path in alarm.get("frames") or ()]
         strip = (
@@ -222,22 +224,23 @@ def _picture(run: Run, path: str) -> str:
 
 def _monitor(run: Run) -> str:
     """One small plot for each signal."""
+    looks_at = {alarm.name: alarm.looks_at for alarm in ALARMS}
     names = [name for name in run.series if name.startswith("monitor/") and "alarms" not in name]
     plots = []
     for name in names:
         steps, values = run.series[name]
-        words = name.removeprefix("monitor/").replace("_", " ")
+        signal = name.removeprefix("monitor/")
         plot = Plot(
-            label=words,
+            label=": ".join(filter(None, (as_words(signal), looks_at.get(signal)))),
             x_label="env steps",
-            y_label=words,
+            y_label=as_words(signal),
             x_range=run.x_range,
             y_range=_span([values]),
             width=380,
             height=180,
             left=50,
         )
-        limits = {float(alarm["limit"]) for alarm in run.alarms if f"monitor/{alarm.get('name')}" == name}
+        limits = {float(alarm["limit"]) for alarm in run.alarms if alarm.get("name") == signal}
         for limit in limits:
             plot.curve(plot.x_range, [limit, limit], style="limit")
         plots.append(plot.curve(steps, values).dots(steps[-1:], values[-1:]).svg())

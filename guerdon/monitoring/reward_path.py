@@ -1,9 +1,9 @@
-"""Does the learned reward reach the loss? Asked of the running code, before the first update.
+"""Checks before the first update that the learned reward reaches the loss.
 
-Reward models are ignored more often than one thinks: advantages computed before relabelling, a return value
-dropped, a threshold read from the wrong place. None of these raises anything; the policy just trains on
-something else. So the runner's own path from probabilities to what is optimised is driven twice, with
-probabilities just below and just above the threshold, and has to show the difference.
+Typical faults raise nothing: advantages computed before relabelling, a return value dropped, a threshold read
+from the wrong place. The policy then trains on something else. So the runner's own path from probabilities to
+the objective is driven twice, with probabilities just below and just above the threshold, and must show the
+difference.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_reward_path(
     """Drive the path twice; raises `RewardPathError` unless the reward and the objective follow.
 
     Args:
-        relabel: takes probabilities of the shape of `done`, does what the runner does with a verdict, and
+        relabel: takes probabilities of the shape of `done`, does what the runner does with scores, and
             returns the training rewards that the learner now holds.
         objective: what the loss is made of after relabelling: advantages (PPO), targets (SAC, DQN).
         done: bool; of the same rollout or batch.
@@ -84,7 +84,7 @@ def check_reward_path(
     if not change[raised].any():
         raise RewardPathError(
             f"the training rewards stay the same when probabilities cross the threshold of {threshold:.4f}: "
-            "the verdict is dropped on the way, or another threshold is used"
+            "the scores are dropped on the way, or another threshold is used"
         )
     if not np.allclose(change[raised], change[raised][0]) or change[raised][0] * weight <= 0:
         raise RewardPathError(
@@ -93,11 +93,7 @@ def check_reward_path(
         )
     if change[~raised].any():
         raise RewardPathError("training rewards change on frames whose probability stayed the same")
-    if not np.abs(objective_high - objective_low).max(initial=0.0) > 1e-6 * abs(weight):
-        raise RewardPathError(
-            "the training rewards change, but what the policy is trained on does not: it is computed before "
-            "relabelling, or from another reward"
-        )
+    _check_objective(objective_high - objective_low, weight)
 
 
 def check_learned_rewards(
@@ -122,13 +118,6 @@ def check_learned_rewards(
     rewards_low = np.array(relabel(np.zeros(shape, np.float32)))
     objective_low = np.array(objective())
     change = np.array(relabel(raised.astype(np.float32))) - rewards_low
-    _compare(change, raised, weight, np.array(objective()) - objective_low)
-
-
-def _compare(
-    change: NDArray[np.floating], raised: BoolArray, weight: float, effect: NDArray[np.floating]
-) -> None:
-    """Raise unless training rewards follow on the raised rows alone, and the objective follows them."""
     if not change[raised].any():
         raise RewardPathError(
             "the training rewards stay the same when the learned ones change: they are dropped on the way"
@@ -137,6 +126,10 @@ def _compare(
         raise RewardPathError(
             "the training rewards do not follow the learned ones: they change elsewhere, or the other way"
         )
+    _check_objective(np.array(objective()) - objective_low, weight)
+
+
+def _check_objective(effect: NDArray[np.floating], weight: float) -> None:
     if not np.abs(effect).max(initial=0.0) > 1e-6 * abs(weight):
         raise RewardPathError(
             "the training rewards change, but what the policy is trained on does not: it is computed before "

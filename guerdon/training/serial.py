@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from guerdon.agents.registry import agent_class, make_agent
-from guerdon.config.load_zoo import load_serial
+from guerdon.config.load import load_serial
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.config.unused import log_without_effect
 from guerdon.core.errors import ConfigError

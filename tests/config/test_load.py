@@ -96,7 +96,7 @@ def _leaves(node: object, path: str = "") -> list[tuple[str, object]]:
     return [leaf for key, value in node.items() for leaf in _leaves(value, f"{path}.{key}".lstrip("."))]
 
 
-def test_the_examples_mean_what_their_documents_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_mean_what_rlinfs_pages_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMBODIED_PATH", "/e")
     collect = load_config("maniskill_collect_reward_data", config_path=str(EXAMPLES))
     assert collect.env.train.id == "PickCube-v1"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from guerdon.config import load_config, load_tree
-from guerdon.config.load_zoo import load_serial
+from guerdon.config.load import load_serial
 from guerdon.config.yaml_files import MAX_BYTES, check_file, check_references
 from guerdon.core.errors import ConfigError
 

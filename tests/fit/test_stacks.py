@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from guerdon.cli.judge import card, quantize, score
+from guerdon.cli.reward import card, quantize, score
 from guerdon.config import (
     AugmentConfig,
     FitConfig,

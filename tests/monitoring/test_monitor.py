@@ -2,7 +2,9 @@
 
 import json
 import logging
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +12,14 @@ import torch
 from gymnasium.vector import AutoresetMode
 from PIL import Image
 
-from guerdon.config.schema_watch import MonitorConfig
+from guerdon.config import MonitorConfig
 from guerdon.core.errors import DataError, WorkerLostError
 from guerdon.envs import ScriptedExpert
 from guerdon.envs.tabletop.env import TabletopVectorEnv
 from guerdon.envs.tabletop.scene import CUBE, CUBE_TO_GOAL, DECOY, GOAL
 from guerdon.models import Contract
-from guerdon.monitoring.drift import FeatureDrift, Signal
+from guerdon.monitoring.alarm_check import Signal
+from guerdon.monitoring.alarms import ALARMS, FeatureDrift
 from guerdon.monitoring.monitor import RewardMonitor, Watched
 
 STEPS, ENVS, LENGTH = 25, 16, 20
@@ -241,7 +244,7 @@ def test_without_success_information(tmp_path, caplog):
     rare = {**CONTRACT.metrics, "num_positive_frames": 50.0}
     contract = replace(CONTRACT, metrics=rare)  # of a success episode, 5% of the frames showed success
     monitor = make(tmp_path, contract=contract, knows_success=False)
-    assert monitor.cannot_watch == ["the success gap: the environment does not tell success"]
+    assert monitor.cannot_watch == ["success gap: the environment does not tell success"]
     assert caplog.text.count("cannot watch") == 1
 
     def silent(batches):
@@ -254,7 +257,7 @@ def test_without_success_information(tmp_path, caplog):
     with pytest.raises(DataError, match="env_success in every batch"):
         watch(make(tmp_path), silent(stream(0, 1)))
     often = make(tmp_path, knows_success=False)  # 20%: five times as much cannot be
-    assert [line.split(":")[0] for line in often.cannot_watch] == ["the success gap", "fire rate"]
+    assert [line.split(":")[0] for line in often.cannot_watch] == ["success gap", "fire rate"]
 
 
 def test_what_the_checkpoint_does_not_allow_is_said(tmp_path):
@@ -291,6 +294,38 @@ def test_drift_is_not_led_astray_by_a_feature_that_never_varied():
     features = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
     assert 0.7 < np.median(drift.distances(features)) < 1.1
     assert drift.distances(features + 20).min() > 9
+
+
+def test_checkpoints_of_the_monitor_before_alarms_had_classes_still_load(tmp_path):
+    batches = list(stream(3, 30, cheat=lambda n: 0.9 * (n > 8)))
+    whole = watch(make(tmp_path), batches)
+    first = make(tmp_path)
+    watch(first, batches[:12])
+    saved = first.state_dict()
+    older = {
+        **saved,
+        "distances": saved["signals"]["drift"].pop("distances"),
+        "running": {{"scored": "judged"}.get(name, name): v for name, v in saved["running"].items()},
+    }
+    second = make(tmp_path)
+    second.load_state_dict(json.loads(json.dumps(older)))
+    key = [(number, alarm.name, alarm.value) for number, alarm in whole if number >= 12]
+    assert [(n, a.name, a.value) for n, a in watch(second, batches[12:], 12)] == key
+    del older["signals"]["disagreement"]  # an alarm that a checkpoint does not know yet starts empty
+    third = make(tmp_path)
+    third.load_state_dict(json.loads(json.dumps(older)))
+    assert math.isnan(third.checks["disagreement"].signal.value)
+
+
+def test_every_alarm_has_a_limit_in_the_settings_and_a_row_in_the_docs():
+    names = [alarm.name for alarm in ALARMS]
+    assert len(set(names)) == len(names)
+    limits = {item.name for item in fields(MonitorConfig) if item.name.startswith("max_")}
+    assert {alarm.setting for alarm in ALARMS} == limits
+    docs = (Path(__file__).parents[2] / "docs" / "stage-3-train.md").read_text()
+    for alarm in ALARMS:
+        assert alarm.name.replace("_", " ") in docs
+        assert alarm.looks_at and alarm.remedy and "refit" in alarm.remedy
 
 
 def play(manager, seed, *, cheat, num_batches=4, num_envs=20):

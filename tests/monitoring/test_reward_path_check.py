@@ -47,7 +47,7 @@ def test_every_fault_of_a_path_is_found(settings):
     cfg = RewardConfig(**settings)
     judged = judged_frames(DONE, cfg)
     faults = {
-        "the verdict is dropped": lambda prob, rewards: ENV_REWARDS,
+        "the scores are dropped": lambda prob, rewards: ENV_REWARDS,
         "where the settings say": lambda prob, rewards: 2 * ENV_REWARDS - rewards,  # the sign
         "change the training reward by": lambda prob, rewards: rewards * np.arange(1, 5, dtype=np.float32),
         "probability stayed the same": lambda prob, rewards: rewards + prob.mean(),  # all frames move

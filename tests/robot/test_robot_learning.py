@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from guerdon.cli.main import main
-from guerdon.cli.teleop import teleop
+from guerdon.cli.robot import teleop
 from guerdon.cli.teleop_page import LiveView, Shown, ViewServer
 from guerdon.config import load_config
 from guerdon.config.schema_robot import RobotSimConfig
@@ -279,7 +279,7 @@ def test_the_page_shows_the_verdict_and_saves_wrong_calls_for_the_next_fit(
             return keys
 
     monkeypatch.setattr(ViewServer, "__init__", noted)
-    monkeypatch.setattr("guerdon.cli.teleop.make_operator", lambda cfg, config, seed: Driver(config, seed=1))
+    monkeypatch.setattr("guerdon.cli.robot.make_operator", lambda cfg, config, seed: Driver(config, seed=1))
     checkpoint = fitted / "reward" / "checkpoints" / "best_model"
     model = load_config(None, [f"reward.model.checkpoint_path={checkpoint}"]).reward
     cfg = section(robot, success_hold_steps=100, axes=["x", "y", "z", "rz"])

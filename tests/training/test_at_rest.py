@@ -8,7 +8,7 @@ import torch
 
 from guerdon.agents.cloning import demonstrations
 from guerdon.agents.networks import ObsSpec
-from guerdon.cli.judge import ScoredData
+from guerdon.cli.reward import ScoredData
 from guerdon.cli.train import train
 from guerdon.config import CollectConfig, EnvConfig, FitConfig, RewardConfig, RewardModelConfig, load_config
 from guerdon.core.errors import ConfigError, DataError

@@ -144,7 +144,7 @@ def test_a_dropped_verdict_is_caught(settings, tmp_path, monkeypatch, algorithm)
         monkeypatch.setattr(OnPolicyLoop, "_relabel", dropped)
     else:
         monkeypatch.setattr(OffPolicyLoop, "_relabel", lambda self, batch, prob: batch.env_rewards.numpy())
-    with pytest.raises(RewardPathError, match="the verdict is dropped on the way"):
+    with pytest.raises(RewardPathError, match="the scores are dropped on the way"):
         run_with(settings, tmp_path, SAC if algorithm == "sac" else ())
 
 
@@ -158,7 +158,7 @@ def test_the_path_is_checked_again_when_a_run_is_resumed(
     more = [*more, f"runner.resume_dir={folder / 'checkpoints' / f'step_{steps[0]}'}"]
     for loop in (OnPolicyLoop, OffPolicyLoop):
         monkeypatch.setattr(loop, "_relabel", lambda *args: np.zeros_like(args[-1]))
-    with pytest.raises(RewardPathError, match="the verdict is dropped on the way"):
+    with pytest.raises(RewardPathError, match="the scores are dropped on the way"):
         run_with(settings, tmp_path, more)
 
 

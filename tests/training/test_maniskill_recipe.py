@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from guerdon.cli.judge import ScoredData
 from guerdon.cli.main import main
+from guerdon.cli.reward import ScoredData
 from guerdon.data.store import EpisodeStore
 from tests.training.short_runs import lines
 

@@ -5,11 +5,11 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-from guerdon.envs.classic.experts import scripted_policy
 
 import guerdon.envs  # noqa: F401 - registers the tasks
 from guerdon.config import EnvConfig, load_config
 from guerdon.core.errors import ConfigError
+from guerdon.envs.experts import scripted_policy
 from guerdon.envs.make import make_vector_env
 from guerdon.monitoring.reward_path import RewardPathError
 from guerdon.rewards import write_demonstrations

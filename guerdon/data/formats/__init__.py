@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from pathlib import Path
 
-from guerdon.core.errors import DataError
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.plugins import Plugin, load_plugins
 from guerdon.core.types import display_path
 from guerdon.data.formats.base import EpisodeWriter, Format
 from guerdon.data.formats.folder import Folder
@@ -32,17 +34,32 @@ FORMATS: dict[str, Format] = {
         Folder(),
     )
 }
-"""Name -> format. Detection asks them in this order."""
+"""Name -> format. Detection asks them in this order, and then those of plugins."""
+PLUGIN_GROUP = "guerdon.formats"
+"""Entry points of other distributions: name -> a subclass of `Format`."""
+
+log = logging.getLogger("guerdon")
 
 
 def get_format(name: str) -> Format:
-    """The format of that name."""
+    """The format of that name: in the table, or of a plugin, which is imported now."""
     if name in FORMATS:
         return FORMATS[name]
-    nearest = [known for known in FORMATS if name and name in known]
-    nearest = nearest or difflib.get_close_matches(name, FORMATS, n=1, cutoff=0.4)
+    plugins = load_plugins(PLUGIN_GROUP)
+    if name in plugins:
+        return _format_of(plugins[name])
+    names = [*FORMATS, *plugins]
+    nearest = [known for known in names if name and name in known]
+    nearest = nearest or difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    raise DataError(f"unknown format {name!r}; {hint}known are {', '.join(sorted(FORMATS))}")
+    raise DataError(f"unknown format {name!r}; {hint}known are {', '.join(sorted(names))}")
+
+
+def _format_of(plugin: Plugin) -> Format:
+    cls = plugin.load()
+    if not (isinstance(cls, type) and issubclass(cls, Format)):
+        raise ConfigError(f"{cls!r} of {plugin.distributions} is no class that derives from Format")
+    return cls()
 
 
 def detect_format(path: Path | str) -> Format:
@@ -51,6 +68,14 @@ def detect_format(path: Path | str) -> Format:
     if not path.exists():
         raise DataError(f"{display_path(path)} does not exist")
     for each in FORMATS.values():
+        if each.detect(path):
+            return each
+    for plugin in load_plugins(PLUGIN_GROUP).values():
+        try:
+            each = _format_of(plugin)
+        except ConfigError as error:  # a broken plugin hides no other format
+            log.warning("%s", error)
+            continue
         if each.detect(path):
             return each
     if path.is_file() and path.stat().st_size == 0:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from guerdon.cli.judge import score
+from guerdon.cli.reward import score
 from guerdon.cli.train import train
 from guerdon.config import (
     CollectConfig,

@@ -362,7 +362,7 @@ def test_wrappers_take_a_path_or_refuse_by_name(checkpoint, frames):
 
 
 def test_functions_that_take_paths_take_text(checkpoint, data, tmp_path):
-    from guerdon.cli.judge import score
+    from guerdon.cli.reward import score
     from guerdon.config import load_config
     from guerdon.datasets import RewardDataset
     from guerdon.rewards import create_reward_model

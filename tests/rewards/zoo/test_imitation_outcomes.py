@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.zoo_adversarial import TARGETS
 from benchmarks.zoo_imitation import CASES
-from guerdon.config.load_zoo import ZOO_CONF, load_serial
+from guerdon.config.load import ZOO_CONF, load_serial
 from guerdon.envs.experts import swing_up
 from guerdon.rewards.zoo.demonstrations import returns_of
 from tests.rewards.zoo.zoo_tasks import mean_return, play, run

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from guerdon.config.compat_zoo import from_di_engine
-from guerdon.config.load_zoo import ZOO_CONF, load_serial
+from guerdon.config.di_engine import from_di_engine
+from guerdon.config.load import ZOO_CONF, load_serial
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.core.errors import ConfigError
 

@@ -1,6 +1,6 @@
-"""Every YAML block and every list of overrides of the four documents, unchanged, and what each means.
+"""Every YAML block and every list of overrides of RLinf's reward workflow, unchanged, and what each means.
 
-`documents/` holds the blocks as they stand in the documents, one file each, named after the document and
+`documents/` holds the blocks as they stand in these pages, one file each, named after the page and
 the section they come from. Each is composed by Hydra from a folder of its own.
 """
 
@@ -19,7 +19,7 @@ import pytest
 from guerdon.config import EnvsConfig, GuerdonConfig, load_config, load_tree
 
 Composed = Callable[[str], GuerdonConfig]
-DOCUMENTS = Path(__file__).parent / "documents"
+PAGES = Path(__file__).parent / "documents"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "embodiment" / "config"
 
 COLLECT_WHILE_TRAINING = {
@@ -181,7 +181,7 @@ def values(config: GuerdonConfig, paths: Any) -> dict[str, Any]:
 
 def compose(block: str, tmp_path: Path, *overrides: str) -> GuerdonConfig:
     """The block, composed as the only file of a folder."""
-    shutil.copy(DOCUMENTS / f"{block}.yaml", tmp_path / "pasted.yaml")
+    shutil.copy(PAGES / f"{block}.yaml", tmp_path / "pasted.yaml")
     return load_config("pasted", overrides, config_path=str(tmp_path))
 
 
@@ -192,11 +192,11 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Composed:
 
 
 def test_every_block_has_a_meaning() -> None:
-    assert sorted(file.stem for file in DOCUMENTS.iterdir()) == BLOCKS
+    assert sorted(file.stem for file in PAGES.iterdir()) == BLOCKS
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_block_means_what_its_document_says(block: str, composed: Composed) -> None:
+def test_a_block_means_what_its_page_says(block: str, composed: Composed) -> None:
     assert values(composed(block), MEANING[block]) == MEANING[block]
 
 
@@ -222,7 +222,7 @@ def test_a_block_runs_on_the_embedded_environment(block: str, composed: Composed
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_block_pasted_under_a_config_of_ours_wins_over_it(block: str, tmp_path: Path) -> None:
-    text = (DOCUMENTS / f"{block}.yaml").read_text()
+    text = (PAGES / f"{block}.yaml").read_text()
     ours = "defaults:\n  - demo\n  - _self_\n"
     text = text.replace("defaults:\n", ours) if text.startswith("defaults:") else ours + text
     (tmp_path / "pasted.yaml").write_text(text)
@@ -236,7 +236,7 @@ def test_a_block_pasted_under_a_config_of_ours_wins_over_it(block: str, tmp_path
 def test_a_block_read_as_plain_yaml_means_the_same(block: str, composed: Composed) -> None:
     import yaml  # type: ignore[import-untyped]
 
-    plain = yaml.safe_load((DOCUMENTS / f"{block}.yaml").read_text())
+    plain = yaml.safe_load((PAGES / f"{block}.yaml").read_text())
     assert load_tree(plain) == composed(block)
 
 
@@ -251,13 +251,13 @@ def test_the_robots_address_is_kept_and_can_be_overridden(tmp_path: Path) -> Non
 
 
 def test_the_debugging_block_goes_with_the_configuration_block(tmp_path: Path) -> None:
-    texts = [(DOCUMENTS / f"{name}.yaml").read_text() for name in ("003_configuration", "003_debugging")]
+    texts = [(PAGES / f"{name}.yaml").read_text() for name in ("003_configuration", "003_debugging")]
     (tmp_path / "pasted.yaml").write_text("\n".join(texts))
     model = load_config("pasted", config_path=str(tmp_path)).reward.model
     assert (model.debug_save_dir, model.precision) == ("logs/debug_images", "bf16")
 
 
-# The documents' commands, as they stand. What comes before the config's name is the business of the scripts;
+# RLinf's commands, as they stand. What comes before the config's name is the business of the scripts;
 # here it is the overrides that count.
 COMMANDS = {
     "000_collect": r"""
@@ -335,7 +335,7 @@ def test_the_collection_overrides(command: str) -> None:
     assert (config.reward.collect_data, config.reward.use_reward_model) == (True, False)
 
 
-def test_the_fitting_overrides_on_the_documents_config_and_on_ours(tmp_path: Path) -> None:
+def test_the_fitting_overrides_on_rlinfs_config_and_on_ours(tmp_path: Path) -> None:
     overrides = overrides_of("000_override_fitting")
     theirs = compose("000_stage2_train_reward_model", tmp_path, *overrides)
     ours = load_config("train_reward_model", overrides, config_path=str(EXAMPLES))
@@ -393,7 +393,7 @@ def test_the_troubleshooting_settings(tmp_path: Path) -> None:
 
 
 def test_an_environment_block_for_maniskill_moves_to_tabletop(tmp_path: Path) -> None:
-    text = (DOCUMENTS / "002_stage1_maniskill_collect_reward_data.yaml").read_text()
+    text = (PAGES / "002_stage1_maniskill_collect_reward_data.yaml").read_text()
     (tmp_path / "pasted.yaml").write_text("defaults:\n  - env: maniskill_pickcube\n" + text)
     maniskill = load_config("pasted", config_path=str(tmp_path)).env.train
     assert maniskill.id == "PickCube-v1"
