@@ -152,7 +152,7 @@ def _policies(scratch: Path) -> dict[str, bytes]:
     continuous, discrete = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), gym.spaces.Discrete(3)
     for algorithm, actions in (("ppo", continuous), ("sac", continuous), ("dqn", discrete)):
         network = NetworkConfig(hidden=(8, 8))
-        cfg = LearnerConfig(algorithm=algorithm, network=network)  # type: ignore[arg-type]
+        cfg = LearnerConfig(algorithm=algorithm, network=network)
         learner = make_agent(cfg, observations, actions, 0)
         run = {"loop": {"env_steps": 3}, "alarms": []}
         save_policy(scratch / "policy", learner, cfg, EnvConfig(), (observations, actions), 3, run)

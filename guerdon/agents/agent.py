@@ -19,7 +19,7 @@ from guerdon.agents.batches import TrainBatch
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.policies import Share
 from guerdon.agents.rollout import Rollout
-from guerdon.config import BCConfig, NetworkConfig, OffPolicyConfig, PriorConfig
+from guerdon.config import BCConfig, LearnerConfig, NetworkConfig, OffPolicyConfig, PriorConfig
 from guerdon.core.errors import ConfigError
 
 
@@ -27,7 +27,9 @@ class Agent(ABC):
     """What all agents can do. Everything random comes from generators of their own, which are saved."""
 
     name: ClassVar[str]
-    """In `AGENTS`, as `learner.algorithm`, and of its section of settings, `learner.<name>`."""
+    """In `AGENTS` or of the plugin, as `learner.algorithm`."""
+    section: ClassVar[str]
+    """Of its settings: `learner.<section>`. An agent of a plugin has that of the agent it derives from."""
     action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]]
     """Which kinds of actions it takes."""
     cfg: Any
@@ -55,6 +57,11 @@ class Agent(ABC):
             seed: of the first weights and of everything that is drawn later.
             device: where the networks are.
         """
+
+    @classmethod
+    def settings(cls, learner: LearnerConfig) -> Any:
+        """Its section of the settings; a plugin may make one of its own from `learner.settings`."""
+        return getattr(learner, cls.section)
 
     @classmethod
     def acting_settings(cls, cfg: Any) -> Any:

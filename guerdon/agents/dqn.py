@@ -24,7 +24,7 @@ from guerdon.core.errors import ConfigError, DataError
 class DQN(OffPolicyAgent):
     """Learns the values of discrete actions; draws from a generator of its own only."""
 
-    name = "dqn"
+    name = section = "dqn"
     action_spaces = (gym.spaces.Discrete,)
     cfg: DQNConfig
 

@@ -35,7 +35,7 @@ EPSILON = 1e-5
 class PPO(OnPolicyAgent):
     """Policy, value function and their optimiser."""
 
-    name = "ppo"
+    name = section = "ppo"
     action_spaces = (gym.spaces.Box, gym.spaces.Discrete)
 
     def __init__(

@@ -13,17 +13,22 @@ from guerdon.agents.ppo import PPO
 from guerdon.agents.sac import SAC
 from guerdon.agents.td3 import TD3
 from guerdon.config import LearnerConfig
-from guerdon.config.tabletop import unknown_name
-from guerdon.core.errors import ConfigError
+from guerdon.config.schema_learn import AGENT_PLUGINS
+from guerdon.core.errors import ConfigError, unknown_name
+from guerdon.core.plugins import load_plugins
 
 AGENTS: dict[str, type[AnyAgent]] = {"ppo": PPO, "sac": SAC, "td3": TD3, "dqn": DQN}
 
 
 def agent_class(name: str) -> type[AnyAgent]:
-    """The class of an agent; an unknown name is a `ConfigError` that names the nearest one."""
-    if name not in AGENTS:
-        raise ConfigError(unknown_name("learner.algorithm", name, AGENTS))
-    return AGENTS[name]
+    """The class of an agent, of the table or of a plugin; an unknown name is a `ConfigError`."""
+    if name in AGENTS:
+        return AGENTS[name]
+    plugins = load_plugins(AGENT_PLUGINS)
+    if name not in plugins:
+        raise ConfigError(unknown_name("learner.algorithm", name, [*AGENTS, *plugins]))
+    loaded: type[AnyAgent] = plugins[name].load()
+    return loaded
 
 
 def make_agent(

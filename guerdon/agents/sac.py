@@ -31,7 +31,7 @@ from guerdon.core.errors import ConfigError
 class SAC(ContinuousAgent):
     """Learns a stochastic policy for continuous actions; draws from generators of its own only."""
 
-    name = "sac"
+    name = section = "sac"
     cfg: SACConfig
 
     def __init__(

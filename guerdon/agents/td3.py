@@ -24,7 +24,7 @@ from guerdon.config import NetworkConfig, TD3Config
 class TD3(ContinuousAgent):
     """Learns a deterministic policy for continuous actions; draws from generators of its own only."""
 
-    name = "td3"
+    name = section = "td3"
     cfg: TD3Config
 
     def __init__(

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from guerdon.config.build import Checked
-from guerdon.config.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from guerdon.config.limits import (
+    Fraction,
+    NameOrPlugin,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+from guerdon.core.plugins import load_plugins
+
+AGENT_PLUGINS = "guerdon.agents"
+"""The entry-point group of agents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +216,8 @@ class BCConfig(Checked):
 class LearnerConfig(Checked):
     """`learner`: how the policy is trained."""
 
-    algorithm: Literal["ppo", "sac", "td3", "dqn"] = "ppo"
-    """SAC and TD3 take continuous actions, DQN discrete ones, PPO both."""
+    algorithm: Annotated[str, NameOrPlugin(("ppo", "sac", "td3", "dqn"), AGENT_PLUGINS)] = "ppo"
+    """SAC and TD3 take continuous actions, DQN discrete ones, PPO both; or an agent of a plugin."""
     total_steps: PositiveInt = 200_000
     """Environment steps of the whole run, all environments together."""
     eval_interval: PositiveInt = 20_000
@@ -225,8 +236,13 @@ class LearnerConfig(Checked):
     td3: TD3Config = field(default_factory=TD3Config)
     dqn: DQNConfig = field(default_factory=DQNConfig)
     warm_start: BCConfig = field(default_factory=BCConfig)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of an agent of a plugin that has settings of its own."""
 
     @property
     def section(self) -> Any:
         """The settings of the agent that `algorithm` names."""
-        return {"ppo": self.ppo, "sac": self.sac, "td3": self.td3, "dqn": self.dqn}[self.algorithm]
+        builtin = {"ppo": self.ppo, "sac": self.sac, "td3": self.td3, "dqn": self.dqn}
+        if self.algorithm in builtin:
+            return builtin[self.algorithm]
+        return load_plugins(AGENT_PLUGINS)[self.algorithm].load().settings(self)
