@@ -123,7 +123,7 @@ def _read_sizes(data: bytes, scratch: Path) -> int:
     for number, file in enumerate(files):
         (size,) = struct.unpack("<I", data[number * 4 :][:4].ljust(4, b"\0"))
         with file.open("r+b") as opened:
-            opened.truncate(size % 1000)
+            opened.truncate(size % 2000)
     return _read_store((scratch / "store" / "manifest.json").read_bytes(), scratch, "manifest.json")
 
 
