@@ -198,7 +198,7 @@ def test_a_run_is_trained_saved_resumed_and_loaded(tmp_path):
 
 PENDULUM = Task(
     env="Pendulum-v1",
-    steps=4_500,
+    steps=6_000,
     cfg=TD3Config(actor_lr=1e-3, critic_lr=1e-3, learning_starts=500, exploration_noise=0.2),
     network=NetworkConfig(hidden=(64, 64), activation="relu"),
 )
@@ -217,4 +217,4 @@ def test_it_learns_to_swing_up_as_that_of_stable_baselines3_and_not_without_rewa
     ours, (other, *_) = final_return(1.0), theirs(PENDULUM, seed=0)
     assert ours > -300.0  # at random: -1200
     assert ours > other - 150.0
-    assert final_return(0.0) < -800.0
+    assert final_return(0.0, steps=4_500) < -800.0
