@@ -181,11 +181,6 @@ class EmbodiedRunner:
             return None
         return Refits(self.config, self.rewards, self.folder, knows_success=self.loop.knows_success())
 
-    @property
-    def learns_reward(self) -> bool:
-        """Whether the policy trains on a learned reward."""
-        return self.rewards is not None or self.online is not None
-
     # A run
 
     def run(self) -> dict[str, Any]:
@@ -383,11 +378,11 @@ class EmbodiedRunner:
     ) -> dict[str, Any]:
         if self.rewards is not None:
             write_films(self.folder, films, self.rewards)
-        section = self.config.reward
+        section, learns = self.config.reward, self.rewards is not None or self.online is not None
         summary = {
             "algorithm": self.config.learner.algorithm,
             "env": self.config.env.train.id,
-            "reward": f"learned ({section.combine_mode})" if self.learns_reward else "env",
+            "reward": f"learned ({section.combine_mode})" if learns else "env",
             "success_rate": result.success_once,
             **asdict(result),
             "env_steps": self.loop.env_steps,

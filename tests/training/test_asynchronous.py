@@ -305,7 +305,7 @@ def test_a_run_that_cannot_be_set_up_leaves_no_threads(short, tmp_path, monkeypa
 
 
 def test_ppo_is_refused(short, tmp_path, make):
-    with pytest.raises(ConfigError, match=r"asynchronous.enabled is for learner.algorithm=sac and dqn"):
+    with pytest.raises(ConfigError, match=r"asynchronous.enabled is for off-policy agents \(sac, td3, dqn\)"):
         make([*short, ASYNC, "learner.algorithm=ppo"], tmp_path / "run")
 
 

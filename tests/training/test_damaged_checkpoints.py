@@ -2,7 +2,9 @@
 
 import json
 import logging
+import struct
 import sys
+import zipfile
 
 import gymnasium as gym
 import numpy as np
@@ -36,7 +38,13 @@ def save(folder, step=1, env=None, **state):
 def flip(path, place=0.5):
     """Change one byte of the numbers in a file, where no format looks."""
     content = bytearray(path.read_bytes())
-    content[int(len(content) * place)] ^= 4
+    start, size = 0, len(content)
+    if zipfile.is_zipfile(path):  # between the members of an archive there is padding, which nobody reads
+        with zipfile.ZipFile(path) as archive:
+            largest = max(archive.infolist(), key=lambda member: member.compress_size)
+        lengths = struct.unpack("<HH", content[largest.header_offset + 26 : largest.header_offset + 30])
+        start, size = largest.header_offset + 30 + sum(lengths), largest.compress_size
+    content[start + int(size * place)] ^= 4
     path.write_bytes(content)
 
 

@@ -1,6 +1,4 @@
-"""The part that the reward models of the zoo share.
-
-`ZooModel` owns what the models of the zoo have in common (experience, demonstrations, optimiser, statistics,
+"""What the reward models of the zoo share: `ZooModel` owns their common parts (experience, demonstrations, optimiser, statistics,
 logging, schedule, saving), so that a model is one short file: its formula, its network, its settings.
 """
 
