@@ -14,8 +14,6 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,21 +73,18 @@ RUNS = {
 }
 
 
-@contextmanager
-def traced(files: set[str]) -> Iterator[None]:
-    """Collect the files of the package whose functions are called, in all threads."""
+class Trace:
+    """Collects the files of the package whose functions are called while it is active, in all threads."""
 
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
-            files.add(str(Path(frame.f_code.co_filename).relative_to(PACKAGE)))
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.active = False
 
-    threading.setprofile_all_threads(note) if sys.version_info >= (3, 12) else threading.setprofile(note)
-    sys.setprofile(note)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-        threading.setprofile_all_threads(None) if sys.version_info >= (3, 12) else threading.setprofile(None)
+    def __call__(self, frame: Any, event: str, _: Any) -> None:
+        """For `sys.setprofile`."""
+        name = frame.f_code.co_filename
+        if self.active and event == "call" and name.startswith(str(PACKAGE)):
+            self.files.add(str(Path(name).relative_to(PACKAGE)))
 
 
 def small_model(folder: Path) -> Path:
@@ -109,16 +104,22 @@ def small_model(folder: Path) -> Path:
 def files_of(settings: list[str], work: Path) -> list[str]:
     """The files of one iteration; the first one, which also checks the path, is not traced."""
     config = load_config("train", [item.format(model=work / "model") for item in [*SMALL, *settings]])
-    runner, found = EmbodiedRunner(config, work / "run"), set[str]()
+    trace = Trace()
+    threading.setprofile(trace)  # also of threads that the run starts
+    sys.setprofile(trace)
+    runner = EmbodiedRunner(config, work / "run")
     try:
         runner.loop.reset(0)
         runner.loop.advance(0.0)
-        with traced(found):
-            runner.loop.advance(0.0)
+        trace.active = True
+        runner.loop.advance(0.0)
+        trace.active = False
     finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
         runner.envs.close()
         runner.engine.close()
-    return sorted(name for name in found if not name.startswith(LEFT_OUT))
+    return sorted(name for name in trace.files if not name.startswith(LEFT_OUT))
 
 
 def lists() -> dict[str, list[str]]:

@@ -1,6 +1,4 @@
-"""What the reward models of the zoo share: `ZooModel` owns their common parts (experience, demonstrations, optimiser, statistics,
-logging, schedule, saving), so that a model is one short file: its formula, its network, its settings.
-"""
+"""What the reward models of the zoo share, so that each is a short file: formula, network, settings."""
 
 from __future__ import annotations
 
