@@ -1,4 +1,4 @@
-"""The documents' commands on ManiSkill's PickCube, as the documents give them, one after the other.
+"""The commands of RLinf's reward workflow on ManiSkill's PickCube, as its pages give them, one after the other.
 
     python -m benchmarks.document_commands --work DIR [--budget 0.01] [--only NAME ...]
 
@@ -31,7 +31,7 @@ SIM_FRAMES = "env=maniskill_pickcube"
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One command of the documents."""
+    """One command of RLinf's pages."""
 
     name: str
     document: str

@@ -85,7 +85,7 @@ def _to_uint8(array: NDArray[Any], name: str, value_range: ValueRange) -> UInt8A
 
 
 def to_unit_chw(frames: UInt8Array) -> FloatArray:
-    """The documents' layout: uint8 `[..., H, W, C]` -> float32 `[..., C, H, W]` in [0, 1]."""
+    """RLinf's layout: uint8 `[..., H, W, C]` -> float32 `[..., C, H, W]` in [0, 1]."""
     channels_first = np.ascontiguousarray(np.moveaxis(frames, -1, -3))
     return channels_first * np.float32(1.0 / 255.0)
 

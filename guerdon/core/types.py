@@ -147,7 +147,7 @@ class Episode:
 
 
 def is_positive(labels: NDArray[Any], success_once: bool = False) -> bool:
-    """The documents' rule: an episode is positive if `success_once` or any frame label is >= 0.5."""
+    """RLinf's rule: an episode is positive if `success_once` or any frame label is >= 0.5."""
     return bool(success_once) or bool((np.asarray(labels) >= 0.5).any())
 
 

@@ -75,7 +75,7 @@ class Stopwatch:
 
 
 def episode_metrics(episodes: Sequence[Any]) -> dict[str, float]:
-    """Means over episodes that ended, under the documents' names; nothing if none did."""
+    """Means over episodes that ended, under RLinf's names; nothing if none did."""
     if not episodes:
         return {}
     return {

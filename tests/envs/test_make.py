@@ -12,7 +12,7 @@ from guerdon.core.errors import ConfigError
 from guerdon.core.plugins import load_named
 from guerdon.envs.make import ENV_TYPES, PLUGIN_GROUP, make_vector_env
 from guerdon.envs.robot.driver import DRIVERS, make_driver
-from tests.core.test_plugins import install
+from tests.core.test_entry_points import install
 
 SAME_STEP = AutoresetMode.SAME_STEP
 
