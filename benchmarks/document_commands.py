@@ -1,4 +1,4 @@
-"""The commands of RLinf's reward workflow on ManiSkill's PickCube, as its pages give them, one after the other.
+"""The commands of RLinf's reward workflow on ManiSkill's PickCube, as its pages give them, in order.
 
     python -m benchmarks.document_commands --work DIR [--budget 0.01] [--only NAME ...]
 

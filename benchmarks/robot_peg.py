@@ -1,6 +1,6 @@
 """The whole robot workflow against the simulated robot: record, process, fit, learn by RLPD, measure.
 
-`python -m benchmarks.robot_peg [--faults] [--keep DIR]` runs the steps of RLinf's robot workflow one after another against
+`python -m benchmarks.robot_peg [--faults] [--keep DIR]` runs the steps of RLinf's robot workflow against
 `guerdon robot-sim` on loopback, which is a process of its own. Success is what the simulator alone knows:
 whether the peg is in the hole. It also counts commands outside the safety box. With `--faults` requests are
 dropped and late, the controller gives up and a camera freezes, while recording and while learning.
