@@ -147,7 +147,7 @@ def test_plans_are_followed_episode_by_episode(caplog):
     seeds[0] = 7
     policy.reset(np.array([True, False]))
     np.testing.assert_array_equal(policy.act(np.zeros((2, 4), np.float32))[:, 0], [70, 62])
-    assert "a plan of 4 steps is cut off at max_episode_steps=3" in caplog.text
+    assert "a plan of 4 steps is truncated at max_episode_steps=3" in caplog.text
     env.facts.control_mode = "pd_ee_delta_pos"
     with pytest.raises(ConfigError, match="needs control_mode pd_joint_pos"):
         MotionPlanner(env, plan)

@@ -17,6 +17,7 @@ from guerdon.cli.demo import BLIND, run_demo
 from guerdon.config import RewardConfig, RewardModelConfig, load_config
 from guerdon.envs import TabletopVectorEnv
 from guerdon.serve import ImageRewardWorker
+from guerdon.training.runs import warm_start
 from guerdon.training.trainer import EmbodiedRunner
 from guerdon.wrappers import GymVectorToSB3, LearnedRewardVecEnv
 from tests.monitoring.test_monitor import CFG, make, play, watch
@@ -85,7 +86,7 @@ def test_the_learned_reward_steers_the_policy(demo, tmp_path):
         config = on_learned_reward(demo[1], "train", *more, f"reward.success_reward={sign}")
         runner = EmbodiedRunner(config, tmp_path)
         if start is None:
-            runner._warm_start()
+            warm_start(runner.learner, config, runner.spaces, runner.envs.facts.control_mode)
             start = copy.deepcopy(runner.learner.state_dict())
         runner.learner.load_state_dict(start)
         runner.loop.reset(0)
