@@ -158,3 +158,6 @@ def test_a_child_that_is_not_needed_ends(file, monkeypatch):
         time.sleep(0.1)
     assert ended.is_set()
     assert len(read(file)[0]) == 3  # and a new one takes its place
+    for left in {child, *h5_process._Child._idle}:
+        left._is_idle = False
+        left.end_unless_released()
