@@ -13,12 +13,13 @@ from guerdon.envs.experts import scripted_policy
 from guerdon.envs.make import make_vector_env
 from guerdon.monitoring.reward_path import RewardPathError
 from guerdon.rewards import write_demonstrations
+from guerdon.rewards.relabel import learned_rewards, training_rewards
 from guerdon.training.off_policy import OffPolicyLoop
 from guerdon.training.on_policy import OnPolicyLoop
 from guerdon.training.online_reward import OnlineReward
 from guerdon.training.rollouts import play_episodes
 from guerdon.training.trainer import EmbodiedRunner
-from tests.training.short_runs import lines, run_with, without_times
+from tests.training.short_runs import SAC, lines, run_with, without_times
 
 TASK = "guerdon/FixedCartPole-v0"
 RUN = [
@@ -134,6 +135,23 @@ def test_curiosity_joins_an_image_classifier(settings, tmp_path):
         assert row["rollout/rewards"] == pytest.approx(row["rollout/learned_rewards"], abs=1e-5)
         assert row["reward_model/rewards"] > 0
     assert rows and (tmp_path / "run" / "report.html").is_file()
+
+
+def test_sampled_batches_hold_both_rewards(settings, tmp_path, monkeypatch):
+    """SAC on a classifier and RND: what a batch trains on is the sum, as soon as the path was checked."""
+    seen = []
+
+    def noted(prob, env_rewards, done, cfg, threshold, scale=None, extra=0.0):
+        held = training_rewards(prob, env_rewards, done, cfg, threshold, scale, extra)
+        seen.append((held - learned_rewards(prob, done, cfg, threshold), np.broadcast_to(extra, held.shape)))
+        return held
+
+    monkeypatch.setattr("guerdon.training.replay_learning.training_rewards", noted)
+    run_with([*settings, *RND, "reward_model.weight=0.5"], tmp_path, SAC)
+    sampled = [(added, extra) for added, extra in seen if extra.any()]
+    assert len(sampled) > 20
+    for added, extra in sampled:
+        np.testing.assert_allclose(added, extra, atol=1e-6)
 
 
 @pytest.mark.parametrize(
