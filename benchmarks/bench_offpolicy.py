@@ -21,7 +21,8 @@ from benchmarks.report import Result, report, silent
 from guerdon.agents.agent import OffPolicyAgent
 from guerdon.agents.dqn import DQN
 from guerdon.agents.networks import ObsSpec
-from guerdon.agents.replay import ReplayBuffer, TrainBatch
+from guerdon.agents.replay import ReplayBuffer
+from guerdon.core.batches import TrainBatch
 from guerdon.agents.sac import SAC
 from guerdon.agents.td3 import TD3
 from guerdon.config import DQNConfig, NetworkConfig, SACConfig, TD3Config

@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode
 from benchmarks.report import Result, report, silent
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.ppo import PPO
-from guerdon.agents.rollout import RolloutCollector
+from guerdon.training.env_worker import RolloutCollector
 from guerdon.config import NetworkConfig, PPOConfig
 
 SEEDS, EVAL_EPISODES = (0, 1, 2), 32

@@ -126,7 +126,7 @@ def scoring(checkpoint: Path) -> list[Result]:
         worker.init_worker()
         engine = make_engine("ray", ClusterConfig())
         try:
-            rewards = RewardWorkers(engine, cfg, "embodied")
+            rewards = RewardWorkers(engine, cfg)
             times: dict[str, list[float]] = {"local": [], "ray": []}
             for _ in range(BATCHES):
                 for name, judge in (("local", worker.score), ("ray", rewards.score)):

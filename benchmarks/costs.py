@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from benchmarks.bench_train import make_checkpoint
-from guerdon.agents.episodes import EpisodeTracker
+from guerdon.core.episodes import EpisodeTracker
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.ppo import PPO
 from guerdon.agents.replay import ReplayBuffer
-from guerdon.agents.rollout import Rollout, RolloutCollector
+from guerdon.core.batches import Rollout
+from guerdon.training.env_worker import RolloutCollector
 from guerdon.agents.sac import SAC
 from guerdon.config import (
     ClusterConfig,

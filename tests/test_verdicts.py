@@ -60,7 +60,7 @@ def by_reward_worker(case, tmp_path):
 def by_local_group(case, tmp_path):
     engine = make_engine("local", ClusterConfig())
     try:
-        group = RewardWorkers(engine, case.reward(), "embodied")
+        group = RewardWorkers(engine, case.reward())
         prob = group.score({CAMERA: case.frames}).prob_success
         return prob, fires(prob, group.facts.threshold)
     finally:

@@ -15,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from guerdon.agents.batches import TrainBatch
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.policies import Share
-from guerdon.agents.rollout import Rollout
 from guerdon.config import BCConfig, LearnerConfig, NetworkConfig, OffPolicyConfig, PriorConfig
+from guerdon.core.batches import Rollout, TrainBatch
 from guerdon.core.errors import ConfigError
 
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from guerdon.agents.agent import OffPolicyAgent
-from guerdon.agents.batches import TrainBatch
 from guerdon.agents.flat import BatchedMLP, FlatAdam
 from guerdon.agents.networks import ObsEncoder, ObsSpec, to_obs
 from guerdon.config import DQNConfig, NetworkConfig
+from guerdon.core.batches import TrainBatch
 from guerdon.core.errors import ConfigError, DataError
 
 

@@ -21,8 +21,8 @@ from guerdon.agents.cloning import clone
 from guerdon.agents.flat import FlatAdam
 from guerdon.agents.networks import Obs, ObsSpec, to_obs
 from guerdon.agents.policies import ActorCritic, Share
-from guerdon.agents.rollout import Rollout
 from guerdon.config import BCConfig, NetworkConfig, PPOConfig
+from guerdon.core.batches import Rollout
 from guerdon.core.errors import DataError
 
 ACTIONS, LOG_PROBS, ADVANTAGES, RETURNS = "/actions", "/log_probs", "/advantages", "/returns"

@@ -7,8 +7,9 @@ needed. `env_rewards` are what the environment gave and are never overwritten.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,15 +18,12 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from guerdon.agents.batches import ReplayBatch, TrainBatch, n_step_return
+from guerdon.agents import replay_files
 from guerdon.agents.networks import STATE, ObsSpec
-from guerdon.core.atomic import write_atomic
+from guerdon.core.batches import ReplayBatch, StepChunk
+from guerdon.core.episodes import EpisodeRecord, EpisodeTracker
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.core.types import display_path
-from guerdon.data.files.bounds import one_line
-from guerdon.data.files.checksums import load_npz
-
-__all__ = ["ReplayBatch", "ReplayBuffer", "TrainBatch", "n_step_return"]
+from guerdon.core.types import FloatArray, IntArray
 
 Field: TypeAlias = tuple[tuple[int, ...], DTypeLike]
 """Shape of one transition's value, and its type."""
@@ -87,12 +85,12 @@ class ReplayBuffer:
         return np.zeros((self.num_rows, self.num_envs, *shape), dtype)
 
     def __len__(self) -> int:
-        """StepBatch that are stored."""
+        """Transitions that are stored."""
         return self._size * self.num_envs
 
     @property
     def num_complete(self) -> int:
-        """StepBatch that can be sampled: those of the latest step only where their episode ended."""
+        """Transitions that can be sampled: those of the latest step only where their episode ended."""
         if not self._size:
             return 0
         latest = self._steps["final_slot"][(self._row - 1) % self.num_rows]
@@ -275,74 +273,23 @@ class ReplayBuffer:
             self._finals[name] = np.concatenate([old, np.zeros((added, *old.shape[1:]), old.dtype)])
         self._free.extend(range(have + added - 1, have - 1, -1))
 
-    def _state(self) -> dict[str, NDArray[Any]]:
-        """All arrays by name, not copied; rows that were never filled are left out."""
-        rings = {f"obs/{name}": ring for name, ring in self._obs.items()}
-        rings |= {f"step/{name}": ring for name, ring in self._steps.items()}
-        arrays = {name: ring[: self._size] for name, ring in rings.items()}
-        arrays |= {f"final/{name}": store for name, store in self._finals.items()}
-        arrays["free"] = np.array(self._free, np.int64)
-        place = {"row": self._row, "size": self._size, "num_rows": self.num_rows, "num_envs": self.num_envs}
-        arrays["meta"] = np.array(json.dumps({**place, "rng": self._rng.bit_generator.state}))
-        return arrays
+    # Saving; see `replay_files.py`
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Everything that later samples depend on, as a copy."""
-        return {name: array.copy() for name, array in self._state().items()}
+        return {name: array.copy() for name, array in replay_files.arrays_of(self).items()}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on from a state of a buffer of the same shape: the same batches follow."""
-        self._restore({name: array.copy() for name, array in state.items()})
-
-    def _restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take over a state; full rings are adopted, not copied: they may fill most of the memory."""
-        own = self._state()
-        if state.keys() != own.keys():
-            raise DataError(f"the replay buffer keeps {sorted(own)}, the saved one {sorted(state)}")
-        meta = json.loads(str(state["meta"]))
-        if (meta["num_rows"], meta["num_envs"]) != (self.num_rows, self.num_envs):
-            raise DataError(
-                f"the saved replay buffer has {meta['num_rows']} rows of {meta['num_envs']} environments, "
-                f"this one {self.num_rows} of {self.num_envs}: "
-                "resume with the env.train.num_envs and the buffer_size that it was saved with"
-            )
-        for name, array in own.items():
-            if state[name].dtype != array.dtype and name != "meta":
-                raise DataError(f"{name} of the saved buffer is {state[name].dtype}, not {array.dtype}")
-            if state[name].shape[1:] != array.shape[1:]:
-                raise DataError(f"{name} of the saved buffer has shape {list(state[name].shape)}")
-        row, size = int(meta["row"]), int(meta["size"])
-        if not (0 <= row < self.num_rows and 0 <= size <= self.num_rows):
-            raise DataError(f"the saved replay buffer claims to be at row {row} with {size} filled")
-        self._row, self._size = row, size
-        for kind, rings in (("obs", self._obs), ("step", self._steps)):
-            for name, ring in rings.items():
-                saved = state[f"{kind}/{name}"]
-                if len(saved) == self.num_rows:
-                    rings[name] = saved
-                else:
-                    ring[: len(saved)] = saved
-        self._finals = {name: state[f"final/{name}"] for name in self._finals}
-        self._free = state["free"].tolist()
-        self._rng.bit_generator.state = meta["rng"]
+        replay_files.restore(self, {name: array.copy() for name, array in state.items()})
 
     def save(self, path: Path) -> None:
-        """Write the state to a file, completely or not at all."""
-        write_atomic(path, lambda file: np.savez(file, allow_pickle=False, **self._state()))
+        """Write everything that later samples depend on to a file, completely or not at all."""
+        replay_files.save(self, path)
 
     def load(self, path: Path) -> None:
-        """Go on from a file that `save` wrote."""
-        try:
-            state = load_npz(path)
-        except DataError as error:
-            raise DataError(f"cannot read the replay buffer {error}") from error
-        try:
-            self._restore(state)
-        except DataError:
-            raise
-        except Exception as error:  # hostile bytes can fail in any way
-            shown = display_path(path)
-            raise DataError(f"cannot use the replay buffer {shown}: {one_line(error)}") from error
+        """Go on from a file that `save` wrote for a buffer of the same shape: the same batches follow."""
+        replay_files.load(self, path)
 
 
 def _parts(obs: Any) -> dict[str, NDArray[Any]]:
@@ -353,3 +300,105 @@ def _parts(obs: Any) -> dict[str, NDArray[Any]]:
 def _flat(ring: NDArray[Any]) -> NDArray[Any]:
     """[num_rows, num_envs, ...] -> [num_rows * num_envs, ...], the same memory."""
     return ring.reshape(-1, *ring.shape[2:])
+
+
+class ReplayParts:
+    """A ring holds environments that step together; here those of every worker have a ring of their own."""
+
+    def __init__(
+        self, parts: Sequence[ReplayBuffer], *, seed: int = 0, rng: np.random.Generator | None = None
+    ) -> None:
+        """Sample `parts` as one; `rng` is used instead of a generator of its own that begins with `seed`."""
+        self.parts = list(parts)
+        self.rng = np.random.default_rng(seed) if rng is None else rng
+        """Shares a batch out among the parts; `save` leaves its state to the run's own."""
+
+    def __len__(self) -> int:
+        """Transitions that are stored."""
+        return sum(len(part) for part in self.parts)
+
+    def sample(self, batch_size: int, *, gamma: float, num_n_steps: int = 1) -> ReplayBatch:
+        """Draw transitions with replacement, each of all parts equally often; see `ReplayBuffer.sample`."""
+        if len(self.parts) == 1:
+            return self.parts[0].sample(batch_size, gamma=gamma, num_n_steps=num_n_steps)
+        sizes = np.array([part.num_complete for part in self.parts], np.float64)
+        if not sizes.any():
+            raise DataError("the replay buffer has no complete transition to sample yet")
+        counts = self.rng.multinomial(batch_size, sizes / sizes.sum())
+        return ReplayBatch.cat(
+            [
+                part.sample(int(count), gamma=gamma, num_n_steps=num_n_steps)
+                for part, count in zip(self.parts, counts, strict=True)
+                if count
+            ]
+        )
+
+    def cut(self, final_obs: Sequence[Any]) -> None:
+        """The running episodes of all parts will not go on; `final_obs` are those of each part."""
+        for part, obs in zip(self.parts, final_obs, strict=True):
+            part.cut(obs)
+
+    def save(self, path: Path) -> None:
+        """Write a file for each part; a single one is the file of a plain buffer."""
+        for place, part in zip(self._places(path), self.parts, strict=True):
+            part.save(place)
+
+    def load(self, path: Path) -> None:
+        """Go on from what `save` wrote with as many parts."""
+        replay_files.check_layout(path, len(self.parts))
+        for place, part in zip(self._places(path), self.parts, strict=True):
+            part.load(place)
+
+    def _places(self, path: Path) -> list[Path]:
+        return replay_files.part_places(path, len(self.parts))
+
+
+@dataclass(eq=False)
+class EnvStream:
+    """Environments that step together: their replay buffer, their episodes, and what they were asked."""
+
+    rank: int
+    first_env: int
+    num_envs: int
+    replay: ReplayBuffer
+    episodes: EpisodeTracker
+    obs: Any = None
+    """Observations after the latest step that is stored."""
+    stored_steps: int = 0
+    """Steps since the last reset."""
+    last_scores: dict[str, FloatArray] = field(default_factory=dict)
+    """Of the latest stored step, float [n]; where scores are reused."""
+    requests: deque[Any] = field(default_factory=deque)
+    """Asynchronously: steps that were asked for and are not stored yet."""
+    version: int | None = None
+    """Asynchronously: of the weights that its worker was given last."""
+
+    def reset(self, obs: Any) -> None:
+        """Its episodes were reset, perhaps in a new process."""
+        self.requests.clear()
+        self.obs, self.stored_steps, self.version = obs, 0, None
+        self.episodes.reset()
+
+    def store(self, chunk: StepChunk, extras: Mapping[str, NDArray[Any]]) -> IntArray:
+        """Add the steps one after another; returns the step within its episode of each, int64 [K, n]."""
+        done = chunk.done
+        elapsed = np.empty(done.shape, np.int64)
+        for t in range(len(chunk)):
+            elapsed[t] = self.episodes.lengths
+            self.episodes.add(chunk.env_rewards[t], done[t], chunk.success[t])
+            self.replay.add(
+                chunk.obs_at(t),
+                chunk.actions[t],
+                chunk.env_rewards[t],
+                chunk.terminated[t],
+                chunk.truncated[t],
+                chunk.final_obs.get(t),
+                **{name: values[t] for name, values in extras.items()},
+            )
+        self.obs = chunk.last_obs
+        self.stored_steps += len(chunk)
+        return elapsed
+
+    def records(self) -> list[EpisodeRecord]:
+        """Episodes that ended, numbered over all workers."""
+        return [replace(record, env=record.env + self.first_env) for record in self.episodes.pop()]

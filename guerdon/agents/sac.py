@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from guerdon.agents.batches import TrainBatch
 from guerdon.agents.continuous import ContinuousAgent
 from guerdon.agents.flat import BatchedMLP, FlatAdam
 from guerdon.agents.networks import ObsEncoder, ObsSpec, to_obs
 from guerdon.agents.squashed import Drawn, draw, limits
 from guerdon.config import NetworkConfig, SACConfig
+from guerdon.core.batches import TrainBatch
 from guerdon.core.errors import ConfigError
 
 

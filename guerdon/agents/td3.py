@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from guerdon.agents.batches import TrainBatch
 from guerdon.agents.continuous import ContinuousAgent
 from guerdon.agents.flat import BatchedMLP
 from guerdon.agents.networks import ObsSpec, to_obs
 from guerdon.config import NetworkConfig, TD3Config
+from guerdon.core.batches import TrainBatch
 
 
 class TD3(ContinuousAgent):

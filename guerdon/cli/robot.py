@@ -27,7 +27,7 @@ from guerdon.envs.robot import Intervention, Operator, RobotEnv
 from guerdon.envs.robot.driver import RobotState
 from guerdon.envs.robot.sim.server import SimServer
 from guerdon.envs.robot.vector import LearnerNames, control_mode, make_operator, robot_config
-from guerdon.rewards.image.manager import RewardManager
+from guerdon.rewards.image.scorer import RewardManager
 
 log = logging.getLogger("guerdon")
 

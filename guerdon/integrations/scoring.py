@@ -26,7 +26,7 @@ from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.envs.wrappers import GOAL_KEYS, flat_batch
 from guerdon.rewards import BaseRewardModel, StepBatch, ZooModel
 from guerdon.rewards.calibration import fires
-from guerdon.rewards.image.manager import RewardManager, available_device
+from guerdon.rewards.image.scorer import RewardManager, available_device
 from guerdon.rewards.image.scorer import Scores as FrameScores
 from guerdon.rewards.image.worker import ImageRewardWorker
 from guerdon.rewards.model import Scores

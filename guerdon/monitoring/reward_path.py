@@ -8,12 +8,16 @@ difference.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from guerdon.config import RewardConfig
+from guerdon.core.batches import ReplayBatch, TrainBatch
 from guerdon.core.errors import GuerdonError
 from guerdon.core.types import BoolArray, FloatArray
 from guerdon.rewards.relabel import judged_frames
@@ -127,6 +131,37 @@ def check_learned_rewards(
             "the training rewards do not follow the learned ones: they change elsewhere, or the other way"
         )
     _check_objective(np.array(objective()) - objective_low, weight)
+
+
+def drive_targets(
+    learner: Any,
+    batch: ReplayBatch,
+    relabel: Callable[[ReplayBatch, FloatArray], FloatArray],
+    check: Callable[[Callable[[FloatArray], FloatArray], Callable[[], NDArray[np.floating]]], None],
+) -> None:
+    """Let `check` drive a sample to the targets of an off-policy agent, which is as before afterwards.
+
+    Args:
+        learner: has `targets`, `state_dict` and `load_state_dict`.
+        batch: the sample.
+        relabel: what the run does with the values of a sample; returns training rewards.
+        check: takes `relabel` and `objective` as `check_reward_path` does.
+    """
+    held: list[TrainBatch] = []
+    state = copy.deepcopy(learner.state_dict())
+
+    def relabelled(values: FloatArray) -> FloatArray:
+        rewards = relabel(batch, values)
+        held[:] = [batch.train_batch(torch.from_numpy(rewards))]
+        return rewards
+
+    def objective() -> NDArray[np.floating]:
+        learner.load_state_dict(state)  # targets draw random numbers: the same ones each time
+        targets: NDArray[np.floating] = learner.targets(held[0]).detach().cpu().numpy()
+        return targets
+
+    check(relabelled, objective)
+    learner.load_state_dict(state)
 
 
 def _check_objective(effect: NDArray[np.floating], weight: float) -> None:

@@ -9,64 +9,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from guerdon.config import RewardConfig
 from guerdon.core.atomic import write_atomic
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.steps import Scores as Scores
+from guerdon.core.steps import StepBatch
+from guerdon.core.steps import SuccessScores as SuccessScores
 from guerdon.core.types import FloatArray, display_path
 from guerdon.data.files.checksums import load_torch
-from guerdon.rewards.steps import StepBatch, to_items
+from guerdon.rewards.steps import to_items
 
 StreamState: TypeAlias = Any
 """What a history-dependent model keeps of running episodes; only the model looks into it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scores:
-    """A model's answer about steps or frames in any leading shape L: either rewards or probabilities."""
-
-    rewards: FloatArray | None = None
-    """float32 [*L]; of models that give a reward."""
-    prob_success: FloatArray | None = None
-    """float32 [*L], calibrated; of models that see success."""
-    disagreement: FloatArray | None = None
-    """float32 [*L]; deviation between the members of an ensemble. None: there is nothing to disagree."""
-
-    def __post_init__(self) -> None:
-        if (self.rewards is None) == (self.prob_success is None):
-            raise DataError("Scores hold either rewards or prob_success")
-        if self.disagreement is not None and self.disagreement.shape != self.values.shape:
-            raise DataError(
-                f"{list(self.values.shape)} scores have a disagreement of {list(self.disagreement.shape)}"
-            )
-
-    @property
-    def values(self) -> FloatArray:
-        """The rewards or the probabilities, whichever is there, float32 [*L]."""
-        values = self.prob_success if self.rewards is None else self.rewards
-        assert values is not None
-        return values
-
-    def __getitem__(self, rows: Any) -> Self:
-        """Rows of the first axis."""
-        named = {item.name: getattr(self, item.name) for item in fields(self)}
-        return type(self)(**{name: None if part is None else part[rows] for name, part in named.items()})
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuccessScores(Scores):
-    """Scores of a model that sees success, such as a classifier of images."""
-
-    prob_success: FloatArray
-    """float32 [*L], calibrated."""
 
 
 class BaseRewardModel(ABC):

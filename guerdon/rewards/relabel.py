@@ -71,6 +71,39 @@ def learned_rewards(
     return rewards
 
 
+def fill_scores(
+    values: FloatArray,
+    done: BoolArray,
+    cfg: RewardConfig,
+    *,
+    only_at_rest: bool = False,
+    last: FloatArray | None = None,
+) -> FloatArray:
+    """Scores [T, N] with those that were not asked for (NaN): 0 for robots in motion, or the last one.
+
+    Args:
+        values: float [T, N].
+        done: bool [T, N]; whether the episode ended with this step.
+        cfg: the `reward` section.
+        only_at_rest: the model scores robots that stand still alone.
+        last: float [N], of the step before the first; None: none is missing there.
+    """
+    if only_at_rest:
+        filled: FloatArray = np.where(np.isnan(values) & judged_frames(done, cfg), np.float32(0), values)
+        return filled
+    return carry_forward(values, last) if cfg.cache_verdicts and cfg.reward_mode == "per_step" else values
+
+
+def carry_forward(values: FloatArray, last: FloatArray | None = None) -> FloatArray:
+    """Scores [T, N] with those that were not given (NaN) taken from the step before; see `fill_scores`."""
+    filled = values.copy()
+    for t, row in enumerate(filled):
+        before = last if t == 0 else filled[t - 1]
+        if before is not None:
+            row[:] = np.where(np.isnan(row), before, row)
+    return filled
+
+
 def combine(
     env_rewards: NDArray[Any],
     learned: FloatArray,

@@ -1,23 +1,26 @@
-"""Demonstrations as prior data: transitions of recorded episodes with the learned verdict on each frame."""
+"""What people did as prior data: recorded episodes with the score of each frame, and interventions."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.recorded import Demonstration, open_demonstrations
 from guerdon.agents.replay import ReplayBuffer
 from guerdon.config import RewardConfig
+from guerdon.core.batches import StepChunk
 from guerdon.core.errors import DataError
 from guerdon.core.images import stack_episode
 from guerdon.core.types import BoolArray, Episode
 from guerdon.data.datasets.frames import check_motion_is_seen
 from guerdon.rewards.calibration import fires
+from guerdon.rewards.image.scorer import RewardManager
 from guerdon.rewards.relabel import judged_frames
 from guerdon.training.reward_workers import RewardWorkers
 
@@ -27,7 +30,7 @@ log = logging.getLogger("guerdon")
 def fill_with_demonstrations(
     path: Path,
     spec: ObsSpec,
-    rewards: RewardWorkers | None,
+    rewards: RewardManager | RewardWorkers | None,
     cfg: RewardConfig,
     make_replay: Callable[[int, int, int], ReplayBuffer],
     seed: int,
@@ -77,7 +80,10 @@ def _until_success(fires: BoolArray) -> tuple[int, BoolArray]:
 
 
 def _add(
-    replay: ReplayBuffer, shown: Demonstration, rewards: RewardWorkers | None, cfg: RewardConfig
+    replay: ReplayBuffer,
+    shown: Demonstration,
+    rewards: RewardManager | RewardWorkers | None,
+    cfg: RewardConfig,
 ) -> None:
     """Add one episode, which ends with its last step."""
     count, episode, kept = len(shown), shown.episode, slice(shown.first, None)
@@ -115,3 +121,34 @@ def _add(
             {name: part[row] for name, part in shown.reached.items()},
             **{name: value[row] for name, value in extras.items()},
         )
+
+
+def add_interventions(shown: ReplayBuffer, chunk: StepChunk, extras: Mapping[str, NDArray[Any]]) -> None:
+    """Add the steps of a chunk in which a person acted: they are learned from as demonstrations are.
+
+    Every one stands alone, with what it led to, because the policy may act before and after it.
+
+    Args:
+        shown: a buffer for one environment.
+        chunk: K steps of n environments.
+        extras: name -> [K, n, ...].
+    """
+    assert chunk.intervened is not None
+    done = chunk.done
+    for t, env in np.argwhere(chunk.intervened).tolist():
+        row = slice(env, env + 1)
+        next_obs = chunk.final_obs[t] if done[t, env] else chunk.obs_after(t)
+        terminated = chunk.terminated[t, row]
+        shown.add(
+            _rows(chunk.obs_at(t), row),
+            chunk.actions[t, row],
+            chunk.env_rewards[t, row],
+            terminated,
+            ~terminated,
+            _rows(next_obs, row),
+            **{name: values[t, row] for name, values in extras.items()},
+        )
+
+
+def _rows(obs: Any, rows: slice) -> Any:
+    return {name: part[rows] for name, part in obs.items()} if isinstance(obs, dict) else obs[rows]

@@ -1,99 +1,194 @@
-"""The workers that an embodied run is made of: plain classes, which an engine may put anywhere.
+"""`EnvWorker` steps the training environments: a rollout, a chunk of steps, or one step at a time.
 
-`EnvWorker` steps environments and shows what they look like, `RolloutWorker` (in `acting`) chooses actions,
-`Actor` learns; the reward worker is in `guerdon.rewards.image`. `EmbodiedRunner` calls them in order.
+A plain class, which an engine may put anywhere. `LocalEnvs` shows one of this process to the loops as
+`EnvWorkers` shows those of other processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
 
-import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
+from torch import Tensor
 
-from guerdon.agents.agent import OnPolicyAgent
-from guerdon.agents.episodes import EpisodeRecord
-from guerdon.agents.rollout import Rollout, RolloutArrays, RolloutCollector, RolloutPolicy
+from guerdon.agents.networks import STATE, Obs, to_obs
 from guerdon.config import CollectConfig, EnvConfig, RewardConfig
-from guerdon.core.errors import ConfigError
-from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array, control_mode_of
-from guerdon.data.collect import RewardDataCollector
-from guerdon.data.collect.observations import FrameSource, per_env, with_final
-from guerdon.data.collect.wrapper import VectorDataCollectorWrapper
-from guerdon.distributed.engine import Handle, Pending
-from guerdon.envs.make import make_vector_env
-from guerdon.rewards.calibration import fires
-from guerdon.rewards.image.manager import RewardManager
-from guerdon.training.acting import (
-    DistantPolicy,
-    EnvStep,
-    PolicyRunner,
-    PolicySpec,
-    RolloutPolicyWorker,
-    RolloutWorker,
-    StepChunk,
-)
+from guerdon.core.batches import Rollout, StepChunk, WorkerRollout
+from guerdon.core.episodes import EpisodeRecord, EpisodeTracker
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.images import to_numpy
+from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
+from guerdon.data.collect.observations import per_env, with_final
+from guerdon.distributed.engine import Handle
+from guerdon.training.acting import DistantPolicy, PolicyCopy, PolicySpec, random_actions
+from guerdon.training.env_setup import EnvFacts, TrajectoryCollector, make_train_env
 from guerdon.training.frames import RewardFrames
-from guerdon.training.interventions import taken_actions
-from guerdon.training.loop import frame_row
+
+AnyVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
+Frames: TypeAlias = dict[str, UInt8Array]
+"""camera -> uint8 [K, H, W, C], or stacks of frames [K, k, H, W, C], of the steps that are to be scored."""
+OnStep: TypeAlias = Callable[[int, AnyVectorEnv, Any, BoolArray, Mapping[str, Any]], None]
+"""(t, env, next_obs, done bool [N], info), after each step of the environments; `next_obs` has the final
+observation where an episode ended."""
+INTERVENED_INFO, ACTION_INFO = "intervened", "action_taken"
+"""The infos that tell whether a person chose the action, and which one it was."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnvFacts:
-    """What others need to know of the environments of a worker."""
+class RolloutPolicy(Protocol):
+    """What a collector asks of a policy."""
 
-    knows_success: bool
-    """Whether they tell success."""
-    first_frames: dict[str, UInt8Array]
-    """What the cameras show after one step."""
-    spaces: tuple[gym.Space[Any], gym.Space[Any]]
-    """Of observations and actions of a single one."""
-    control_mode: str | None = None
-    """What actions mean, where a robot knows several ways."""
+    def step(self, obs: Obs) -> tuple[NDArray[Any], Tensor, Tensor, Tensor]:
+        """-> actions for the environments, actions as chosen, log-probabilities [N], values [N]."""
+
+    def values(self, obs: Obs) -> Tensor:
+        """-> float32 [N]."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerRollout:
-    """A rollout of one worker's environments; its frames stay where they are until somebody needs them."""
+class RolloutCollector:
+    """Plays a policy in vector environments, a fixed number of steps at a time, into buffers of its own.
 
-    start: int
-    """The first of its environments, counted over all workers ..."""
-    stop: int
-    """... and the one after the last."""
-    arrays: RolloutArrays
-    rows: IntArray
-    """Which steps have a frame to be scored, as places in a flat [T * n], ascending."""
-    episodes: list[EpisodeRecord]
-    """Those that ended in it; environments are numbered through over all workers."""
-    policy_version: int
-    generator: NDArray[Any] | None
-    """Where the policy's random numbers are afterwards; None if the policy is the learner itself."""
-    num_rendered: int = 0
-    """Frames that were asked of the environments for it."""
-    frames: Pending | None = None
-    """Camera -> uint8 [len(rows), H, W, C] or stacks, wherever they are; given by `EnvWorkers`."""
+    Attributes:
+        episodes: follows the episodes; has records of those that ended since the last `pop_episodes`.
+    """
 
-    def frames_of(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:
-        """What was scored of some steps, int [M] each, camera -> [M, ...]; `env` counts over all workers."""
-        assert self.frames is not None
-        count = self.stop - self.start
-        rows = [frame_row(self.rows, place, count) for place in (t * count + env - self.start).tolist()]
-        return {name: np.asarray(images[rows]) for name, images in self.frames.result().items()}
+    def __init__(self, env: AnyVectorEnv, num_steps: int, *, keep_next_obs: bool = False) -> None:
+        """Set up for rollouts of `num_steps` steps; `env` must auto-reset in the same step.
 
-    def places(self, num_envs: int) -> IntArray:
-        """Where the scored steps lie in the flat [T * N] of all workers."""
-        steps, envs = np.divmod(self.rows, self.stop - self.start)
-        return steps * num_envs + self.start + envs
+        `keep_next_obs` also keeps the states that the actions led to.
+        """
+        mode = env.metadata.get("autoreset_mode")
+        if mode != AutoresetMode.SAME_STEP:
+            raise ConfigError(
+                f"rollouts need environments with autoreset_mode=SAME_STEP, not {mode}: only these give the "
+                "final observation in the step that ends an episode"
+            )
+        if num_steps < 1:
+            raise ConfigError(f"num_steps must be at least 1, not {num_steps}")
+        self.env, self.num_steps = env, num_steps
+        self.episodes = EpisodeTracker(env.num_envs)
+        shape = (num_steps, env.num_envs)
+        self._env_rewards: FloatArray = np.zeros(shape, np.float32)
+        self._terminated: BoolArray = np.zeros(shape, np.bool_)
+        self._truncated: BoolArray = np.zeros(shape, np.bool_)
+        self._success: BoolArray = np.zeros(shape, np.bool_)
+        self._elapsed: IntArray = np.zeros(shape, np.int64)
+        self._log_probs, self._values, self._final_values = (torch.zeros(shape) for _ in range(3))
+        self._actions: Tensor | None = None
+        self._keep_next_obs = keep_next_obs
+        self._next_obs: FloatArray | None = None
+        self._obs: dict[str, NDArray[Any]] = {}  # [T + 1, N, ...]; the last row is where the next one begins
+        self._rows: list[Obs] = []  # views of each of them
+        self._start: Any = None  # observations of episodes that have just begun
+
+    def reset(self, seed: int | None = None) -> Any:
+        """Begin new episodes everywhere, with observations that are returned; running ones are forgotten."""
+        self._start, _ = self.env.reset(seed=seed)
+        self.episodes.reset()
+        return self._start
+
+    def _begin(self, observation: Any) -> None:
+        """Make room at the first call, and go on from `observation`."""
+        if not self._obs:
+            for name, part in to_obs(observation).items():
+                self._obs[name] = np.zeros((self.num_steps + 1, *part.shape), part.numpy().dtype)
+            tensors = {name: torch.from_numpy(array) for name, array in self._obs.items()}
+            self._rows = [
+                {name: tensor[t] for name, tensor in tensors.items()} for t in range(self.num_steps + 1)
+            ]
+        self._put(self.num_steps, observation)
+
+    def collect(self, policy: RolloutPolicy, on_step: OnStep | None = None) -> Rollout:
+        """Play `num_steps` steps on from where the last call stopped."""
+        if self._start is not None:
+            self._begin(self._start)
+            self._start = None
+        if not self._rows:
+            raise DataError("the environments have not been reset yet: call reset(seed) first")
+        for array in self._obs.values():
+            array[0] = array[-1]
+        finals: list[tuple[int, NDArray[np.int64], dict[str, NDArray[Any]]]] = []
+        for t in range(self.num_steps):
+            env_actions, actions, log_probs, values = policy.step(self._rows[t])
+            if self._actions is None:
+                self._actions = torch.zeros((self.num_steps, *actions.shape), dtype=actions.dtype)
+            self._actions[t].copy_(actions)
+            self._log_probs[t].copy_(log_probs)
+            self._values[t].copy_(values)
+            obs, env_rewards, terminated, truncated, info = self.env.step(env_actions)
+            self._env_rewards[t] = to_numpy(env_rewards)
+            self._terminated[t], self._truncated[t] = to_numpy(terminated), to_numpy(truncated)
+            done: BoolArray = self._terminated[t] | self._truncated[t]
+            cut = np.flatnonzero(self._truncated[t] & ~self._terminated[t])
+            needed = on_step is not None or self._keep_next_obs or len(cut)
+            next_obs = _next_obs(obs, info, done) if needed else obs
+            if len(cut):
+                finals.append((t, cut, {name: part[cut] for name, part in _parts(next_obs).items()}))
+            self._put(t + 1, obs)
+            self._count(t, done, info)
+            if self._keep_next_obs:
+                self._put_next(t, _parts(next_obs)[STATE])
+            if on_step is not None:
+                on_step(t, self.env, next_obs, done, info)
+        return self._rollout(policy, finals)
+
+    def pop_episodes(self) -> list[EpisodeRecord]:
+        """The records of all episodes that ended since the last call."""
+        return self.episodes.pop()
+
+    def _put(self, row: int, observation: Any) -> None:
+        for name, part in _parts(observation).items():
+            np.copyto(self._obs[name][row], part, casting="same_kind")
+
+    def _put_next(self, t: int, states: NDArray[Any]) -> None:
+        if self._next_obs is None:
+            self._next_obs = np.zeros((self.num_steps, *states.shape), np.float32)
+        self._next_obs[t] = states
+
+    def _count(self, t: int, done: BoolArray, info: Mapping[str, Any]) -> None:
+        """Bring the episode statistics up to step t."""
+        success = per_env(info, "success", self.env.num_envs, done)
+        self._success[t] = False if success is None else success
+        self._elapsed[t] = self.episodes.lengths
+        self.episodes.add(self._env_rewards[t], done, self._success[t])
+
+    def _rollout(
+        self, policy: RolloutPolicy, finals: list[tuple[int, NDArray[np.int64], dict[str, NDArray[Any]]]]
+    ) -> Rollout:
+        """The buffers as a `Rollout`; all final observations are valued in one batch."""
+        assert self._actions is not None  # there was at least one step
+        self._final_values.zero_()
+        if finals:
+            names = finals[0][2]
+            batch = to_obs({name: np.concatenate([parts[name] for _, _, parts in finals]) for name in names})
+            steps = np.concatenate([np.full(len(envs), t) for t, envs, _ in finals])
+            envs = np.concatenate([envs for _, envs, _ in finals])
+            self._final_values[torch.from_numpy(steps), torch.from_numpy(envs)] = policy.values(batch).cpu()
+        env_rewards = torch.from_numpy(self._env_rewards)
+        return Rollout(
+            obs={name: torch.from_numpy(array[:-1]) for name, array in self._obs.items()},
+            actions=self._actions,
+            log_probs=self._log_probs,
+            values=self._values,
+            env_rewards=env_rewards,
+            training_rewards=env_rewards.clone(),
+            terminated=torch.from_numpy(self._terminated),
+            truncated=torch.from_numpy(self._truncated),
+            final_values=self._final_values,
+            last_values=policy.values(self._rows[-1]).cpu(),
+            success=torch.from_numpy(self._success),
+            elapsed=torch.from_numpy(self._elapsed),
+            next_obs=None if self._next_obs is None else torch.from_numpy(self._next_obs),
+        )
 
 
 class EnvWorker:
-    """Owns the training environments: steps them, keeps the frames to be judged, collects labelled data."""
+    """Owns the training environments: steps them, keeps the frames to be scored, collects labelled data."""
 
     def __init__(
         self,
@@ -113,11 +208,11 @@ class EnvWorker:
 
         Args:
             cfg: the `env.train` section.
-            reward: the `reward` section; `collect_data` saves trajectories as the first documents do.
-            collect: the `collect` section; `enabled` saves episodes as the second document does.
+            reward: the `reward` section; `collect_data` saves trajectories.
+            collect: the `collect` section; `enabled` saves episodes.
             cameras: what the reward model looks at; none if there is no reward model.
-            num_frames: how many of the latest frames it judges together.
-            only_at_rest: whether it judges robots that stand still alone.
+            num_frames: how many of the latest frames it scores together.
+            only_at_rest: whether it scores robots that stand still alone.
             num_steps: steps of each environment in a rollout.
             keep_next_obs: rollouts also hold the states that actions led to.
             first_env: the number of the first of them, where several workers divide the environments.
@@ -125,41 +220,16 @@ class EnvWorker:
         """
         total = cfg.num_envs if total_envs is None else total_envs
         self.first_env, self.share = first_env, (first_env, first_env + cfg.num_envs, total)
-        self._policy: RolloutPolicyWorker | None = None
-        self._player: PolicyRunner | None = None
-        self.env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
-        if reward.standalone:
-            _end_on_success(self.env.unwrapped, reward)
-        self.knows_success, self.first_frames = _probe(self.env, cameras)
-        if (collect.enabled or reward.collect_data) and not self.knows_success:
-            raise ConfigError(f"{cfg.id} does not tell success in its info: its frames cannot be labelled")
-        if collect.enabled:
-            self.env = VectorDataCollectorWrapper(
-                self.env,
-                Path(collect.save_dir),
-                collect.target_success,
-                collect.target_failure,
-                cfg.reward_render_mode,
-                cameras=collect.cameras,
-                format=collect.format,
-                keep_states=collect.keep_states,
-                only_at_rest=collect.only_at_rest,
-            )
-        section = reward.data_collection
-        self._collector: RewardDataCollector | None = None
-        if reward.collect_data:
-            self._collected = FrameSource(self.env, section.image_keys)
-            self._collector = RewardDataCollector(
-                positive_dir=section.positive_dir,
-                negative_dir=section.negative_dir,
-                image_keys=section.image_keys,
-                max_positive_trajectories=section.max_positive_trajectories,
-                max_negative_trajectories=section.max_negative_trajectories,
-            )
+        self.env, self.facts = make_train_env(cfg, reward, collect, cameras)
+        self._collector = TrajectoryCollector(self.env, reward) if reward.collect_data else None
         self.reward_frames: RewardFrames | None = None
         if cameras:
             self.reward_frames = RewardFrames(self.env, cameras, num_steps, reward, num_frames, only_at_rest)
         self.rollouts = RolloutCollector(self.env, num_steps, keep_next_obs=keep_next_obs)
+        self._policy: Any = None
+        self._rng = np.random.default_rng(0)
+        self._obs: Any = None  # in which the next action is chosen
+        self._steps = 0  # since the last reset
 
     @property
     def num_envs(self) -> int:
@@ -168,102 +238,61 @@ class EnvWorker:
 
     def describe(self) -> EnvFacts:
         """What others need to know."""
-        spaces = (self.env.single_observation_space, self.env.single_action_space)
-        return EnvFacts(
-            knows_success=self.knows_success,
-            first_frames=self.first_frames,
-            spaces=spaces,
-            control_mode=control_mode_of(str(getattr(self.env.unwrapped, "source", ""))),
-        )
+        return self.facts
 
-    def attach(self, policy: RolloutWorker | PolicySpec | Handle) -> None:
-        """Take a policy to act with: the learner's own, a copy made here, or one elsewhere.
-
-        On-policy agents play rollouts, the others chunks.
-        """
+    def attach(self, policy: Any) -> None:
+        """Take a policy to act with: the agent itself, a copy that is made here, or one elsewhere."""
         if isinstance(policy, PolicySpec):
-            learner = policy.make()
-            if learner.on_policy:
-                self._policy = RolloutWorker(learner, self.share)
-            else:
-                self._player = PolicyRunner(learner, self.env.single_action_space, self.first_env)
-        elif isinstance(policy, Handle):
-            self._policy = DistantPolicy(policy, self.share)
-        else:
-            self._policy = policy
+            policy = PolicyCopy(policy.make(), self.share)
+        self._policy = DistantPolicy(policy, self.share) if isinstance(policy, Handle) else policy
 
-    def reset(self, seed: int) -> None:
-        """Begin new episodes for rollouts; environment i of all workers together is seeded with seed + i."""
-        self._cut()
-        self.rollouts.reset(seed + self.first_env)
+    def reset(self, seed: int) -> Any:
+        """Begin new episodes; environment i of all workers together is seeded with seed + i.
 
-    def reset_obs(self, seed: int) -> Any:
-        """Begin new episodes in the same way; returns the observations, for stepping by hand."""
-        self._cut()
-        return self.env.reset(seed=seed + self.first_env)[0]
+        Returns:
+            The observations, [n, ...].
+        """
+        if self.reward_frames is not None:
+            self.reward_frames.reset()
+        if self._collector is not None:
+            self._collector.reset()
+        self._obs, self._steps = self.rollouts.reset(seed + self.first_env), 0
+        if isinstance(self._policy, PolicyCopy) and not self._policy.agent.on_policy:
+            self._rng = np.random.default_rng([seed, self.first_env])
+            self._policy.agent.seed_acting(int(self._rng.integers(1 << 62)))
+        return self._obs
 
-    def rollout(
-        self, version: int, weights: dict[str, Any] | None = None
-    ) -> tuple[WorkerRollout, dict[str, UInt8Array]]:
-        """Play one rollout with the given weights; also the frames to be judged, camera -> [K, H, W, C]."""
-        assert self._policy is not None  # `attach` comes first
-        self._policy.sync(version, weights)
-        before = self._num_rendered()
-        arrays = self.interact(self._policy).arrays()
-        rows, frames = (
-            (np.zeros(0, np.int64), {}) if self.reward_frames is None else self.reward_frames.gathered()
-        )
-        episodes = [
-            replace(record, env=record.env + self.first_env) for record in self.rollouts.pop_episodes()
-        ]
+    def rollout(self, version: int, weights: dict[str, Any] | None = None) -> tuple[WorkerRollout, Frames]:
+        """Play one rollout with weights of `version`; also the frames to be scored.
+
+        Args:
+            version: updates of the policy so far.
+            weights: the policy's, where it is a copy; None: it has them.
+        """
+        copied = isinstance(self._policy, PolicyCopy | DistantPolicy)
+        if copied:
+            self._policy.sync(version, weights)
+        before = self.num_rendered
+        rollout = self.rollouts.collect(self._policy, self._on_step)
+        rows, frames = self._gathered()
+        records = self.rollouts.pop_episodes()
         played = WorkerRollout(
-            start=self.share[0],
-            stop=self.share[1],
-            arrays=arrays,
+            first_env=self.first_env,
+            num_envs=self.num_envs,
+            arrays=rollout.arrays(),
             rows=rows,
-            episodes=episodes,
+            episodes=[replace(record, env=record.env + self.first_env) for record in records],
             policy_version=version,
-            generator=self._policy.generator_state(),
-            num_rendered=self._num_rendered() - before,
+            generator=self._policy.generator_state() if copied else None,
+            num_rendered=self.num_rendered - before,
         )
         return played, frames
 
-    def step(self, actions: NDArray[Any]) -> EnvStep:
-        """One step of all environments by hand, with the frames to be judged."""
-        if self.reward_frames is None:
-            return self.step_once(0, actions)
-        self.reward_frames.scores_all_first = False
-        before = self.reward_frames.num_rendered
-        step = self.step_once(0, actions)
-        rows, frames = self.reward_frames.gathered()
-        return replace(step, rows=rows, frames=frames, num_rendered=self.reward_frames.num_rendered - before)
-
-    def step_once(self, t: int, actions: NDArray[Any]) -> EnvStep:
-        """One step of all environments; its frames are kept in `reward_frames` as those of step `t`."""
-        obs, env_rewards, terminated, truncated, info = self.env.step(actions)
-        terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
-        done = terminated | truncated
-        next_obs = with_final(obs, info.get("final_obs"), done)
-        told = per_env(info, "success", len(done), done)
-        self.on_step(t, self.env, next_obs, done, info)
-        return EnvStep(
-            obs=obs,
-            next_obs=next_obs,
-            env_rewards=np.asarray(env_rewards, np.float32),
-            terminated=terminated,
-            truncated=truncated,
-            success=np.zeros(len(done), np.bool_) if told is None else told >= 0.5,
-            rows=np.zeros(0, np.int64),
-            frames={},
-            **taken_actions(info, actions, done),
-        )
-
-    def reset_acting(self, seed: int) -> Any:
-        """Begin new episodes for `act`; returns the observations."""
-        assert self._player is not None  # `attach` comes first
-        obs = self.reset_obs(seed)
-        self._player.reset(obs, seed)
-        return obs
+    def step(self, actions: NDArray[Any]) -> tuple[StepChunk, Frames]:
+        """One step with these actions, [n, ...]."""
+        if self.reward_frames is not None:
+            self.reward_frames.scores_all_first = False
+        return self._chunk(lambda _: actions, 1)
 
     def act(
         self,
@@ -272,49 +301,82 @@ class EnvWorker:
         weights: dict[str, Any] | None,
         random_steps: int = 0,
         progress: float = 0.0,
-    ) -> tuple[StepChunk, dict[str, UInt8Array]]:
-        """Take some steps alone with weights of `version`, None: those given last; see `PolicyRunner`."""
-        assert self._player is not None
-        self._player.sync(version, weights)
-        before = self._num_rendered()
-        chunk, frames = self._player.play(self, num_steps, random_steps, progress, self._take_frames)
-        return replace(chunk, num_rendered=self._num_rendered() - before), frames
+    ) -> tuple[StepChunk, Frames]:
+        """Take `num_steps` steps alone, the first `random_steps` at random; also the frames to be scored.
 
-    def _num_rendered(self) -> int:
-        return 0 if self.reward_frames is None else self.reward_frames.num_rendered
+        Args:
+            num_steps: K.
+            version: of the weights that act.
+            weights: of that version; None: those given last.
+            random_steps: how many of the steps.
+            progress: share of the run that is over; exploration may follow from it.
+        """
+        began, first, policy = time.perf_counter(), self._steps, self._policy
+        policy.sync(version, weights)
+        space = self.env.single_action_space
 
-    def _gathered(self) -> tuple[IntArray, dict[str, UInt8Array]]:
-        return (np.zeros(0, np.int64), {}) if self.reward_frames is None else self.reward_frames.gathered()
+        def choose(t: int) -> NDArray[Any]:
+            if t < random_steps:
+                return random_actions(space, self.num_envs, self._rng)
+            chosen: NDArray[Any] = policy.agent.act(self._obs, progress=progress)
+            return chosen
 
-    def _take_frames(self, num_steps: int) -> tuple[IntArray, dict[str, UInt8Array]]:
-        return (np.zeros(0, np.int64), {}) if self.reward_frames is None else self.reward_frames.take()
+        chunk, frames = self._chunk(choose, num_steps)
+        seconds = time.perf_counter() - began
+        return replace(chunk, policy_version=version, first_step=first, seconds=seconds), frames
 
-    def _cut(self) -> None:
-        if self.reward_frames is not None:
-            self.reward_frames.reset()
-        if self._collector is not None:
-            self._collector.truncate_running_episodes()
+    def _chunk(self, choose: Callable[[int], NDArray[Any]], num_steps: int) -> tuple[StepChunk, Frames]:
+        """Steps with actions of `choose(t)`, and their frames, which are not used again here."""
+        before, obs, columns = self.num_rendered, [], list[dict[str, Any]]()
+        finals: dict[int, Any] = {}
+        for t in range(num_steps):
+            actions = choose(t)
+            obs.append(_copied(self._obs))  # environments may reuse their arrays
+            self._obs, env_rewards, terminated, truncated, info = self.env.step(actions)
+            terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
+            done = terminated | truncated
+            next_obs = with_final(self._obs, info.get("final_obs"), done)
+            if done.any():
+                finals[t] = next_obs
+            self._on_step(t, self.env, next_obs, done, info)
+            success = per_env(info, "success", len(done), done)
+            columns.append(
+                {
+                    "env_rewards": np.asarray(env_rewards, np.float32),
+                    "terminated": terminated,
+                    "truncated": truncated,
+                    "success": np.zeros(len(done), np.bool_) if success is None else success >= 0.5,
+                    **_taken_actions(info, actions, done),
+                }
+            )
+        self._steps += num_steps
+        rows, frames = self._gathered() if self.reward_frames is None else self.reward_frames.take()
+        values: dict[str, Any] = {name: np.stack([each[name] for each in columns]) for name in columns[0]}
+        return StepChunk(
+            obs=_stacked(obs),
+            final_obs=finals,
+            last_obs=self._obs,
+            rows=rows,
+            num_rendered=self.num_rendered - before,
+            **values,
+        ), frames
 
-    def interact(self, policy: RolloutPolicy) -> Rollout:
-        """One rollout; the frames to be judged are in `reward_frames` afterwards."""
-        return self.rollouts.collect(policy, self.on_step)
-
-    def on_step(
-        self,
-        t: int,
-        env: VectorEnv[Any, Any, Any],
-        next_obs: Any,
-        done: BoolArray,
-        info: Mapping[str, Any],
+    def _on_step(
+        self, t: int, env: AnyVectorEnv, next_obs: Any, done: BoolArray, info: Mapping[str, Any]
     ) -> None:
         """What happens after every step of the environments."""
         if self.reward_frames is not None:
             self.reward_frames.add(t, next_obs, done, info)
         if self._collector is not None:
-            frames = self._collected.frames(next_obs, done, np.arange(len(done)))
-            success = per_env(info, "success", len(done), done)
-            env_info = {} if success is None else {"success": success}
-            self._collector.add_env_output({"obs": frames, "dones": done}, env_info)
+            self._collector.add(next_obs, done, info)
+
+    @property
+    def num_rendered(self) -> int:
+        """Frames that were asked of the environments so far."""
+        return 0 if self.reward_frames is None else self.reward_frames.num_rendered
+
+    def _gathered(self) -> tuple[IntArray, Frames]:
+        return (np.zeros(0, np.int64), {}) if self.reward_frames is None else self.reward_frames.gathered()
 
     def close(self) -> None:
         """Finish writing and close the environments."""
@@ -327,61 +389,78 @@ class EnvWorker:
             self.env.close()
 
 
-def _probe(env: VectorEnv[Any, Any, Any], cameras: Sequence[str]) -> tuple[bool, dict[str, UInt8Array]]:
-    """Take one step: does the environment tell success, and what do its cameras show?"""
-    env.reset(seed=0)
-    action = getattr(env.unwrapped, "resting_action", env.action_space.sample)()  # a robot is not to jerk
-    obs, _, terminated, truncated, info = env.step(action)
-    done = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
-    next_obs = with_final(obs, info.get("final_obs"), done)
-    frames = FrameSource(env, cameras).frames(next_obs, done, np.arange(len(done))) if cameras else {}
-    return per_env(info, "success", len(done), done) is not None, frames
+class LocalEnvs:
+    """One env worker of this process, as the loops ask for it; see `EnvWorkers`."""
+
+    def __init__(self, worker: EnvWorker) -> None:
+        self.local, self.num_envs, self.facts = worker, worker.num_envs, worker.facts
+        self.parts = [(0, worker.num_envs)]
+
+    def attach(self, policy: PolicySpec, agent: Any) -> None:
+        """Act with the agent itself."""
+        self.local.attach(agent)
+
+    def reset(self, seed: int, env_steps: int) -> list[Any]:
+        """Begin new episodes; returns the observations [n, ...] of each worker."""
+        return [self.local.reset(seed)]
+
+    def rollouts(self, version: int, weights: Any, env_steps: int) -> list[WorkerRollout]:
+        """A rollout of each worker."""
+        played, frames = self.local.rollout(version)
+        return [replace(played, frames=frames)]
+
+    def step(self, actions: NDArray[Any], env_steps: int, on_lost: Any) -> tuple[StepChunk, Frames]:
+        """One step of all environments."""
+        return self.local.step(actions)
+
+    def fault_metrics(self) -> dict[str, float]:
+        """Nothing can be lost."""
+        return {}
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Finish writing and close the environments."""
+        self.local.close()
 
 
-def _end_on_success(env: Any, reward: RewardConfig) -> None:
-    """Have the reward model end the episodes of a robot; its verdict is the one that is learned from."""
-    if not hasattr(env, "set_success_detector"):
-        raise ConfigError("reward.standalone ends episodes on a robot; use the wrappers for it elsewhere")
-    manager = RewardManager(reward)
+def _taken_actions(info: Mapping[str, Any], chosen: NDArray[Any], done: BoolArray) -> dict[str, Any]:
+    """The actions [n, ...] that were taken, and where by a person, if the environments tell.
 
-    def judge(obs: Any) -> bool:
-        verdict = manager.score(manager.images(obs))
-        return bool(fires(verdict.prob_success, manager.threshold)[0])
+    An action of the policy that the robot's safety cut short stays the policy's own: that it is cut short is
+    how the world answers to it, and a critic has to learn that.
+    """
+    told = per_env(info, INTERVENED_INFO, len(done), done)
+    if told is None:
+        return {"actions": chosen}
+    intervened: BoolArray = told >= 0.5
+    actions = np.array(chosen)
+    final = info.get("final_info")
+    for env in np.flatnonzero(intervened).tolist():
+        place = final if done[env] and isinstance(final, Mapping) and ACTION_INFO in final else info
+        actions[env] = to_numpy(place[ACTION_INFO])[env]
+    return {"actions": actions, "intervened": intervened}
 
-    env.set_success_detector(judge)
+
+def _next_obs(obs: Any, info: Mapping[str, Any], done: BoolArray) -> Any:
+    """What the last actions led to: the final observation where an episode ended."""
+    if not done.any():
+        return obs
+    if info.get("final_obs") is None:
+        raise DataError("an episode ended, but the environment's info has no final_obs")
+    return with_final(obs, info["final_obs"], done)
 
 
-class Actor:
-    """Learns from rollouts. The training rewards come through `update_rewards` and from nowhere else."""
+def _parts(observation: Any) -> dict[str, NDArray[Any]]:
+    """Name -> array [N, ...], with a state vector under `state`."""
+    if isinstance(observation, Mapping):
+        return {name: to_numpy(part) for name, part in observation.items()}
+    return {STATE: to_numpy(observation)}
 
-    def __init__(self, learner: OnPolicyAgent) -> None:
-        self.learner, self.version = learner, 0
-        self._rollout: Rollout | None = None
 
-    def receive(self, rollout: Rollout) -> None:
-        """Take a rollout to learn from; until relabelled its training rewards are the env's."""
-        self._rollout = rollout
+def _copied(obs: Any) -> Any:
+    return {name: np.array(part) for name, part in obs.items()} if isinstance(obs, dict) else np.array(obs)
 
-    @property
-    def rollout(self) -> Rollout:
-        """The rollout at hand."""
-        if self._rollout is None:
-            raise RuntimeError("the actor has no rollout yet: call receive() first")
-        return self._rollout
 
-    def update_rewards(self, training_rewards: FloatArray) -> FloatArray:
-        """Replace the training rewards, float32 [T, N]; returns those that it holds now."""
-        self.rollout.update_rewards(torch.from_numpy(training_rewards))
-        held: FloatArray = self.rollout.training_rewards.numpy()
-        return held
-
-    def objective(self) -> NDArray[np.floating]:
-        """What the policy is trained on, made of the training rewards as they are now: advantages [T, N]."""
-        advantages: NDArray[np.floating] = self.learner.advantages(self.rollout)[0].numpy()
-        return advantages
-
-    def update(self, progress: float) -> dict[str, float]:
-        """Learn from the rollout; `progress` is the share of the run that is over."""
-        metrics = self.learner.update(self.rollout, progress)
-        self.version += 1
-        return metrics
+def _stacked(obs: list[Any]) -> Any:
+    if isinstance(obs[0], dict):
+        return {name: np.stack([each[name] for each in obs]) for name in obs[0]}
+    return np.stack(obs)

@@ -1,4 +1,4 @@
-"""Env workers as a run sees them: one set of environments, wherever they are and in however many processes.
+"""Env workers of other processes or threads as a run sees them: one set of environments.
 
 Here is also what happens when a worker is lost. A rollout counts when it has reached this process, whole. If
 a worker goes before that, its environments begin new episodes and play the rollout again; what the others
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from guerdon.config import CollectConfig, EnvConfig, RewardConfig
+from guerdon.core.batches import StepChunk, WorkerRollout
 from guerdon.core.errors import ConfigError, WorkerLostError
 from guerdon.distributed.engine import Engine, Group, LocalGroup, Pending, RestartCounter, WorkerSpec
 from guerdon.distributed.placement import divide
-from guerdon.rewards.image.worker import ImageRewardWorker
-from guerdon.training.acting import EnvStep, PolicySpec, RolloutWorker, make_rollout_worker
-from guerdon.training.env_worker import EnvFacts, EnvWorker, WorkerRollout
-from guerdon.training.reward_workers import StreamingScorer
+from guerdon.training.acting import PolicySpec, make_rollout_worker
+from guerdon.training.env_setup import EnvFacts
+from guerdon.training.env_worker import EnvWorker, Frames
 
 log = logging.getLogger("guerdon")
 
@@ -42,14 +42,19 @@ class EnvWorkers:
         reward: RewardConfig,
         collect: CollectConfig,
         *,
-        cameras: Sequence[str],
-        num_steps: int,
         seed: int,
-        num_frames: int = 1,
-        only_at_rest: bool = False,
-        keep_next_obs: bool = False,
+        **worker: Any,
     ) -> None:
-        """Divide the environments over the workers that the settings ask for; see `EnvWorker`."""
+        """Divide the environments over the workers that the settings ask for.
+
+        Args:
+            engine: makes the workers.
+            cfg: the `env.train` section.
+            reward: the `reward` section.
+            collect: the `collect` section.
+            seed: of the run.
+            **worker: further arguments of `EnvWorker`.
+        """
         count = engine.num_workers("env")
         if cfg.num_envs < count:
             raise ConfigError(f"{count} env workers cannot share env.train.num_envs={cfg.num_envs}")
@@ -57,15 +62,7 @@ class EnvWorkers:
         threads = max(torch.get_num_threads() // engine.workers_beside("env"), 1)
         specs = []
         for start, stop in self.parts:
-            mine = {
-                "first_env": start,
-                "total_envs": cfg.num_envs,
-                "cameras": cameras,
-                "num_steps": num_steps,
-                "num_frames": num_frames,
-                "only_at_rest": only_at_rest,
-                "keep_next_obs": keep_next_obs,
-            }
+            mine = {"first_env": start, "total_envs": cfg.num_envs, **worker}
             section = replace(cfg, num_envs=stop - start)
             share = (start, stop, cfg.num_envs)
             args = (section, _reward_share(reward, share), _collect_share(collect, share))
@@ -77,8 +74,8 @@ class EnvWorkers:
         self.rollouts_lost = 0
         self._counter, self._rollout_counter = RestartCounter("env"), RestartCounter("rollout")
         self._steps_done = 0
-        self._policy: PolicySpec | RolloutWorker | None = None
-        self._taken: dict[int, EnvStep] = {}
+        self._policy: PolicySpec | None = None
+        self._taken: dict[int, tuple[StepChunk, Frames]] = {}
 
     @property
     def local(self) -> EnvWorker:
@@ -87,10 +84,10 @@ class EnvWorkers:
         worker: EnvWorker = self.group.workers[0]
         return worker
 
-    def attach(self, policy: PolicySpec, learner: RolloutWorker) -> None:
-        """Give the workers a policy for rollouts: in this process the learner itself, elsewhere copies."""
-        self._policy = learner if self._engine.shares_memory else policy
-        count = self._engine.num_workers("rollout")
+    def attach(self, policy: PolicySpec, agent: Any = None) -> None:
+        """Give every worker a copy of the policy, or, where they are apart, a rollout worker to ask."""
+        self._policy = policy
+        count = self._engine.num_workers("rollout") if agent is not None and agent.on_policy else 0
         if count:
             threads = max(torch.get_num_threads() // self._engine.workers_beside("rollout"), 1)
             spec = WorkerSpec(cls=make_rollout_worker, args=(policy,), threads=threads)
@@ -105,38 +102,16 @@ class EnvWorkers:
             )
         return self.group.submit(rank, "attach", self._policy)
 
-    def score_while_stepping(self, worker: ImageRewardWorker) -> StreamingScorer:
-        """Let a reward worker of this process judge frames while rollouts go on."""
-        kept = self.local.reward_frames
-        assert kept is not None
-        kept.streaming = StreamingScorer(worker)
-        return kept.streaming
-
-    def score_after_rollout(self) -> None:
-        """Undo `score_while_stepping`."""
-        kept = self.local.reward_frames
-        assert kept is not None
-        if kept.streaming is not None:
-            kept.streaming.close()
-        kept.streaming = None
-
-    def reset(self, seed: int, env_steps: int) -> None:
-        """Begin new episodes everywhere, for rollouts."""
-        self._reset_all(seed, env_steps, "reset")
-
-    def reset_obs(self, seed: int, env_steps: int) -> Any:
-        """Begin new episodes everywhere; returns the observations [N, ...], for stepping by hand."""
-        return _side_by_side(self._reset_all(seed, env_steps, "reset_obs"))
-
-    def _reset_all(self, seed: int, env_steps: int, method: str) -> list[Any]:
+    def reset(self, seed: int, env_steps: int) -> list[Any]:
+        """Begin new episodes everywhere; returns the observations [n, ...] of each worker."""
         self._steps_done = env_steps
         answers: list[Any] = []
-        pending = [self.group.submit(rank, method, seed) for rank in range(self.group.size)]
+        pending = [self.group.submit(rank, "reset", seed) for rank in range(self.group.size)]
         for rank, item in enumerate(pending):
             try:
                 answers.append(item.result())
             except WorkerLostError as error:
-                answers.append(self._revive(rank, error, method, seed))
+                answers.append(self._revive(rank, error, seed))
         return answers
 
     # Rollouts
@@ -152,7 +127,7 @@ class EnvWorkers:
 
     def again(self, lost: WorkerRollout, version: int, weights: Pending | None) -> WorkerRollout:
         """Play a rollout again whose frames went with their machine."""
-        rank = self.parts.index((lost.start, lost.stop))
+        rank = self.parts.index((lost.first_env, lost.first_env + lost.num_envs))
         error = WorkerLostError("env", rank, "its machine has gone with the frames it made")
         self._recover({rank: error})
         done: dict[int, WorkerRollout] = {}
@@ -209,13 +184,13 @@ class EnvWorkers:
             self.rollouts_lost += 1
             if error.role == "rollout":
                 try:
-                    self._new_episodes(rank, "reset")
+                    self._new_episodes(rank)
                 except WorkerLostError as other:
-                    self._revive(rank, other, "reset")
+                    self._revive(rank, other)
             else:
-                self._revive(rank, error, "reset")
+                self._revive(rank, error)
 
-    def _revive(self, rank: int, error: WorkerLostError, method: str, seed: int | None = None) -> Any:
+    def _revive(self, rank: int, error: WorkerLostError, seed: int | None = None) -> Any:
         """Replace an env worker and begin its episodes; also if it is lost again meanwhile."""
         while True:
             self._counter.lost(error)
@@ -223,83 +198,72 @@ class EnvWorkers:
             try:
                 if self._policy is not None:
                     self._attach(rank).result()
-                return self._new_episodes(rank, method, seed)
+                return self._new_episodes(rank, seed)
             except WorkerLostError as other:
                 error = other
 
-    def _new_episodes(self, rank: int, method: str, seed: int | None = None) -> Any:
+    def _new_episodes(self, rank: int, seed: int | None = None) -> Any:
         """With a seed that follows from that of the run, the step, and how often workers were lost."""
         if seed is None:
             restarts = sum(self._engine.restarts.values())
             entropy = [self._seed, self._steps_done, restarts, rank]
             seed = int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 2)
-        return self.group.submit(rank, method, seed).result()
+        return self.group.submit(rank, "reset", seed).result()
 
-    # Steps by hand
+    # Single steps
 
     def step(
-        self, actions: NDArray[Any], env_steps: int, *, still: Sequence[int] | None = None
-    ) -> tuple[EnvStep | None, dict[int, Any]]:
-        """One step of all environments.
+        self, actions: NDArray[Any], env_steps: int, on_lost: Callable[[dict[int, Any]], NDArray[Any]]
+    ) -> tuple[StepChunk, Frames]:
+        """One step of all environments, with the frames to be scored.
 
         Args:
             actions: [N, ...].
             env_steps: steps of the run so far.
-            still: ranks of the workers that have not taken this step yet; None: none has.
-
-        Returns:
-            What came of it, and nothing else; or None and, by rank, the first observations of workers that
-            were lost and started again. Their episodes were truncated before this step; it is complete when
-            they have taken it too, with new actions (`still`).
+            on_lost: takes, by rank, the first observations of workers that were lost and started again; their
+                episodes were truncated before this step. Returns the actions [N, ...] that they take.
         """
         self._steps_done = env_steps
-        if still is None:
-            self._taken, still = {}, range(self.group.size)
-        pending = {rank: self.group.submit(rank, "step", actions[slice(*self.parts[rank])]) for rank in still}
-        fresh: dict[int, Any] = {}
-        for rank, item in pending.items():
-            try:
-                self._taken[rank] = item.result()
-                self._counter.answered(rank)
-            except WorkerLostError as error:
-                fresh[rank] = self._revive(rank, error, "reset_obs")
-        return (None if fresh else self._joined()), fresh
+        ranks = list(range(self.group.size))
+        while ranks:
+            pending = {
+                rank: self.group.submit(rank, "step", actions[slice(*self.parts[rank])]) for rank in ranks
+            }
+            fresh: dict[int, Any] = {}
+            for rank, item in pending.items():
+                try:
+                    self._taken[rank] = item.result()
+                    self._counter.answered(rank)
+                except WorkerLostError as error:
+                    fresh[rank] = self._revive(rank, error)
+            if fresh:
+                actions = on_lost(fresh)
+            ranks = list(fresh)
+        return self._joined()
 
-    def _joined(self) -> EnvStep:
+    def _joined(self) -> tuple[StepChunk, Frames]:
         """The steps of all workers side by side."""
         steps = [self._taken[rank] for rank in range(self.group.size)]
-        if len(steps) == 1:
-            one = steps[0]
-            return replace(one, obs=_side_by_side([one.obs]), next_obs=_side_by_side([one.next_obs]))
-        names = ["env_rewards", "terminated", "truncated", "success"]
-        if all(item.intervened is not None for item in steps):
-            names += ["actions", "intervened"]
-        rows = [item.rows + start for item, (start, _) in zip(steps, self.parts, strict=True)]
-        judged = [item.frames for item in steps if item.frames]
-        return EnvStep(
-            obs=_side_by_side([item.obs for item in steps]),
-            next_obs=_side_by_side([item.next_obs for item in steps]),
+        chunks, frames = [chunk for chunk, _ in steps], [shown for _, shown in steps if shown]
+        names = ["actions", "env_rewards", "terminated", "truncated", "success"]
+        if all(item.intervened is not None for item in chunks):
+            names.append("intervened")
+        rows = [item.rows + start for item, (start, _) in zip(chunks, self.parts, strict=True)]
+        after = [item.final_obs.get(0, item.last_obs) for item in chunks]
+        ended = any(item.final_obs for item in chunks)
+        values: dict[str, Any] = {
+            name: np.concatenate([getattr(item, name) for item in chunks], axis=1) for name in names
+        }
+        return StepChunk(
+            obs=side_by_side([item.obs for item in chunks], axis=1),
+            final_obs={0: side_by_side(after)} if ended else {},
+            last_obs=side_by_side([item.last_obs for item in chunks]),
             rows=np.concatenate(rows),
-            frames={k: np.concatenate([each[k] for each in judged]) for k in (judged[0] if judged else {})},
-            num_rendered=sum(item.num_rendered for item in steps),
-            **{name: np.concatenate([getattr(item, name) for item in steps]) for name in names},
-        )
+            num_rendered=sum(item.num_rendered for item in chunks),
+            **values,
+        ), side_by_side(frames) if frames else {}
 
     # Workers that act on their own
-
-    def attach_copies(self, policy: PolicySpec) -> None:
-        """Give every worker a copy of the policy for `act`."""
-        self._policy = policy
-        for rank in range(self.group.size):
-            self._attach(rank).result()
-
-    def reset_acting(self, seed: int, env_steps: int) -> list[Any]:
-        """Begin new episodes everywhere; returns the observations of each worker."""
-        return self._reset_all(seed, env_steps, "reset_acting")
-
-    def act(self, rank: int, *request: Any) -> tuple[Pending, Pending]:
-        """Ask a worker for a chunk, and for its frames apart; see `EnvWorker.act`."""
-        return self.group.submit_pair(rank, "act", *request)
 
     def delivered(self, rank: int) -> None:
         """A worker's chunk is here."""
@@ -309,7 +273,7 @@ class EnvWorkers:
         """Replace a worker that was lost with its requests; returns the first observations of the new one."""
         self._steps_done = env_steps
         self.rollouts_lost += num_requests
-        return self._revive(rank, error, "reset_acting")
+        return self._revive(rank, error)
 
     def fault_metrics(self) -> dict[str, float]:
         """What was lost so far in this run, all roles together; nothing if nothing was."""
@@ -331,13 +295,13 @@ class EnvWorkers:
                 log.warning("while closing: %s", error)
 
 
-def _side_by_side(parts: Sequence[Any]) -> Any:
+def side_by_side(parts: Sequence[Any], axis: int = 0) -> Any:
     """Observations of several workers, arrays or mappings of arrays, as one batch that may be written to."""
     if isinstance(parts[0], dict):
-        return {name: _side_by_side([part[name] for part in parts]) for name in parts[0]}
+        return {name: side_by_side([part[name] for part in parts], axis) for name in parts[0]}
     if len(parts) == 1 and (not isinstance(parts[0], np.ndarray) or parts[0].flags.writeable):
         return parts[0]
-    return np.concatenate([np.asarray(part) for part in parts])
+    return np.concatenate([np.asarray(part) for part in parts], axis)
 
 
 def _limit(total: int | None, share: tuple[int, int, int]) -> int | None:

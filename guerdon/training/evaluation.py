@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from guerdon.agents.episodes import EpisodeRecord, EpisodeTracker
 from guerdon.config import EnvConfig
+from guerdon.core.episodes import EpisodeRecord, EpisodeTracker
 from guerdon.core.types import BoolArray, UInt8Array
 from guerdon.data.collect.observations import FrameSource, per_env, with_final
 from guerdon.envs.make import make_vector_env

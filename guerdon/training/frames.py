@@ -18,8 +18,8 @@ from guerdon.config import RewardConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.data.collect.observations import AT_REST_INFO, FrameSource, camera_behind, native_of, per_env
+from guerdon.rewards.image.scorer import StreamingScorer
 from guerdon.rewards.relabel import judged_frames
-from guerdon.training.reward_workers import StreamingScorer
 
 Picked: TypeAlias = tuple[IntArray, dict[str, UInt8Array]]
 """Environments int [n], and of each camera what is judged of them."""

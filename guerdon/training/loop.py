@@ -1,35 +1,41 @@
-"""What the on-policy and the off-policy loop have in common."""
+"""What an iteration of training leaves to log and to watch; the same for all loops."""
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.config import RewardConfig
-from guerdon.core.types import BoolArray, FloatArray, IntArray
+from guerdon.core.batches import StepChunk
+from guerdon.core.images import latest_frames
+from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.fit.refit import ScoredSteps
 from guerdon.monitoring.monitor import Watched
 from guerdon.rewards.calibration import fires
-from guerdon.rewards.relabel import judged_frames
+from guerdon.rewards.image.scorer import RewardFacts, RewardManager
+from guerdon.training.reward_workers import FramesLostError, RewardWorkers
+
+log = logging.getLogger("guerdon")
 
 FEATURE_FRAMES = 64
-"""Judged frames whose features are compared with those of the training frames."""
+"""Scored frames whose features are compared with those of the training frames."""
+_PADDING = {"prob_success": np.nan, "disagreement": np.nan, "done": False, "success": False, "elapsed": 1}
+"""What stands where a worker has stored fewer steps than another: a step that means nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Iteration:
-    """What one iteration leaves to log and to watch."""
+    """What one iteration leaves."""
 
     metrics: dict[str, float]
     watched: Watched | None = None
     """None without a reward model."""
-    judged: ScoredSteps | None = None
+    scored: ScoredSteps | None = None
     """What refits learn from; None where the environments do not tell success, and without a reward model."""
 
 
@@ -54,24 +60,136 @@ class Loop(Protocol):
         """Go on from `state_dict`."""
 
 
-@dataclass
-class Stopwatch:
-    """Seconds by name, for `time/*`."""
+@dataclass(frozen=True, kw_only=True)
+class ScoredPart:
+    """The scored frames of some steps of one worker's environments, here or elsewhere."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    _last: float = field(default_factory=time.perf_counter)
+    first_step: int
+    """Of the iteration."""
+    num_steps: int
+    first_env: int
+    num_envs: int
+    rows: IntArray
+    """Which of the part's steps have a frame, as places in its flat [num_steps * num_envs], ascending."""
+    frames: Any
+    """camera -> [len(rows), ...], or a `Pending` of it."""
 
-    def lap(self, name: str) -> None:
-        """The time since the last lap was spent on `name`."""
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now
+    def places(self, total_envs: int) -> IntArray:
+        """Where these steps lie in the flat [T * N] of the iteration."""
+        steps, envs = np.divmod(self.rows, self.num_envs)
+        return (self.first_step + steps) * total_envs + self.first_env + envs
 
-    def metrics(self, env_steps: int) -> dict[str, float]:
-        """`time/<name>` and the rate of environment steps."""
-        total = sum(self.seconds.values())
-        named = {f"time/{name}": value for name, value in self.seconds.items()}
-        return {**named, "time/steps_per_second": env_steps / total}
+    def holds(self, step: int, env: int) -> bool:
+        """Whether a step of the iteration is one of this part's."""
+        own_env = self.first_env <= env < self.first_env + self.num_envs
+        return own_env and self.first_step <= step < self.first_step + self.num_steps
+
+    def frame_row(self, step: int, env: int) -> int:
+        """Which frame shows a step: its own, or the last one before it of its environment."""
+        place = (step - self.first_step) * self.num_envs + env - self.first_env
+        of_env = self.rows % self.num_envs == place % self.num_envs
+        return int(np.flatnonzero(of_env & (self.rows <= place))[-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredIteration:
+    """All steps of an iteration [T, N] with their scores, and the frames that were scored."""
+
+    parts: Sequence[ScoredPart]
+    prob_success: FloatArray
+    """NaN where nothing was scored; 0 or the last one where that stands in for a score."""
+    disagreement: FloatArray
+    """NaN where no frame was looked at."""
+    done: BoolArray
+    success: BoolArray | None
+    """None where the environments do not tell."""
+    elapsed: IntArray
+    """The step within its episode."""
+    num_rendered: int
+    env_steps: int
+    """Of the run before this iteration."""
+
+    def watched(self, rewards: RewardManager | RewardWorkers) -> Watched:
+        """For the monitor."""
+        facts = rewards.facts
+
+        def frame(t: int, env: int) -> UInt8Array:
+            shown = self.frames_at(np.array([t]), np.array([env]))[facts.image_keys[0]]
+            one: UInt8Array = latest_frames(shown)[0]
+            return one
+
+        return Watched(
+            prob_success=self._looked_at(),
+            done=self.done,
+            env_success=self.success,
+            elapsed=self.elapsed,
+            disagreement=self.disagreement if facts.num_members > 1 else None,
+            features=self._features(rewards),
+            frame=frame,
+        )
+
+    def for_refits(self) -> ScoredSteps | None:
+        """What refits learn from."""
+        if self.success is None:
+            return None
+        return ScoredSteps(
+            prob_success=self._looked_at(),
+            success=self.success,
+            elapsed=self.elapsed,
+            first_step=self.env_steps // self.done.shape[1],
+            frames_at=self.frames_at,
+        )
+
+    def frames_at(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:
+        """What was scored of some steps, int [M] each, camera -> [M, ...]."""
+        shown: list[dict[str, UInt8Array]] = []
+        for step, each in zip(t.tolist(), env.tolist(), strict=True):
+            part = next(part for part in self.parts if part.holds(step, each))
+            frames = part.frames if isinstance(part.frames, dict) else part.frames.result()
+            row = part.frame_row(step, each)
+            shown.append({name: images[row] for name, images in frames.items()})
+        return {name: np.stack([each[name] for each in shown]) for name in shown[0]} if shown else {}
+
+    def _looked_at(self) -> FloatArray:
+        """Scores that come from a look at a frame, NaN for all others; of those there is no disagreement."""
+        seen: FloatArray = np.where(np.isnan(self.disagreement), np.float32(np.nan), self.prob_success)
+        return seen
+
+    def _features(self, rewards: RewardManager | RewardWorkers) -> FloatArray | None:
+        """Of some of the scored frames; which ones does not depend on who made them."""
+        places = [part.places(self.done.shape[1]) for part in self.parts]
+        everything = np.sort(np.concatenate(places))
+        if not len(everything):
+            return None
+        order = np.random.default_rng(self.env_steps).permutation(len(everything))
+        picked = everything[np.sort(order[:FEATURE_FRAMES])]
+        rows = [np.flatnonzero(np.isin(mine, picked)) for mine in places]
+        try:
+            return rewards.features_of([part.frames for part in self.parts], rows)
+        except FramesLostError:
+            log.warning("the frames of a lost machine are left out of the monitor's look at features")
+            return None
+
+    def metrics(
+        self, facts: RewardFacts, env_rewards: NDArray[Any], training: NDArray[Any], learned: NDArray[Any]
+    ) -> dict[str, float]:
+        """All three rewards, and how the learned one behaves."""
+        values = {
+            "rollout/rewards": float(np.mean(training)),
+            "rollout/env_rewards": float(np.mean(env_rewards)),
+            "rollout/learned_rewards": float(np.mean(learned)),
+            "reward/frames_rendered": float(self.num_rendered),
+            "reward/frames_judged": float(sum(len(part.rows) for part in self.parts)),
+        }
+        scored = np.isfinite(self.prob_success)
+        if not scored.any():
+            return values
+        fired = fires(self.prob_success[scored], facts.threshold)
+        values["reward/prob_mean"] = float(self.prob_success[scored].mean())
+        values["reward/fire_rate"] = float(fired.mean())
+        if self.success is not None:
+            values["reward/agreement"] = float((fired == self.success[scored]).mean())
+        return values
 
 
 def episode_metrics(episodes: Sequence[Any]) -> dict[str, float]:
@@ -87,94 +205,88 @@ def episode_metrics(episodes: Sequence[Any]) -> dict[str, float]:
     }
 
 
-def reward_metrics(
-    prob_success: FloatArray,
-    env_rewards: NDArray[Any],
-    training: NDArray[Any],
-    learned: NDArray[Any],
-    success: BoolArray | None,
-    threshold: float,
-) -> dict[str, float]:
-    """All three rewards, and how the learned one behaves; `prob_success` is NaN where nothing was judged."""
-    values = {
-        "rollout/rewards": float(np.mean(training)),
-        "rollout/env_rewards": float(np.mean(env_rewards)),
-        "rollout/learned_rewards": float(np.mean(learned)),
+# Of off-policy loops, whose steps come in chunks
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredChunk:
+    """A chunk that was scored and stored; arrays are [K, n]."""
+
+    rank: int
+    """Of its env worker."""
+    first_env: int
+    """The first of its environments, counted over all workers."""
+    chunk: StepChunk
+    frames: Any
+    """Of the scored steps, here or elsewhere."""
+    prob_success: FloatArray
+    """NaN where nothing was scored, 0 for a robot in motion if the model scores those at rest alone."""
+    disagreement: FloatArray
+    """NaN where nothing was looked at."""
+    elapsed: IntArray
+    """The step within its episode."""
+    policy_lag: int
+    """Updates between the weights that acted and those of the moment when it was stored."""
+    reward_version: str | None
+    """Of the reward model that scored it."""
+
+    def value(self, name: str) -> NDArray[Any]:
+        """One of the values of each step, [K, n]."""
+        array: NDArray[Any] = getattr(self if hasattr(self, name) else self.chunk, name)
+        return array
+
+
+def flat_values(stored: Sequence[StoredChunk], name: str) -> NDArray[Any]:
+    """One value of all stored steps, in a row."""
+    return np.concatenate([item.value(name).reshape(-1) for item in stored])
+
+
+def intervention_metrics(stored: Sequence[StoredChunk], num_kept: int) -> dict[str, float]:
+    """How much people did of some steps; nothing where nobody can step in."""
+    flags = [item.chunk.intervened for item in stored if item.chunk.intervened is not None]
+    if not flags:
+        return {}
+    share = float(np.concatenate([part.reshape(-1) for part in flags]).mean())
+    return {"env/intervened": share, "env/interventions_kept": float(num_kept)}
+
+
+def stored_iteration(
+    stored: Sequence[StoredChunk], num_envs: int, env_steps: int, knows_success: bool
+) -> ScoredIteration:
+    """The chunks of all env workers side by side, [T, N]."""
+    mine: dict[int, list[StoredChunk]] = {}
+    for item in stored:
+        mine.setdefault(item.rank, []).append(item)
+    length = max(sum(len(item.chunk) for item in items) for items in mine.values())
+    joined = {
+        name: np.full((length, num_envs), value, stored[0].value(name).dtype)
+        for name, value in _PADDING.items()
     }
-    judged = np.isfinite(prob_success)
-    if not judged.any():
-        return values
-    fired = fires(prob_success[judged], threshold)
-    values |= {
-        "reward/prob_mean": float(prob_success[judged].mean()),
-        "reward/fire_rate": float(fired.mean()),
-    }
-    if success is not None:
-        values["reward/agreement"] = float((fired == success[judged]).mean())
-    return values
-
-
-def frame_metrics(num_rendered: int, num_judged: int) -> dict[str, float]:
-    """Frames that were asked of the environments, and those that the reward model judged."""
-    return {"reward/frames_rendered": float(num_rendered), "reward/frames_judged": float(num_judged)}
-
-
-def feature_rows(count: int, seed: int) -> IntArray:
-    """Which of `count` judged frames are compared with the training frames, ascending."""
-    return np.sort(np.random.default_rng(seed).permutation(count)[:FEATURE_FRAMES])
-
-
-def fill_scores(
-    values: FloatArray,
-    done: BoolArray,
-    cfg: RewardConfig,
-    *,
-    only_at_rest: bool = False,
-    last: FloatArray | None = None,
-) -> FloatArray:
-    """Verdicts [T, N] with those that were not asked for (NaN): 0 for robots in motion, or the last one.
-
-    Args:
-        values: float [T, N].
-        done: bool [T, N]; whether the episode ended with this step.
-        cfg: the `reward` section.
-        only_at_rest: the model judges robots that stand still alone.
-        last: float [N], of the step before the first; None: none is missing there.
-    """
-    if only_at_rest:
-        filled: FloatArray = np.where(np.isnan(values) & judged_frames(done, cfg), np.float32(0), values)
-        return filled
-    return carry_forward(values, last) if cfg.cache_verdicts and cfg.reward_mode == "per_step" else values
-
-
-def scored_frames_only(prob_success: FloatArray, disagreement: FloatArray) -> FloatArray:
-    """Verdicts that come from a look at a frame, NaN for all others; of those there is no disagreement."""
-    seen: FloatArray = np.where(np.isnan(disagreement), np.float32(np.nan), prob_success)
-    return seen
-
-
-def carry_forward(values: FloatArray, last: FloatArray | None = None) -> FloatArray:
-    """Verdicts [T, N] with those that were not given (NaN) taken from the step before.
-
-    Args:
-        values: float [T, N].
-        last: float [N], of the step before the first; None: none is missing there.
-    """
-    filled = values.copy()
-    for t, row in enumerate(filled):
-        before = last if t == 0 else filled[t - 1]
-        if before is not None:
-            row[:] = np.where(np.isnan(row), before, row)
-    return filled
-
-
-def frame_row(rows: IntArray, place: int, num_envs: int) -> int:
-    """Which of the judged frames shows a step: its own, or the last one before it of its environment.
-
-    Args:
-        rows: int [K], places of the judged frames in a flat [T * N], ascending.
-        place: of the step.
-        num_envs: N.
-    """
-    of_env = np.flatnonzero((rows % num_envs == place % num_envs) & (rows <= place))
-    return int(of_env[-1])
+    parts: list[ScoredPart] = []
+    for items in mine.values():
+        at = 0
+        for item in items:
+            num_steps, count = item.prob_success.shape
+            for name, values in joined.items():
+                values[at : at + num_steps, item.first_env : item.first_env + count] = item.value(name)
+            parts.append(
+                ScoredPart(
+                    first_step=at,
+                    num_steps=num_steps,
+                    first_env=item.first_env,
+                    num_envs=count,
+                    rows=item.chunk.rows,
+                    frames=item.frames,
+                )
+            )
+            at += num_steps
+    return ScoredIteration(
+        parts=parts,
+        prob_success=joined["prob_success"],
+        disagreement=joined["disagreement"],
+        done=joined["done"],
+        success=joined["success"] if knows_success else None,
+        elapsed=joined["elapsed"],
+        num_rendered=sum(item.chunk.num_rendered for item in stored),
+        env_steps=env_steps,
+    )

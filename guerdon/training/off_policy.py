@@ -1,74 +1,410 @@
-"""SAC and DQN on the learned reward: step, judge, store; sample, relabel, update."""
+"""SAC, TD3 and DQN on the learned reward: step, score, store; sample, relabel, update.
+
+`ReplayLearning` is what synchronous and asynchronous runs share; `OffPolicyLoop` is the synchronous one.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from guerdon.agents.episodes import EpisodeTracker
-from guerdon.agents.replay import ReplayBuffer
-from guerdon.core.images import latest_frames
-from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
-from guerdon.fit.refit import ScoredSteps
-from guerdon.monitoring.monitor import Watched
-from guerdon.rewards.relabel import learned_rewards
-from guerdon.rewards.steps import StepBatch
-from guerdon.training.acting import EnvStep, random_actions
-from guerdon.training.interventions import store_step
+from guerdon.agents.agent import OffPolicyAgent
+from guerdon.agents.networks import ObsSpec
+from guerdon.agents.replay import EnvStream, ReplayBuffer, ReplayParts
+from guerdon.config import RewardConfig
+from guerdon.core.batches import ReplayBatch, StepChunk, TrainBatch
+from guerdon.core.episodes import EpisodeTracker
+from guerdon.core.errors import ConfigError
+from guerdon.core.progress import Stopwatch
+from guerdon.core.steps import StepBatch
+from guerdon.core.types import FloatArray
+from guerdon.monitoring.reward_path import check_reward_path, drive_targets
+from guerdon.rewards.image.scorer import RewardManager, Scores
+from guerdon.rewards.relabel import RewardScale, combine, fill_scores, learned_rewards, training_rewards
+from guerdon.training.acting import random_actions
+from guerdon.training.demonstrations import add_interventions, fill_with_demonstrations
+from guerdon.training.env_worker import LocalEnvs
+from guerdon.training.env_workers import EnvWorkers, side_by_side
 from guerdon.training.loop import (
     Iteration,
-    Stopwatch,
+    StoredChunk,
     episode_metrics,
-    feature_rows,
-    fill_scores,
-    frame_metrics,
-    scored_frames_only,
+    flat_values,
+    intervention_metrics,
+    stored_iteration,
 )
-from guerdon.training.online_reward import OnlineReward
-from guerdon.training.replay_learning import ITERATION_STEPS, LearningParts, ReplayLearning
+from guerdon.training.online_reward import OnlineReward, load_online
+from guerdon.training.reward_workers import RewardWorkers
+
+ITERATION_STEPS = 512
+"""Environment steps, all environments together, that make an iteration."""
+REPLAY_FILE, PRIOR_FILE, INTERVENTIONS_FILE = "replay.npz", "prior.npz", "interventions.npz"
 
 
-class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
+class ReplayLearning(ABC):
+    """Learner, replay buffer and demonstrations; how experience comes in is left to others."""
+
+    streams: list[EnvStream]
+    replay: ReplayParts
+
+    def __init__(
+        self,
+        learner: OffPolicyAgent,
+        envs: LocalEnvs | EnvWorkers,
+        rewards: RewardManager | RewardWorkers | None,
+        cfg: RewardConfig,
+        spaces: tuple[gym.Space[Any], gym.Space[Any]],
+        seed: int,
+        online: OnlineReward | None = None,
+    ) -> None:
+        """Put together a run.
+
+        Args:
+            learner: the agent.
+            envs: the training environments.
+            rewards: the image reward model; None: there is none.
+            cfg: the `reward` section.
+            spaces: of observations and of actions, for a single environment.
+            seed: of sampling, and of actions before learning starts.
+            online: a reward model of the zoo; None: there is none.
+        """
+        self.learner, self.envs, self.rewards, self.cfg, self.online = learner, envs, rewards, cfg, online
+        self.section = learner.cfg
+        self.scale = RewardScale() if self.cfg.normalize else None
+        self.env_steps = 0
+        self.path_checked = self.rewards is None
+        self._online_checked = self.online is None
+        self._sampled: dict[str, float] = {}  # rewards of the latest sample that the online model scored
+        self._pending_updates = 0.0  # updates that are due
+        self._action_space = spaces[1]
+        self._rng = np.random.default_rng(seed)
+        self._spec = ObsSpec.of(spaces[0])
+        self._seed = seed
+        self._stored: list[StoredChunk] = []  # of this iteration
+        self.prior: ReplayBuffer | None = None
+        self.interventions: ReplayBuffer | None = None
+        """Steps in which a person took over, sampled with the demonstrations; None until there are some."""
+        shown = self.learner.prior
+        if shown is not None and shown.prior_data is not None:
+            self.prior = fill_with_demonstrations(
+                Path(shown.prior_data),
+                self._spec,
+                self.rewards,
+                self.cfg,
+                self._make_replay,
+                seed,
+                envs.facts.control_mode,
+            )
+
+    def _make_streams(self, parts: list[tuple[int, int]]) -> None:
+        """A replay buffer for each group of environments that step together, (start, stop) each."""
+        total, capacity = self.envs.num_envs, self.section.buffer_size
+        self.streams = []
+        for rank, (start, stop) in enumerate(parts):
+            count = stop - start
+            replay = self._make_replay(count, capacity * count // total, self._seed + rank)
+            self.streams.append(EnvStream(rank, start, count, replay, EpisodeTracker(count)))
+        self.replay = ReplayParts([stream.replay for stream in self.streams], seed=self._seed)
+
+    def _make_replay(self, num_envs: int, capacity: int, seed: int) -> ReplayBuffer:
+        """A buffer that keeps the score of every frame, or the frames themselves."""
+        extras: dict[str, Any] = {}
+        if self.rewards is not None:
+            extras["prob_success"] = ((), np.float32)
+            if self.cfg.relabel_at == "sampling":
+                sizes = self.rewards.facts.contract.input_sizes
+                if not sizes:
+                    raise ConfigError(
+                        "reward.relabel_at=sampling needs a checkpoint that knows its frame size"
+                    )
+                extras |= {f"frames/{name}": (sizes[name], np.uint8) for name in self._cameras}
+        if self.online is not None and self.online.history_dependent:
+            extras["online_rewards"] = ((), np.float32)
+        space = self._action_space
+        discrete = isinstance(space, gym.spaces.Discrete)
+        shape, dtype = ((), np.int64) if discrete else (space.shape or (), np.float32)
+        return ReplayBuffer(self._spec, shape, dtype, num_envs, capacity, extras, seed=seed)
+
+    @property
+    def _cameras(self) -> tuple[str, ...]:
+        return () if self.rewards is None else self.rewards.facts.image_keys
+
+    def knows_success(self) -> bool:
+        """Whether the environments tell success."""
+        return bool(self.envs.facts.knows_success)
+
+    @abstractmethod
+    def advance(self, progress: float) -> Iteration:
+        """A stretch of stored steps and the updates that belong to them."""
+
+    def truncate_running_episodes(self) -> None:
+        """The running episodes will not go on, from the latest stored step of each."""
+        for stream in self.streams:
+            stream.requests.clear()
+            stream.replay.cut(stream.obs)
+
+    # Storing
+
+    def _store(self, stream: EnvStream, chunk: StepChunk, frames: Any, scores: Scores | None) -> None:
+        """Put steps with their scores into the replay buffer, and note them for the log and the monitor."""
+        done = chunk.done
+        prob, spread = (np.full(done.shape, np.nan, np.float32) for _ in range(2))
+        if scores is not None and self.rewards is not None:
+            prob.reshape(-1)[chunk.rows] = scores.prob_success
+            spread.reshape(-1)[chunk.rows] = scores.disagreement
+            facts, last = self.rewards.facts, stream.last_scores.get
+            resting = facts.contract.only_at_rest
+            prob = fill_scores(prob, done, self.cfg, only_at_rest=resting, last=last("prob"))
+            spread = fill_scores(spread, done, self.cfg, last=last("spread"))
+            stream.last_scores = {"prob": prob[-1], "spread": spread[-1]}
+            if self.scale is not None:
+                self.scale.update(learned_rewards(prob, done, self.cfg, facts.threshold))
+        extras = self._extras(chunk, frames, prob)
+        if self.online is not None and self.online.history_dependent:
+            extras["online_rewards"] = self.online.stream_rewards(self.online.of_chunk(chunk), stream.rank)
+        elapsed = stream.store(chunk, extras)
+        if chunk.intervened is not None and chunk.intervened.any() and self.learner.prior is not None:
+            add_interventions(self._intervened(), chunk, extras)
+        self._stored.append(
+            StoredChunk(
+                rank=stream.rank,
+                first_env=stream.first_env,
+                chunk=chunk,
+                frames=frames,
+                prob_success=prob,
+                disagreement=spread,
+                elapsed=elapsed,
+                policy_lag=self.learner.num_updates - chunk.policy_version,
+                reward_version=None if self.rewards is None else self.rewards.facts.version,
+            )
+        )
+
+    def _extras(self, chunk: StepChunk, frames: Any, prob: FloatArray) -> dict[str, NDArray[Any]]:
+        """What the replay buffer keeps beside the steps, [K, n, ...] each."""
+        if self.rewards is None:
+            return {}
+        extras: dict[str, NDArray[Any]] = {"prob_success": prob}
+        if self.cfg.relabel_at == "sampling":
+            frames = frames if isinstance(frames, dict) else frames.result()
+            for name in self._cameras:
+                shape = self.rewards.facts.contract.input_sizes[name]
+                kept = np.zeros((prob.size, *shape), np.uint8)
+                if len(chunk.rows):
+                    kept[chunk.rows] = frames[name]
+                extras[f"frames/{name}"] = kept.reshape(*prob.shape, *shape)
+        return extras
+
+    # Learning
+
+    def _add_pending_updates(self, num_steps: int) -> None:
+        """Environment steps were stored after the start of learning; their updates are due."""
+        if not self._pending_updates and not self.learner.num_updates:
+            self._pending_updates += self.learner.num_first_updates
+        self._pending_updates += self.section.updates_per_step * num_steps
+
+    def _update(self) -> dict[str, float]:
+        size, shown, prior = self.section.batch_size, self._demonstrations(), self.learner.prior
+        prior_rows = 0 if shown is None or prior is None else round(size * prior.prior_ratio)
+        parts = [self._train_batch(self._sample(self.replay, size - prior_rows))] if prior_rows < size else []
+        if shown is not None and prior_rows:
+            parts.insert(0, self._train_batch(self._sample(shown, prior_rows)))
+        return self.learner.update(TrainBatch.cat(parts) if len(parts) > 1 else parts[0], prior_rows)
+
+    def _demonstrations(self) -> ReplayBuffer | ReplayParts | None:
+        """What people did: demonstrations, and the steps in which they took over."""
+        parts = [part for part in (self.prior, self.interventions) if part is not None]
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return ReplayParts(parts, rng=self._rng)
+
+    def _intervened(self) -> ReplayBuffer:
+        """The buffer for steps in which a person took over, made when it is first needed."""
+        if self.interventions is None:
+            assert self.learner.prior is not None
+            self.interventions = self._make_replay(1, self.learner.prior.interventions_size, self._seed + 1)
+        return self.interventions
+
+    def _sample(self, replay: ReplayBuffer | ReplayParts, count: int) -> ReplayBatch:
+        batch = replay.sample(count, gamma=self.section.gamma, num_n_steps=self.learner.num_n_steps)
+        if not self.path_checked:
+            self._check_path(batch)
+        if not self._online_checked and self.online is not None:
+            online, cfg = self.online, self.cfg
+            drive_targets(
+                self.learner,
+                batch,
+                self._hold,
+                lambda relabel, objective: online.check_path(relabel, objective, (len(batch), 1), cfg),
+            )
+            self._online_checked = True
+        return batch
+
+    def _train_batch(self, batch: ReplayBatch) -> TrainBatch:
+        """A sample with its training rewards, which follow from the scores of its frames."""
+        if self.rewards is not None:
+            return batch.train_batch(torch.from_numpy(self._relabel(batch, self._probabilities(batch))))
+        if self.online is None:
+            return batch.train_batch(batch.env_rewards)
+        learned = self._online_rewards(batch)
+        if self.scale is not None:
+            self.scale.update(learned)
+        held = self._hold(batch, learned)
+        self._sampled = {
+            "rollout/rewards": float(held.mean()),
+            "rollout/learned_rewards": float(learned.mean()),
+        }
+        return batch.train_batch(torch.from_numpy(held))
+
+    def _relabel(self, batch: ReplayBatch, prob_success: FloatArray) -> FloatArray:
+        """Training rewards of each step of a sample, float32 [B, n]."""
+        assert self.rewards is not None
+        return training_rewards(
+            prob_success,
+            batch.env_rewards.numpy(),
+            batch.scored_ends(),
+            self.cfg,
+            self.rewards.facts.threshold,
+            self.scale,
+            0.0 if self.online is None or not self.path_checked else self._online_rewards(batch),
+        )
+
+    def _hold(self, batch: ReplayBatch, learned: FloatArray) -> FloatArray:
+        """Training rewards of each step of a sample from learned ones, float32 [B, n]."""
+        return combine(batch.env_rewards.numpy(), learned, self.cfg, self.scale)
+
+    def _online_rewards(self, batch: ReplayBatch) -> FloatArray:
+        """What the online reward model says of a sample now, or said when its steps came; float32 [B, 1]."""
+        assert self.online is not None
+        if self.online.history_dependent:
+            stored: FloatArray = batch.extras["online_rewards"].numpy()
+            return stored
+        return self.online.rewards(self.online.of_sample(batch))[:, None]
+
+    def _probabilities(self, batch: ReplayBatch) -> FloatArray:
+        """Probabilities float32 [B, n], stored at insertion or computed from the stored frames now."""
+        stored: FloatArray = batch.extras["prob_success"].numpy()
+        if self.cfg.relabel_at == "insertion" or self.rewards is None:
+            return stored
+        scored = np.isfinite(stored)
+        frames = {name: batch.extras[f"frames/{name}"].numpy()[scored] for name in self._cameras}
+        fresh = stored.copy()
+        fresh[scored] = self.rewards.score(frames).prob_success
+        return fresh
+
+    def _check_path(self, batch: ReplayBatch) -> None:
+        """Once, before the first update: does the learned reward reach the targets?"""
+        assert self.rewards is not None
+        done = batch.scored_ends()
+        if self.cfg.reward_mode == "terminal" and not done.any():
+            return
+        cfg, threshold = self.cfg, self.rewards.facts.threshold
+        drive_targets(
+            self.learner,
+            batch,
+            self._relabel,
+            lambda relabel, objective: check_reward_path(relabel, objective, done, cfg, threshold),
+        )
+        self.path_checked = True
+
+    # What an iteration leaves
+
+    def _iteration(self, train: dict[str, float], clock: Stopwatch, env_steps: int) -> Iteration:
+        """Of the stored chunks; `env_steps` is where the run was before them."""
+        metrics = {f"train/{name}": value for name, value in train.items()}
+        metrics |= episode_metrics([record for stream in self.streams for record in stream.records()])
+        metrics |= clock.metrics(self.env_steps - env_steps) | self.envs.fault_metrics()
+        metrics |= intervention_metrics(
+            self._stored, 0 if self.interventions is None else len(self.interventions)
+        )
+        if self.online is not None:
+            metrics |= self.online.learn(self._new_steps(self.online))
+        env_rewards = flat_values(self._stored, "env_rewards")
+        if self.rewards is None:
+            mean = float(env_rewards.mean())
+            own = {"rollout/rewards": mean} if self.online is None else self._sampled
+            return Iteration(metrics={**metrics, **own, "rollout/env_rewards": mean})
+        facts = self.rewards.facts
+        scored = stored_iteration(self._stored, self.envs.num_envs, env_steps, self.knows_success())
+        prob, done = (flat_values(self._stored, name) for name in ("prob_success", "done"))
+        learned = learned_rewards(prob, done, self.cfg, facts.threshold)
+        held = training_rewards(prob, env_rewards, done, self.cfg, facts.threshold, self.scale)
+        metrics |= scored.metrics(facts, env_rewards, held, learned)
+        refits = scored.for_refits() if self.cfg.refit_interval else None
+        return Iteration(metrics=metrics, watched=scored.watched(self.rewards), scored=refits)
+
+    def _new_steps(self, online: OnlineReward) -> list[StepBatch]:
+        """The stored steps of each stream, [T, n]."""
+        mine: dict[int, list[StepBatch]] = {}
+        for item in self._stored:
+            mine.setdefault(item.rank, []).append(online.of_chunk(item.chunk))
+        return [StepBatch.cat(parts) for parts in mine.values()]
+
+    # State
+
+    def state_dict(self, folder: Path) -> dict[str, Any]:
+        """Counters; the replay buffer goes to a file of its own."""
+        self.truncate_running_episodes()
+        self.replay.save(folder / REPLAY_FILE)
+        if self.prior is not None:
+            self.prior.save(folder / PRIOR_FILE)
+        if self.interventions is not None:
+            self.interventions.save(folder / INTERVENTIONS_FILE)
+        scale = None if self.scale is None else [self.scale.count, self.scale.mean, self.scale.spread]
+        return {
+            "env_steps": self.env_steps,
+            "owed": self._pending_updates,
+            "scale": scale,
+            "online": None if self.online is None else self.online.state_dict(),
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
+        """Go on from `state_dict`."""
+        self.env_steps, self._pending_updates = int(state["env_steps"]), float(state["owed"])
+        if self.scale is not None and state["scale"] is not None:
+            self.scale = RewardScale(*state["scale"])
+        self._rng.bit_generator.state = state["rng"]
+        load_online(self.online, state)
+        self.replay.load(folder / REPLAY_FILE)
+        if self.prior is not None:
+            self.prior.load(folder / PRIOR_FILE)
+        if (folder / INTERVENTIONS_FILE).exists():
+            self._intervened().load(folder / INTERVENTIONS_FILE)
+
+
+class OffPolicyLoop(ReplayLearning):
     """One iteration is a stretch of steps with the updates that belong to them."""
 
-    def __init__(self, parts: LearningParts) -> None:
-        super().__init__(parts)
-        self.replay = self._make_replay(self.envs.num_envs, self.section.buffer_size, parts.seed)
-        self.episodes = EpisodeTracker(self.envs.num_envs)
-        self._obs: Any = None
-        self._frames: list[UInt8Array | None] = []
-        self._shown: UInt8Array | None = None  # the latest judged frame of each environment
-        self._last: dict[str, FloatArray] = {}  # the latest verdicts, where they are reused
-        self._num_frames = [0, 0]  # rendered, judged; in this iteration
-        self._kept: list[tuple[IntArray, dict[str, UInt8Array]]] = []  # what was judged, for refits
-        self._watched: list[dict[str, Any]] = []
-        self._new_steps: list[StepBatch] = []  # for the online reward model
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._make_streams([(0, self.envs.num_envs)])
+        self._progress = 0.0
 
     def reset(self, seed: int) -> None:
         """Begin new episodes; those that ran are cut off in the buffer."""
-        if self._obs is not None:
+        (stream,) = self.streams
+        if stream.obs is not None:
             self.truncate_running_episodes()
-        self._obs = self.envs.reset_obs(seed, self.env_steps)
-        self.episodes.reset()
+        stream.reset(side_by_side(self.envs.reset(seed, self.env_steps)))
         if self.online is not None:
             self.online.reset()
 
-    def truncate_running_episodes(self) -> None:
-        """The running episodes will not go on."""
-        self.replay.cut(self._obs)
-
-    # An iteration
-
     def advance(self, progress: float) -> Iteration:
         """A stretch of steps and updates."""
-        watch, train = Stopwatch(), dict[str, float]()
-        steps = -(-ITERATION_STEPS // self.envs.num_envs)
-        self._watched, self._num_frames, self._kept, self._new_steps = [], [0, 0], [], []
-        frames: dict[str, UInt8Array] = {}
-        for t in range(steps):
-            frames = self._step(t, progress, watch) or frames
+        (stream,), clock, train, begin = self.streams, Stopwatch(), dict[str, float](), self.env_steps
+        self._stored, self._progress = [], progress
+        for _ in range(-(-ITERATION_STEPS // self.envs.num_envs)):
+            chunk, frames = self.envs.step(self._actions(), self.env_steps, self._begin_again)
+            clock.lap("rollout")
+            scores = None if self.rewards is None else self.rewards.score(frames)
+            self._store(stream, chunk, frames, scores)
+            clock.lap("compute_model_rewards")
             self.env_steps += self.envs.num_envs
             if self.env_steps < self.section.learning_starts:
                 continue
@@ -76,163 +412,23 @@ class OffPolicyLoop(ReplayLearning[ReplayBuffer]):
             while self._pending_updates >= 1.0:
                 train |= self._update()
                 self._pending_updates -= 1.0
-            watch.lap("update")
-        metrics = {f"train/{name}": value for name, value in train.items()}
-        metrics |= episode_metrics(self.episodes.pop())
-        metrics |= watch.metrics(steps * self.envs.num_envs) | self.envs.fault_metrics()
-        joined = {name: np.stack([item[name] for item in self._watched]) for name in self._watched[0]}
-        if self.online is not None:
-            metrics |= self.online.learn([StepBatch.cat(self._new_steps)])
-        if self.rewards is None:
-            return Iteration(metrics=metrics | self._unscored_metrics(joined["env_rewards"]))
-        return self._judged_iteration(metrics, joined, frames)
+            clock.lap("update")
+        return self._iteration(train, clock, begin)
 
-    def _judged_iteration(
-        self, metrics: dict[str, float], joined: dict[str, NDArray[Any]], frames: dict[str, UInt8Array]
-    ) -> Iteration:
-        assert self.rewards is not None
-        watched = Watched(
-            prob_success=scored_frames_only(joined["prob_success"], joined["disagreement"]),
-            done=joined["done"],
-            env_success=joined["success"] if self.knows_success() else None,
-            elapsed=joined["elapsed"],
-            disagreement=joined["disagreement"] if self.rewards.facts.num_members > 1 else None,
-            features=self._features(frames),
-            frame=self._frame,
-        )
-        metrics |= self._judged_metrics(joined) | frame_metrics(*self._num_frames)
-        judged = None
-        if watched.env_success is not None and self._kept:
-            judged = ScoredSteps(
-                prob_success=watched.prob_success,
-                success=watched.env_success,
-                elapsed=watched.elapsed,
-                first_step=self.env_steps // self.envs.num_envs - len(self._kept),
-                frames_at=self._show,
-            )
-        return Iteration(metrics=metrics, watched=watched, judged=judged)
-
-    def _show(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:
-        """What was judged of some steps of this iteration, camera -> [M, ...]."""
-        places = [int(np.searchsorted(self._kept[step][0], each)) for step, each in zip(t, env, strict=True)]
-        return {
-            name: np.stack([self._kept[step][1][name][place] for step, place in zip(t, places, strict=True)])
-            for name in self._cameras
-        }
-
-    def _features(self, frames: dict[str, UInt8Array]) -> FloatArray | None:
-        assert self.rewards is not None
-        count = len(next(iter(frames.values()))) if frames else 0
-        if not count:
-            return None
-        return self.rewards.features([self.rewards.put(frames)], [feature_rows(count, self.env_steps)])
-
-    def _frame(self, t: int, env: int) -> UInt8Array:
-        shown = self._frames[t]
-        assert shown is not None  # only judged frames are asked for
-        frame: UInt8Array = shown[env]
-        return frame
-
-    def _step(self, t: int, progress: float, watch: Stopwatch) -> dict[str, UInt8Array]:
-        """One step of all environments into the buffer; returns the frames that were judged."""
-        actions, step = self._take_step(progress)
-        actions = actions if step.actions is None else step.actions
-        done, success, frames = step.terminated | step.truncated, step.success, step.frames
-        elapsed = self.episodes.lengths.copy()
-        self.episodes.add(step.env_rewards, done, success)
-        watch.lap("rollout")
-        extras = self._judge(done, step)
-        watch.lap("compute_model_rewards")
-        env_rewards = step.env_rewards
-        stored = {name: value for name, value in extras.items() if name != "disagreement"}
-        if self.online is not None:
-            stored |= self._score_online(self.online, actions, step)
-        self.replay.add(
-            self._obs, actions, env_rewards, step.terminated, step.truncated, step.next_obs, **stored
-        )
-        if step.intervened is not None and step.intervened.any() and self.learner.prior is not None:
-            store_step(
-                self._intervened(), step.intervened, self._obs, actions, env_rewards, step.terminated,
-                [step.next_obs] * len(done), stored,
-            )  # fmt: skip
-        self._obs = step.obs
-        if t == 0:
-            self._frames = []
-        if self.cfg.refit_interval:
-            self._kept.append((step.rows, {name: images.copy() for name, images in frames.items()}))
-        self._num_frames[0] += step.num_rendered
-        self._num_frames[1] += len(step.rows)
-        if frames:
-            self._shown = _placed(self._shown, frames[self._cameras[0]], step.rows, len(done))
-        self._frames.append(self._shown)
-        noted = {"env_rewards": env_rewards, "done": done, "success": success, "elapsed": elapsed}
-        self._watched.append({**noted, **{k: v for k, v in extras.items() if not k.startswith("frames/")}})
-        return frames
-
-    def _score_online(
-        self, online: OnlineReward, actions: NDArray[Any], step: EnvStep
-    ) -> dict[str, NDArray[Any]]:
-        """Keep a step for the online reward model; rewards that depend on the episode are given now."""
-        rows = (self._obs, actions, step.next_obs, step.env_rewards, step.terminated, step.truncated)
-        steps = online.of_steps(*(_one_step(part) for part in rows))
-        self._new_steps.append(steps)
-        if not online.history_dependent:
-            return {}
-        return {"online_rewards": online.stream_rewards(steps, "run")[0]}
-
-    def _take_step(self, progress: float) -> tuple[NDArray[Any], EnvStep]:
-        """Choose actions and step; where a worker was lost, its episodes are cut off and new ones begin."""
-        actions = self._actions(progress)
-        step, fresh = self.envs.step(actions, self.env_steps)
-        while step is None:
-            for rank, first in fresh.items():
-                mine = slice(*self.envs.parts[rank])
-                self.replay.cut(self._obs, mine)
-                self.episodes.cut(mine)
-                self._obs = _with_rows(self._obs, mine, first)
-            again = self._actions(progress)
-            actions = actions.copy()
-            for rank in fresh:
-                mine = slice(*self.envs.parts[rank])
-                actions[mine] = again[mine]
-            step, fresh = self.envs.step(actions, self.env_steps, still=list(fresh))
-        return actions, step
-
-    def _actions(self, progress: float) -> NDArray[Any]:
+    def _actions(self) -> NDArray[Any]:
         if self.env_steps < self.section.learning_starts and self.prior is None:
             return random_actions(self._action_space, self.envs.num_envs, self._rng)
-        return self.learner.act(self._obs, progress=progress)
+        return self.learner.act(self.streams[0].obs, progress=self._progress)
 
-    def _judge(self, done: BoolArray, step: EnvStep) -> dict[str, NDArray[Any]]:
-        """Verdicts on what the step led to, [N] each, NaN where nothing was judged; perhaps the frames."""
-        if self.rewards is None:
-            return {}
-        rows, frames, facts = step.rows, step.frames, self.rewards.facts
-        verdict = self.rewards.score(frames)
-        prob, spread = (np.full(len(done), np.nan, np.float32) for _ in range(2))
-        prob[rows], spread[rows] = verdict.prob_success, verdict.disagreement
-        resting, last = facts.contract.only_at_rest, self._last.get
-        prob = fill_scores(prob[None], done[None], self.cfg, only_at_rest=resting, last=last("prob"))[0]
-        spread = fill_scores(spread[None], done[None], self.cfg, last=last("spread"))[0]
-        self._last = {"prob": prob, "spread": spread}
-        values: dict[str, NDArray[Any]] = {"prob_success": prob, "disagreement": spread}
-        if self.scale is not None:
-            self.scale.update(learned_rewards(prob, done, self.cfg, facts.threshold))
-        if self.cfg.relabel_at == "sampling":
-            for name in self._cameras:
-                shape = facts.contract.input_sizes[name]
-                kept = np.zeros((len(done), *shape), np.uint8)
-                if len(rows):
-                    kept[rows] = frames[name]
-                values[f"frames/{name}"] = kept
-        return values
-
-
-def _one_step(part: Any) -> Any:
-    """[N, ...] -> [1, N, ...]."""
-    if isinstance(part, dict):
-        return {name: _one_step(each) for name, each in part.items()}
-    return np.asarray(part)[None]
+    def _begin_again(self, fresh: dict[int, Any]) -> NDArray[Any]:
+        """Lost workers begin new episodes with the observations `fresh`, by rank; returns actions."""
+        (stream,) = self.streams
+        for rank, first in fresh.items():
+            mine = slice(*self.envs.parts[rank])
+            stream.replay.cut(stream.obs, mine)
+            stream.episodes.cut(mine)
+            stream.obs = _with_rows(stream.obs, mine, first)
+        return self._actions()
 
 
 def _with_rows(obs: Any, rows: slice, fresh: Any) -> Any:
@@ -242,11 +438,3 @@ def _with_rows(obs: Any, rows: slice, fresh: Any) -> Any:
     changed = np.array(obs)
     changed[rows] = fresh
     return changed
-
-
-def _placed(before: UInt8Array | None, frames: UInt8Array, env_ids: IntArray, num_envs: int) -> UInt8Array:
-    """The latest judged frame of every environment, [N, H, W, C]; black where there was none yet."""
-    latest = latest_frames(frames)
-    whole = np.zeros((num_envs, *latest.shape[1:]), np.uint8) if before is None else before.copy()
-    whole[env_ids] = latest
-    return whole

@@ -1,4 +1,4 @@
-"""PPO on the learned reward: rollout, judge all of it in one go, relabel, update."""
+"""PPO on the learned reward: a rollout, the scores of its frames, relabel, update."""
 
 from __future__ import annotations
 
@@ -9,63 +9,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.agents.agent import OnPolicyAgent
-from guerdon.agents.rollout import Rollout
 from guerdon.config import RewardConfig
-from guerdon.core.images import latest_frames
-from guerdon.core.types import FloatArray, IntArray, UInt8Array
+from guerdon.core.batches import Rollout, WorkerRollout
+from guerdon.core.progress import Stopwatch
+from guerdon.core.types import BoolArray, FloatArray
 from guerdon.distributed.engine import Engine, Pending
-from guerdon.fit.refit import ScoredSteps
-from guerdon.monitoring.monitor import Watched
 from guerdon.monitoring.reward_path import check_reward_path
-from guerdon.rewards.image.scorer import Scores
-from guerdon.rewards.relabel import RewardScale, combine, learned_rewards, training_rewards
-from guerdon.training.env_worker import Actor, WorkerRollout
+from guerdon.rewards.image.scorer import RewardManager, Scores, StreamingScorer
+from guerdon.rewards.relabel import RewardScale, combine, fill_scores, learned_rewards, training_rewards
+from guerdon.training.env_worker import LocalEnvs
 from guerdon.training.env_workers import EnvWorkers
-from guerdon.training.loop import (
-    Iteration,
-    Stopwatch,
-    episode_metrics,
-    feature_rows,
-    fill_scores,
-    frame_metrics,
-    reward_metrics,
-    scored_frames_only,
-)
+from guerdon.training.loop import Iteration, ScoredIteration, ScoredPart, episode_metrics
 from guerdon.training.online_reward import OnlineReward, load_online
-from guerdon.training.reward_workers import FramesLostError, RewardWorkers, StreamingScorer
+from guerdon.training.reward_workers import FramesLostError, RewardWorkers
 
 
 class OnPolicyLoop:
     """One iteration is a rollout and an update."""
 
+    rollout: Rollout
+    """The latest one; its training rewards come through `_hold` and from nowhere else."""
+
     def __init__(
         self,
         engine: Engine,
         learner: OnPolicyAgent,
-        envs: EnvWorkers,
-        rewards: RewardWorkers | None,
+        envs: LocalEnvs | EnvWorkers,
+        rewards: RewardManager | RewardWorkers | None,
         cfg: RewardConfig,
         online: OnlineReward | None = None,
     ) -> None:
-        self.envs, self.rewards, self.cfg, self.online = envs, rewards, cfg, online
-        self.learner, self.actor = learner, Actor(learner)
+        self.learner, self.envs, self.rewards, self.cfg, self.online = learner, envs, rewards, cfg, online
         self.scale = RewardScale() if cfg.normalize else None
-        self.env_steps = 0
+        self.env_steps, self.version = 0, 0
         self.path_checked = rewards is None
         self._online_checked = online is None
         self._online_rewards: FloatArray | float = 0.0
         self._engine = engine
         self._parts: list[WorkerRollout] = []
-        self._verdicts: list[Scores] = []
+        self._scores: list[Scores] = []
         self._streaming: StreamingScorer | None = None
-        if engine.shares_memory and rewards is not None and cfg.reward_mode == "per_step":
-            self._streaming = envs.score_while_stepping(rewards.local)
+        if isinstance(rewards, RewardManager) and isinstance(envs, LocalEnvs):
+            frames = envs.local.reward_frames
+            if cfg.reward_mode == "per_step" and frames is not None:
+                self._streaming = frames.streaming = StreamingScorer(rewards)
 
     def score_after_rollout(self) -> None:
-        """Judge no frame while a rollout goes on; the verdicts stay the same, see `StreamingScorer`."""
-        if self._streaming is not None:
-            self.envs.score_after_rollout()
-        self._streaming = None
+        """Score no frame while a rollout goes on; the scores stay the same, see `StreamingScorer`."""
+        if self._streaming is not None and isinstance(self.envs, LocalEnvs):
+            self._streaming.close()
+            assert self.envs.local.reward_frames is not None
+            self._streaming = self.envs.local.reward_frames.streaming = None
 
     def knows_success(self) -> bool:
         """Whether the environments tell success."""
@@ -79,195 +73,181 @@ class OnPolicyLoop:
 
     def advance(self, progress: float) -> Iteration:
         """A rollout, its rewards, an update."""
-        watch = Stopwatch()
-        version = self.actor.version
+        clock = Stopwatch()
         weights = None if self._engine.shares_memory else self._engine.put(self.learner.policy_state())
-        self._parts = self.envs.rollouts(version, weights, self.env_steps)
-        watch.lap("rollout")
-        self._judge(weights)
-        watch.lap("compute_model_rewards")
-        rollout = self._receive()
-        watch.lap("rollout")
-        metrics, watched = self._apply_reward_model()
-        judged = self._judged(watched)
-        watch.lap("compute_model_rewards")
-        train = self.actor.update(progress)
-        watch.lap("update")
-        self.env_steps += rollout.num_transitions
-        metrics |= {f"train/{name}": value for name, value in train.items()}
-        episodes = [record for part in self._parts for record in part.episodes]
-        metrics |= episode_metrics(episodes) | self.envs.fault_metrics()
-        metrics |= watch.metrics(rollout.num_transitions)
-        return Iteration(metrics=metrics, watched=watched, judged=judged)
+        self._parts = self.envs.rollouts(self.version, weights, self.env_steps)
+        clock.lap("rollout")
+        self._score(weights)
+        clock.lap("compute_model_rewards")
+        self._receive()
+        clock.lap("rollout")
+        scored, online = self._apply_reward_model()
+        clock.lap("compute_model_rewards")
+        train = self.learner.update(self.rollout, progress)
+        self.version += 1
+        clock.lap("update")
+        metrics = {f"train/{name}": value for name, value in train.items()} | online
+        metrics |= self._reward_metrics(scored)
+        metrics |= episode_metrics([record for part in self._parts for record in part.episodes])
+        metrics |= self.envs.fault_metrics() | clock.metrics(self.rollout.num_transitions)
+        self.env_steps += self.rollout.num_transitions
+        if scored is None or self.rewards is None:
+            return Iteration(metrics=metrics)
+        return Iteration(metrics=metrics, watched=scored.watched(self.rewards), scored=scored.for_refits())
 
-    def _judged(self, watched: Watched | None) -> ScoredSteps | None:
-        """The rollout at hand for whoever learns from its frames."""
-        if watched is None or watched.env_success is None:
-            return None
-        return ScoredSteps(
-            prob_success=watched.prob_success,
-            success=watched.env_success,
-            elapsed=watched.elapsed,
-            first_step=self.env_steps // self.envs.num_envs,
-            frames_at=self._show,
-        )
-
-    def _show(self, t: IntArray, env: IntArray) -> dict[str, UInt8Array]:
-        """What was judged of some steps, camera -> [M, ...]."""
-        shown: dict[str, UInt8Array] = {}
-        for part in self._parts:
-            mine = np.flatnonzero((env >= part.start) & (env < part.stop))
-            for name, images in (part.frames_of(t[mine], env[mine]) if len(mine) else {}).items():
-                shown.setdefault(name, np.zeros((len(t), *images.shape[1:]), np.uint8))[mine] = images
-        return shown
-
-    def _judge(self, weights: Pending | None) -> None:
-        """Ask for verdicts on all judged frames; rollouts whose frames got lost are played again."""
+    def _score(self, weights: Pending | None) -> None:
+        """Score all frames of the rollouts; those whose frames got lost are played again."""
         if self._streaming is not None:
-            self._verdicts = [self._streaming.scores()]
+            self._scores = [self._streaming.scores()]
             return
         while self.rewards is not None:
-            counts = [len(part.rows) for part in self._parts]
+            frames, counts = [part.frames for part in self._parts], [len(part.rows) for part in self._parts]
             try:
-                self._verdicts = self.rewards.score_parts(self._frames(), counts)
+                self._scores = self.rewards.score_parts(frames, counts)
                 return
             except FramesLostError as error:
+                assert isinstance(self.envs, EnvWorkers)
                 lost = self._parts[error.part]
                 self._parts[error.part] = self.envs.again(lost, lost.policy_version, weights)
 
-    def _receive(self) -> Rollout:
-        """Put the rollouts of all workers side by side and hand them to the actor."""
+    def _receive(self) -> None:
+        """Put the rollouts of all workers side by side."""
         first = self._parts[0]
-        rollout = Rollout.join([part.arrays for part in self._parts], first.policy_version)
+        self.rollout = Rollout.join([part.arrays for part in self._parts], first.policy_version)
         if first.generator is not None:  # all copies of the policy drew the same numbers
             self.learner.set_generator(first.generator)
-        self.actor.receive(rollout)
-        return rollout
 
-    def _apply_reward_model(self) -> tuple[dict[str, float], Watched | None]:
-        """Make training rewards of the verdicts and hand them to the actor."""
-        rollout = self.actor.rollout
-        env_rewards = rollout.env_rewards.numpy()
+    # From scores to training rewards
+
+    def _apply_reward_model(self) -> tuple[ScoredIteration | None, dict[str, float]]:
+        """Give the rollout its training rewards; returns what was scored, and what the online model told."""
         online = self._learn_online()
         if self.rewards is None:
-            return online or _env_metrics(env_rewards), None
-        done = (rollout.terminated | rollout.truncated).numpy()
+            if isinstance(self._online_rewards, np.ndarray):
+                self._scaled(self._online_rewards)
+                self._hold(self._online_rewards)
+            return None, online
+        scored = self._scored_iteration(self.rewards)
+        prob, threshold = scored.prob_success, self.rewards.facts.threshold
+        if not self.path_checked and (scored.done.any() or self.cfg.reward_mode == "per_step"):
+            check_reward_path(self._relabel, self._objective, scored.done, self.cfg, threshold)
+            self.path_checked = True
+        self._scaled(
+            learned_rewards(prob, scored.done, self.cfg, threshold) + np.float32(self._online_rewards)
+        )
+        self._relabel(prob)
+        self.rollout.reward_version = self.rewards.facts.version
+        return scored, online
+
+    def _scored_iteration(self, rewards: RewardManager | RewardWorkers) -> ScoredIteration:
+        rollout, total = self.rollout, self.envs.num_envs
+        done = _done(rollout)
+        parts = [
+            ScoredPart(
+                first_step=0,
+                num_steps=len(done),
+                first_env=part.first_env,
+                num_envs=part.num_envs,
+                rows=part.rows,
+                frames=part.frames,
+            )
+            for part in self._parts
+        ]
         prob: FloatArray = np.full(done.shape, np.nan, np.float32)
         spread: FloatArray = np.full(done.shape, np.nan, np.float32)
-        for part, verdict in zip(self._parts, self._verdicts, strict=True):
-            places = part.places(self.envs.num_envs)
-            prob.reshape(-1)[places] = verdict.prob_success
-            spread.reshape(-1)[places] = verdict.disagreement
-        facts = self.rewards.facts
-        resting = facts.contract.only_at_rest
-        prob = fill_scores(prob, done, self.cfg, only_at_rest=resting)
-        spread = fill_scores(spread, done, self.cfg)
-        threshold = facts.threshold
-        if not self.path_checked and (done.any() or self.cfg.reward_mode == "per_step"):
-            check_reward_path(self._relabel, self.actor.objective, done, self.cfg, threshold)
-            self.path_checked = True
-        learned = learned_rewards(prob, done, self.cfg, threshold) + np.float32(self._online_rewards)
-        if self.scale is not None:
-            self.scale.update(learned)
-        held = self._relabel(prob)
-        rollout.reward_version = facts.version
-        success = rollout.success.numpy() if self.knows_success() else None
-        metrics = online | reward_metrics(prob, env_rewards, held, learned, success, threshold)
-        metrics |= frame_metrics(
-            sum(part.num_rendered for part in self._parts), sum(len(part.rows) for part in self._parts)
-        )
-        watched = Watched(
-            prob_success=scored_frames_only(prob, spread),
+        for part, scores in zip(parts, self._scores, strict=True):
+            places = part.places(total)
+            prob.reshape(-1)[places] = scores.prob_success
+            spread.reshape(-1)[places] = scores.disagreement
+        resting = rewards.facts.contract.only_at_rest
+        return ScoredIteration(
+            parts=parts,
+            prob_success=fill_scores(prob, done, self.cfg, only_at_rest=resting),
+            disagreement=fill_scores(spread, done, self.cfg),
             done=done,
-            env_success=success,
+            success=rollout.success.numpy() if self.knows_success() else None,
             elapsed=rollout.elapsed.numpy(),
-            disagreement=spread if facts.num_members > 1 else None,
-            features=self._features(),
-            frame=self._frame,
+            num_rendered=sum(part.num_rendered for part in self._parts),
+            env_steps=self.env_steps,
         )
-        return metrics, watched
 
     def _learn_online(self) -> dict[str, float]:
         """Teach the online reward model and score the rollout with it; returns what is to be logged."""
         if self.online is None:
             return {}
-        rollout = self.actor.rollout
-        steps = self.online.of_rollout(rollout)
+        steps = self.online.of_rollout(self.rollout)
         metrics = self.online.learn([steps])
         if not self._online_checked:
-            self.online.check_path(self._hold, self.actor.objective, steps.shape, self.cfg)
+            self.online.check_path(self._hold, self._objective, steps.shape, self.cfg)
             self._online_checked = True
         self._online_rewards = self.online.stream_rewards(steps, "rollout")
-        metrics["reward_model/rewards"] = float(np.mean(self._online_rewards))
-        if self.rewards is not None:
-            return metrics
+        return {**metrics, "reward_model/rewards": float(np.mean(self._online_rewards))}
+
+    def _scaled(self, learned: FloatArray) -> None:
+        """Take learned rewards into the running deviation, if they are divided by it."""
         if self.scale is not None:
-            self.scale.update(self._online_rewards)
-        held = self._hold(self._online_rewards)
-        return metrics | {
-            "rollout/rewards": float(held.mean()),
-            "rollout/env_rewards": float(rollout.env_rewards.mean()),
-            "rollout/learned_rewards": float(self._online_rewards.mean()),
-        }
+            self.scale.update(learned)
 
     def _hold(self, learned: FloatArray) -> FloatArray:
-        """From learned rewards [T, N] to the training rewards that the actor holds."""
-        return self.actor.update_rewards(
-            combine(self.actor.rollout.env_rewards.numpy(), learned, self.cfg, self.scale)
-        )
-
-    def _frames(self) -> list[Pending]:
-        """The scored frames of each worker, wherever they are."""
-        return [part.frames for part in self._parts if part.frames is not None]
-
-    def _features(self) -> FloatArray | None:
-        """Of some of the judged frames; which ones does not depend on who made them."""
-        assert self.rewards is not None
-        places = [part.places(self.envs.num_envs) for part in self._parts]
-        everything = np.sort(np.concatenate(places))
-        if not len(everything):
-            return None
-        picked = everything[feature_rows(len(everything), self.env_steps)]
-        rows = [np.flatnonzero(np.isin(mine, picked)) for mine in places]
-        return self.rewards.features(self._frames(), rows)
-
-    def _frame(self, t: int, env: int) -> UInt8Array:
-        """The first camera's frame of a judged step."""
-        assert self.rewards is not None
-        shown = self._show(np.array([t]), np.array([env]))[self.rewards.facts.image_keys[0]]
-        frame: UInt8Array = latest_frames(shown)[0]
-        return frame
+        """From learned rewards [T, N] to the training rewards that the rollout holds; returns these."""
+        env_rewards = self.rollout.env_rewards.numpy()
+        return self._update_rewards(combine(env_rewards, learned, self.cfg, self.scale))
 
     def _relabel(self, prob_success: FloatArray) -> FloatArray:
-        """From probabilities [T, N] to the training rewards that the actor holds."""
+        """The same from probabilities [T, N]."""
         assert self.rewards is not None
-        rollout = self.actor.rollout
-        rewards = training_rewards(
-            prob_success,
-            rollout.env_rewards.numpy(),
-            (rollout.terminated | rollout.truncated).numpy(),
-            self.cfg,
-            self.rewards.facts.threshold,
-            self.scale,
-            self._online_rewards if self.path_checked else 0.0,
+        rollout = self.rollout
+        return self._update_rewards(
+            training_rewards(
+                prob_success,
+                rollout.env_rewards.numpy(),
+                _done(rollout),
+                self.cfg,
+                self.rewards.facts.threshold,
+                self.scale,
+                self._online_rewards if self.path_checked else 0.0,
+            )
         )
-        return self.actor.update_rewards(rewards)
+
+    def _update_rewards(self, training: FloatArray) -> FloatArray:
+        self.rollout.update_rewards(training)
+        held: FloatArray = self.rollout.training_rewards.numpy()
+        return held
+
+    def _objective(self) -> NDArray[np.floating]:
+        """What the policy is trained on, made of the training rewards as they are now: advantages [T, N]."""
+        advantages: NDArray[np.floating] = self.learner.advantages(self.rollout)[0].numpy()
+        return advantages
+
+    def _reward_metrics(self, scored: ScoredIteration | None) -> dict[str, float]:
+        rollout = self.rollout
+        env_rewards, training = rollout.env_rewards.numpy(), rollout.training_rewards.numpy()
+        if scored is not None and self.rewards is not None:
+            facts = self.rewards.facts
+            learned = learned_rewards(scored.prob_success, scored.done, self.cfg, facts.threshold)
+            return scored.metrics(facts, env_rewards, training, learned + np.float32(self._online_rewards))
+        own = {"rollout/rewards": float(training.mean()), "rollout/env_rewards": float(env_rewards.mean())}
+        if self.online is not None:
+            own["rollout/learned_rewards"] = float(np.mean(self._online_rewards))
+        return own
+
+    # State
 
     def state_dict(self, folder: Path) -> dict[str, Any]:
         """Counters and statistics; the learner is saved beside."""
         scale = None if self.scale is None else [self.scale.count, self.scale.mean, self.scale.spread]
         online = None if self.online is None else self.online.state_dict()
-        return {"env_steps": self.env_steps, "version": self.actor.version, "scale": scale, "online": online}
+        return {"env_steps": self.env_steps, "version": self.version, "scale": scale, "online": online}
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
         """Go on from `state_dict`."""
-        self.env_steps, self.actor.version = int(state["env_steps"]), int(state["version"])
+        self.env_steps, self.version = int(state["env_steps"]), int(state["version"])
         if self.scale is not None and state["scale"] is not None:
             self.scale = RewardScale(*state["scale"])
         load_online(self.online, state)
 
 
-def _env_metrics(env_rewards: NDArray[Any]) -> dict[str, float]:
-    """Of a run that trains on the env's rewards."""
-    mean = float(env_rewards.mean())
-    return {"rollout/rewards": mean, "rollout/env_rewards": mean}
+def _done(rollout: Rollout) -> BoolArray:
+    """Bool [T, N]; whether the episode ended with the step."""
+    done: BoolArray = (rollout.terminated | rollout.truncated).numpy()
+    return done

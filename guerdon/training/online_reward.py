@@ -17,9 +17,8 @@ from typing_extensions import Self
 
 from guerdon.agents.agent import AnyAgent
 from guerdon.agents.networks import STATE
-from guerdon.agents.replay import ReplayBatch
-from guerdon.agents.rollout import Rollout
 from guerdon.config import GuerdonConfig, RewardConfig
+from guerdon.core.batches import ReplayBatch, Rollout, StepChunk
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import FloatArray
 from guerdon.monitoring.reward_path import check_learned_rewards
@@ -200,23 +199,16 @@ class OnlineReward:
             truncated=batch.truncated,
         )
 
-    def of_steps(
-        self,
-        obs: Any,
-        actions: NDArray[Any],
-        next_obs: Any,
-        env_rewards: FloatArray,
-        terminated: NDArray[np.bool_],
-        truncated: NDArray[np.bool_],
-    ) -> StepBatch:
-        """Arrays [T, N, ...] as they come from env workers."""
+    def of_chunk(self, chunk: StepChunk) -> StepBatch:
+        """Steps of an env worker, [K, n]."""
+        next_obs = [_state(chunk.final_obs.get(t, chunk.obs_after(t))) for t in range(len(chunk))]
         return StepBatch(
-            obs=_state(obs),
-            actions=self._actions(torch.from_numpy(np.array(actions))),
-            next_obs=_state(next_obs),
-            env_rewards=torch.from_numpy(np.array(env_rewards, np.float32)),
-            terminated=torch.from_numpy(np.array(terminated)),
-            truncated=torch.from_numpy(np.array(truncated)),
+            obs=_state(chunk.obs),
+            actions=self._actions(torch.from_numpy(np.array(chunk.actions))),
+            next_obs=torch.stack(next_obs),
+            env_rewards=torch.from_numpy(np.array(chunk.env_rewards, np.float32)),
+            terminated=torch.from_numpy(np.array(chunk.terminated)),
+            truncated=torch.from_numpy(np.array(chunk.truncated)),
         )
 
     def _actions(self, actions: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 from guerdon.fit.refit import FILE, Refitter
 from guerdon.rewards.image.checkpoint import find_checkpoint
+from guerdon.rewards.image.scorer import RewardManager
 from guerdon.training.loop import Iteration
 from guerdon.training.reward_workers import RewardWorkers
 
@@ -27,7 +28,12 @@ class Refits:
     """Who mines frames of the policy, refits the reward model with them and hands it to the workers."""
 
     def __init__(
-        self, config: GuerdonConfig, rewards: RewardWorkers, folder: Path, *, knows_success: bool
+        self,
+        config: GuerdonConfig,
+        rewards: RewardManager | RewardWorkers,
+        folder: Path,
+        *,
+        knows_success: bool,
     ) -> None:
         """Refuse what cannot work, and open the data of the first fit."""
         if not knows_success:
@@ -62,8 +68,8 @@ class Refits:
 
     def add(self, step: int, iteration: Iteration) -> None:
         """Keep frames of an iteration."""
-        if iteration.judged is not None:
-            self._fitter.add(step, iteration.judged, self._rewards.facts.threshold)
+        if iteration.scored is not None:
+            self._fitter.add(step, iteration.scored, self._rewards.facts.threshold)
 
     def refit(self, step: int) -> bool:
         """Refit and swap the model; returns whether there was enough to learn from."""

@@ -1,12 +1,11 @@
-"""Reward workers as a run sees them: one judge, whose work is shared among however many there are."""
+"""The reward workers of other processes or threads as a run sees them: one scorer, whose work they share."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from guerdon.config import RewardConfig
 from guerdon.core.errors import WorkerLostError
 from guerdon.core.types import FloatArray, IntArray, UInt8Array
 from guerdon.distributed.engine import Engine, LocalGroup, Pending, RestartCounter, WorkerSpec
-from guerdon.rewards.image.manager import RewardFacts
-from guerdon.rewards.image.scorer import MINI_BATCH, Scores
-from guerdon.rewards.image.worker import REQUEST_FRAMES, ImageRewardWorker, join_scores, load_image_worker
+from guerdon.rewards.image.scorer import RewardFacts, Scores, join_scores
+from guerdon.rewards.image.worker import REQUEST_FRAMES, ImageRewardWorker, load_image_worker
 
 log = logging.getLogger("guerdon")
 
@@ -55,7 +53,7 @@ class Job:
 
 @dataclass(frozen=True)
 class PendingScores:
-    """Verdicts under way on frames that are elsewhere."""
+    """Scores under way of frames that are elsewhere."""
 
     jobs: list[Job]
 
@@ -72,10 +70,10 @@ class PendingScores:
 class RewardWorkers:
     """All reward workers of a run; requests are shared among them, as fast as each one answers."""
 
-    def __init__(self, engine: Engine, cfg: RewardConfig, task_type: Any) -> None:
+    def __init__(self, engine: Engine, cfg: RewardConfig) -> None:
         """Start the workers; each loads the model."""
         threads = max(torch.get_num_threads() // engine.workers_beside("reward"), 1)
-        spec = WorkerSpec(cls=load_image_worker, args=(cfg, task_type), threads=threads)
+        spec = WorkerSpec(cls=load_image_worker, args=(cfg,), threads=threads)
         self.group = engine.group("reward", [spec] * engine.num_workers("reward"))
         self.facts: RewardFacts = self.group.submit(0, "describe").result()
         self._engine, self._timeout = engine, cfg.timeout_seconds
@@ -86,7 +84,7 @@ class RewardWorkers:
         self._checkpoint: str | None = None  # instead of the one that workers start with
 
     def load(self, checkpoint: Path) -> None:
-        """Let all workers judge with another checkpoint from now on; nothing may be under way."""
+        """Let all workers score with another checkpoint from now on; nothing may be under way."""
         self._checkpoint = str(checkpoint.resolve())
         for rank in range(self.group.size):
             try:
@@ -101,35 +99,35 @@ class RewardWorkers:
         worker: ImageRewardWorker = self.group.workers[0]
         return worker
 
-    def put(self, frames: dict[str, UInt8Array]) -> Pending:
-        """Frames of this process, for several requests."""
-        return self._engine.put(frames)
-
     def score(self, frames: dict[str, UInt8Array]) -> Scores:
-        """Verdicts on frames of this process, camera -> uint8 [N, H, W, C], or nothing at all."""
+        """Scores of frames of this process, camera -> uint8 [N, H, W, C], or nothing at all."""
         count = len(next(iter(frames.values()))) if frames else 0
         if not count:
             return join_scores([])
-        return self.score_parts([self.put(frames)], [count])[0]
+        return self.score_parts([self._engine.put(frames)], [count])[0]
 
     def score_parts(self, parts: Sequence[Pending], counts: Sequence[int]) -> list[Scores]:
-        """Verdicts on frames that are elsewhere; `counts` says how many there are in each part."""
-        judged = [self.score_later(frames, count) for frames, count in zip(parts, counts, strict=True)]
-        self._finish([job for item in judged for job in item.jobs])
-        return [join_scores([_answer(job, part) for job in item.jobs]) for part, item in enumerate(judged)]
+        """Scores of frames that are elsewhere; `counts` says how many there are in each part."""
+        asked = [self.score_later(frames, count) for frames, count in zip(parts, counts, strict=True)]
+        self._finish([job for item in asked for job in item.jobs])
+        return [join_scores([_answer(job, part) for job in item.jobs]) for part, item in enumerate(asked)]
 
-    def features(self, parts: Sequence[Pending], rows: Sequence[IntArray]) -> FloatArray:
+    def features_of(self, parts: Sequence[Pending], rows: Sequence[IntArray]) -> FloatArray:
         """Features of the frames `rows` of each part, float32 [K, F], one part after another."""
         wanted = [part for part, picked in enumerate(rows) if len(picked)]
-        jobs = [Job("features_of", (parts[part], rows[part])) for part in wanted]
+        jobs = [Job("features_of", (self._placed(parts[part]), rows[part])) for part in wanted]
         self._waiting.extend(jobs)
         self._finish(jobs)
         return np.concatenate([_answer(job, part) for job, part in zip(jobs, wanted, strict=True)])
 
+    def _placed(self, frames: Any) -> Pending:
+        """Frames of this process where workers find them; others are there."""
+        return frames if isinstance(frames, Pending) else self._engine.put(frames)
+
     # Requests under way
 
     def score_later(self, frames: Pending, count: int) -> PendingScores:
-        """Ask for verdicts on frames that are there, but elsewhere; `pump` brings them."""
+        """Ask for scores of frames that are there, but elsewhere; `pump` brings them."""
         jobs = [
             Job("score_some", (frames, start, min(start + REQUEST_FRAMES, count)))
             for start in range(0, count, REQUEST_FRAMES)
@@ -225,43 +223,3 @@ def _answer(job: Job, part: int) -> Any:
     if isinstance(job.error, WorkerLostError) and job.error.role == "object":
         raise FramesLostError(part) from job.error
     return job.result()
-
-
-REQUEST_MIN_FRAMES = 2 * MINI_BATCH
-"""Frames in a request: few, so that scores begins early and little is left for the end."""
-
-
-class StreamingScorer:
-    """Takes the frames of a rollout as they are made; verdicts are those of scores them all in the end."""
-
-    def __init__(self, worker: ImageRewardWorker) -> None:
-        """Judge with `worker`, which nobody else may ask meanwhile."""
-        self._worker = worker
-        self._pool = ThreadPoolExecutor(1, "judge")
-        self._parts: list[Future[Scores]] = []
-        self._asked = 0
-
-    def reset(self) -> None:
-        """A new rollout; what is left of a broken one is dropped."""
-        for part in self._parts:
-            part.cancel()
-        self._parts, self._asked = [], 0
-
-    def ready(self, frames: Mapping[str, UInt8Array], count: int, *, last: bool = False) -> None:
-        """The first `count` frames, camera -> uint8 [M, H, W, C], are there and stay as they are.
-
-        Requests are whole mini-batches, so that no verdict depends on when its frame came; the `last` takes
-        the rest.
-        """
-        while self._asked + REQUEST_MIN_FRAMES <= count or (last and self._asked < count):
-            stop = min(self._asked + REQUEST_MIN_FRAMES, count)
-            self._parts.append(self._pool.submit(self._worker.score_some, frames, self._asked, stop))
-            self._asked = stop
-
-    def scores(self) -> Scores:
-        """On all frames since `reset`; raises what scores raised."""
-        return join_scores([part.result() for part in self._parts])
-
-    def close(self) -> None:
-        """End the thread."""
-        self._pool.shutdown(cancel_futures=True)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from guerdon.agents.agent import AnyAgent, OnPolicyAgent
 from guerdon.agents.networks import STATE
-from guerdon.agents.rollout import Rollout, RolloutCollector
 from guerdon.config.schema_zoo import SerialConfig
+from guerdon.core.batches import Rollout
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import BoolArray, FloatArray, UInt8Array
 from guerdon.data.collect.observations import FrameSource
@@ -30,6 +30,7 @@ from guerdon.rewards.model import BaseRewardModel, Scores, StreamState
 from guerdon.rewards.relabel import RewardScale, combine, learned_rewards
 from guerdon.rewards.steps import StepBatch, to_items
 from guerdon.rewards.zoo.base import ZooModel
+from guerdon.training.env_worker import RolloutCollector
 
 
 class SerialLoop(ABC):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from guerdon.agents.agent import OffPolicyAgent
-from guerdon.agents.batches import TrainBatch
 from guerdon.agents.networks import STATE
 from guerdon.config.schema_zoo import SerialConfig
+from guerdon.core.batches import TrainBatch
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import FloatArray
 from guerdon.data.collect.observations import with_final

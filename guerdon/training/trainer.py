@@ -27,8 +27,9 @@ from guerdon.distributed import Engine, make_engine
 from guerdon.fit.logs import MetricLog
 from guerdon.monitoring.monitor import RewardMonitor
 from guerdon.monitoring.report import write_report
+from guerdon.rewards.image.scorer import RewardManager, available_device
 from guerdon.rewards.image.worker import ImageRewardWorker
-from guerdon.training.acting import PolicySpec, RolloutWorker
+from guerdon.training.acting import PolicySpec
 from guerdon.training.asynchronous import AsynchronousLoop
 from guerdon.training.checkpoints import (
     SavedPolicy,
@@ -37,7 +38,7 @@ from guerdon.training.checkpoints import (
     readable_state,
     save_policy,
 )
-from guerdon.training.env_worker import EnvWorker
+from guerdon.training.env_worker import EnvWorker, LocalEnvs
 from guerdon.training.env_workers import EnvWorkers
 from guerdon.training.evaluation import Evaluation, FilmedEpisode, evaluate
 from guerdon.training.loop import Iteration, Loop
@@ -45,7 +46,6 @@ from guerdon.training.off_policy import OffPolicyLoop
 from guerdon.training.on_policy import OnPolicyLoop
 from guerdon.training.online_reward import OnlineReward
 from guerdon.training.refits import Refits
-from guerdon.training.replay_learning import LearningParts
 from guerdon.training.reward_workers import RewardWorkers
 from guerdon.training.robots import fit_for_robots
 from guerdon.training.runs import (
@@ -103,23 +103,32 @@ class EmbodiedRunner:
             raise
 
     def _make_workers(self) -> None:
-        """Reward workers and env workers, the learner, and the loop that puts them together."""
+        """Reward model and environments, here or in workers, the learner, and the loop that joins them."""
         config = self.config
-        self.rewards: RewardWorkers | None = None
+        # Workers that share this process and its pace are called directly.
+        direct = self.engine.shares_memory and not config.asynchronous.enabled
+        self.rewards: RewardManager | RewardWorkers | None = None
+        asked: dict[str, Any] = {
+            "num_steps": self._steps_at_a_time(),
+            "keep_next_obs": bool(config.reward_model),
+        }
         if config.reward.use_reward_model:
-            self.rewards = RewardWorkers(self.engine, config.reward, config.runner.task_type)
-        self.envs = EnvWorkers(
-            self.engine,
-            config.env.train,
-            config.reward,
-            config.collect,
-            cameras=() if self.rewards is None else self.rewards.facts.image_keys,
-            num_frames=1 if self.rewards is None else self.rewards.facts.contract.num_frames,
-            only_at_rest=self.rewards is not None and self.rewards.facts.contract.only_at_rest,
-            num_steps=self._steps_at_a_time(),
-            keep_next_obs=bool(config.reward_model),
-            seed=config.seed,
-        )
+            if direct:
+                self.rewards = RewardManager(config.reward, device=available_device())
+            else:
+                self.rewards = RewardWorkers(self.engine, config.reward)
+            facts = self.rewards.facts
+            asked |= {
+                "cameras": facts.image_keys,
+                "num_frames": facts.contract.num_frames,
+                "only_at_rest": facts.contract.only_at_rest,
+            }
+        sections = config.env.train, config.reward, config.collect
+        self.envs: LocalEnvs | EnvWorkers
+        if direct:
+            self.envs = LocalEnvs(EnvWorker(*sections, **asked))
+        else:
+            self.envs = EnvWorkers(self.engine, *sections, seed=config.seed, **asked)
         if self.rewards is not None:
             self.rewards.facts.contract.check_frames(self.envs.facts.first_frames)
         self.spaces = self.envs.facts.spaces
@@ -135,25 +144,18 @@ class EmbodiedRunner:
         return self.config.asynchronous.steps_per_request if self.config.asynchronous.enabled else 1
 
     def _make_loop(self) -> Loop:
+        config = self.config
         if self.learner.on_policy:
-            policy = PolicySpec(cfg=self.config.learner, spaces=self.spaces)
-            self.envs.attach(policy, RolloutWorker(self.learner))
+            self.envs.attach(PolicySpec(cfg=config.learner, spaces=self.spaces), self.learner)
             return OnPolicyLoop(
-                self.engine, self.learner, self.envs, self.rewards, self.config.reward, self.online
+                self.engine, self.learner, self.envs, self.rewards, config.reward, self.online
             )
-        parts = LearningParts(
-            learner=self.learner,
-            envs=self.envs,
-            rewards=self.rewards,
-            cfg=self.config.reward,
-            learner_cfg=self.config.learner,
-            spaces=self.spaces,
-            seed=self.config.seed,
-            online=self.online,
-        )
-        if self.config.asynchronous.enabled:
-            return AsynchronousLoop(self.engine, parts, self.config.asynchronous)
-        return OffPolicyLoop(parts)
+        parts = (
+            self.learner, self.envs, self.rewards, config.reward, self.spaces, config.seed, self.online,
+        )  # fmt: skip
+        if config.asynchronous.enabled:
+            return AsynchronousLoop(self.engine, config.learner, config.asynchronous, *parts)
+        return OffPolicyLoop(*parts)
 
     @property
     def env_worker(self) -> EnvWorker:
@@ -161,9 +163,9 @@ class EmbodiedRunner:
         return self.envs.local
 
     @property
-    def reward_worker(self) -> ImageRewardWorker | None:
-        """The reward worker, where it is in this process."""
-        return None if self.rewards is None else self.rewards.local
+    def reward_worker(self) -> RewardManager | ImageRewardWorker | None:
+        """Who scores frames, where that is in this process."""
+        return self.rewards.local if isinstance(self.rewards, RewardWorkers) else self.rewards
 
     def _make_monitor(self) -> RewardMonitor | None:
         if self.rewards is None or self.config.monitor.action == "off":

@@ -2,7 +2,7 @@
 
 import torch
 
-from guerdon.agents.batches import TrainBatch
+from guerdon.core.batches import TrainBatch
 
 
 def random_batch(

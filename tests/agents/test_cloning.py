@@ -75,7 +75,7 @@ def test_learning_goes_on_after_cloning(expert_data: Path):
     twin = PPO(STATES, ACTIONS, PPOConfig(), NetworkConfig(hidden=(64,)), seed=1)
     twin.load_state_dict(ppo.state_dict())
     assert np.array_equal(twin.act(np.zeros((1, STATES.state_size), np.float32), deterministic=True), cloned)
-    from guerdon.agents.rollout import RolloutCollector
+    from guerdon.training.env_worker import RolloutCollector
 
     collector = RolloutCollector(TabletopVectorEnv(8, autoreset_mode=AutoresetMode.SAME_STEP), 16)
     collector.reset(0)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guerdon.agents.networks import ObsSpec
-from guerdon.agents.replay import ReplayBuffer, TrainBatch, n_step_return
-from guerdon.agents.replay_parts import ReplayParts
+from guerdon.agents.replay import ReplayBuffer, ReplayParts
+from guerdon.core.batches import TrainBatch, n_step_return
 from guerdon.core.errors import ConfigError, DataError
 
 SPEC = ObsSpec(state_size=2, images=(("front", (4, 4, 1)),))

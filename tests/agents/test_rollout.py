@@ -8,7 +8,8 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 
-from guerdon.agents.rollout import Rollout, RolloutCollector
+from guerdon.core.batches import Rollout
+from guerdon.training.env_worker import RolloutCollector
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.envs.tabletop.env import TabletopVectorEnv
 from tests.agents.cartpoles import CARTPOLE, SAME_STEP, cartpoles, learner

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.bench_offpolicy import Task, make, make_learner, make_replay, mean_return, train
-from guerdon.agents.batches import TrainBatch
+from guerdon.core.batches import TrainBatch
 from guerdon.agents.flat import BatchedMLP, FlatAdam
 from guerdon.agents.networks import ObsSpec, shift_images
 from guerdon.agents.sac import SAC

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.bench_offpolicy import Task, make, make_learner, mean_return, theirs, train
-from guerdon.agents.batches import TrainBatch
+from guerdon.core.batches import TrainBatch
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.td3 import TD3
 from guerdon.config import BCConfig, NetworkConfig, TD3Config, load_config

@@ -164,8 +164,8 @@ def test_a_killed_rollout_worker_is_replaced_and_so_are_lost_frames(settings, tm
         metrics = runner.loop.advance(0.0).metrics
         assert metrics["fault/env_restarts"] == 1.0 and metrics["fault/restarts"] == 2.0
         assert parts[0][0] is parts[1][0] and parts[0][1] is not parts[1][1]  # only those were made again
-        assert runner.loop.actor.rollout.policy_version == 2 and runner.loop.actor.version == 3
-        assert runner.loop.actor.rollout.reward_version == runner.rewards.facts.version
+        assert runner.loop.rollout.policy_version == 2 and runner.loop.version == 3
+        assert runner.loop.rollout.reward_version == runner.rewards.facts.version
     finally:
         runner.engine.close()
 
@@ -209,7 +209,7 @@ def reward_cfg(checkpoint):
 def rewards(reward_cfg):
     engine = make_engine("ray", ClusterConfig(component_placement={"reward": "1-2"}))
     try:
-        yield RewardWorkers(engine, reward_cfg, "embodied")
+        yield RewardWorkers(engine, reward_cfg)
     finally:
         engine.close()
 

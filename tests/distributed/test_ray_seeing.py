@@ -58,7 +58,7 @@ def test_a_reward_worker_that_is_replaced_judges_with_the_latest_model(checkpoin
     expected = RewardManager(replace(cfg, model=replace(cfg.model, checkpoint_path=str(other)))).score(frames)
     engine = make_engine("ray", ClusterConfig(component_placement={"reward": "1-2"}))
     try:
-        rewards = RewardWorkers(engine, cfg, "embodied")
+        rewards = RewardWorkers(engine, cfg)
         assert not np.allclose(rewards.score(frames).prob_success, expected.prob_success, atol=1e-3)
         rewards.load(other)
         assert rewards.facts.threshold == 0.123

@@ -16,7 +16,7 @@ def test_ray_agrees_on_every_probability_and_decision(tmp_path, kind):
     case = make_case(tmp_path, kind)
     engine = make_engine("ray", ClusterConfig(component_placement={"reward": "0-1"}))
     try:
-        group = RewardWorkers(engine, case.reward(), "embodied")
+        group = RewardWorkers(engine, case.reward())
         prob = group.score({CAMERA: case.frames}).prob_success
         threshold = group.facts.threshold
     finally:

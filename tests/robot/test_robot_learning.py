@@ -26,7 +26,7 @@ from guerdon.data.formats.realworld_pkl import read_recorded
 from guerdon.data.store import EpisodeStore
 from guerdon.envs.robot import ScriptedOperator
 from guerdon.envs.robot.sim.server import SimServer
-from guerdon.rewards.image.manager import RewardManager
+from guerdon.rewards.image.scorer import RewardManager
 from guerdon.training.demonstrations import _until_success
 from guerdon.training.trainer import EmbodiedRunner
 from guerdon.web import TOKEN_HEADER

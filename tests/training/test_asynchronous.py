@@ -16,7 +16,7 @@ from guerdon.config import load_config
 from guerdon.core.errors import ConfigError, DataError, WorkerError
 from guerdon.distributed import ThreadEngine
 from guerdon.serve import ImageRewardWorker
-from guerdon.training.env_workers import EnvWorkers
+from guerdon.training.env_worker import EnvWorker
 from guerdon.training.trainer import EmbodiedRunner
 from tests.training.counting import LENGTH
 from tests.training.test_embodied import SAC as LEARNED
@@ -153,13 +153,13 @@ def test_actions_are_random_first_and_then_the_learners(short, tmp_path, make):
 
 def test_weights_travel_only_when_they_changed(short, tmp_path, monkeypatch, make):
     given = []
-    act = EnvWorkers.act
+    act = EnvWorker.act
 
-    def noted(self, rank, num_steps, version, weights, *rest):
-        given.append((version, None if weights is None else weights.result().keys()))
-        return act(self, rank, num_steps, version, weights, *rest)
+    def noted(self, num_steps, version, weights, *rest):
+        given.append((version, None if weights is None else weights.keys()))
+        return act(self, num_steps, version, weights, *rest)
 
-    monkeypatch.setattr(EnvWorkers, "act", noted)
+    monkeypatch.setattr(EnvWorker, "act", noted)
     runner = make([*short, ASYNC], tmp_path / "run")
     runner.loop.reset(0)
     for _ in range(2):
@@ -238,8 +238,8 @@ def test_a_slow_learner_holds_the_environments_back(short, tmp_path, monkeypatch
     def watched():
         metrics = update()
         env = runner.env_worker.env.envs[0].unwrapped
-        streaming = int(env._count[2]) - loop.workers[0].stored_steps
-        seen.append((len(loop.workers[0].requests), streaming, loop._pending_updates))
+        streaming = int(env._count[2]) - loop.streams[0].stored_steps
+        seen.append((len(loop.streams[0].requests), streaming, loop._pending_updates))
         return metrics
 
     loop._update = watched

@@ -15,7 +15,6 @@ from guerdon.core.errors import ConfigError, DataError
 from guerdon.data.summary import inspect
 from guerdon.monitoring.reward_path import RewardPathError
 from guerdon.rewards.relabel import training_rewards
-from guerdon.training.env_worker import Actor
 from guerdon.training.off_policy import OffPolicyLoop
 from guerdon.training.on_policy import OnPolicyLoop
 from guerdon.training.trainer import EmbodiedRunner
@@ -90,7 +89,7 @@ def test_terminal_mode_renders_one_frame_for_each_episode(settings, tmp_path):
     runner = EmbodiedRunner(config, tmp_path / "run")
     runner.loop.reset(0)
     runner.loop.advance(0.0)
-    rollout = runner.loop.actor.rollout
+    rollout = runner.loop.rollout
     done = (rollout.terminated | rollout.truncated).numpy()
     assert runner.env_worker.reward_frames.num_rendered == done.sum() == 8
     assert not rollout.training_rewards.numpy()[~done].any()
@@ -103,8 +102,8 @@ def test_env_rewards_stay_beside_the_training_rewards(settings, tmp_path):
     runner = EmbodiedRunner(load_config("train", [*settings, *weights]), tmp_path / "run")
     runner.loop.reset(0)
     watched = runner.loop.advance(0.0).watched
-    rollout = runner.loop.actor.rollout
-    manager = runner.reward_worker.manager
+    rollout = runner.loop.rollout
+    manager = runner.reward_worker
     fired = watched.prob_success > manager.threshold
     env_rewards = rollout.env_rewards.numpy()
     assert env_rewards.any() and 0 < fired.mean() < 1
@@ -120,13 +119,13 @@ def test_env_rewards_stay_beside_the_training_rewards(settings, tmp_path):
 
 def test_advantages_from_before_relabelling_are_caught(settings, tmp_path, monkeypatch):
     """The fault where others have it: advantages are made as the rollout arrives, and used for the update."""
-    receive, advantages, updated = Actor.receive, PPO.advantages, []
+    receive, advantages, updated = OnPolicyLoop._receive, PPO.advantages, []
 
-    def too_early(self, rollout):
-        receive(self, rollout)
-        self.learner.cached = advantages(self.learner, rollout)
+    def too_early(self):
+        receive(self)
+        self.learner.cached = advantages(self.learner, self.rollout)
 
-    monkeypatch.setattr(Actor, "receive", too_early)
+    monkeypatch.setattr(OnPolicyLoop, "_receive", too_early)
     monkeypatch.setattr(PPO, "advantages", lambda self, rollout: self.cached)
     monkeypatch.setattr(PPO, "update", lambda self, rollout, progress=0.0: updated.append(progress))
     with pytest.raises(RewardPathError, match="what the policy is trained on does not"):
@@ -139,7 +138,7 @@ def test_a_dropped_verdict_is_caught(settings, tmp_path, monkeypatch, algorithm)
     if algorithm == "ppo":
 
         def dropped(self, prob_success):
-            return self.actor.rollout.training_rewards.numpy()
+            return self.rollout.training_rewards.numpy()
 
         monkeypatch.setattr(OnPolicyLoop, "_relabel", dropped)
     else:
@@ -164,7 +163,7 @@ def test_the_path_is_checked_again_when_a_run_is_resumed(
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_another_threshold_is_caught(settings, tmp_path, monkeypatch, algorithm):
-    module = "on_policy" if algorithm == "ppo" else "replay_learning"
+    module = "on_policy" if algorithm == "ppo" else "off_policy"
 
     def wrong(prob, env_rewards, done, cfg, threshold, scale=None, extra=0.0):
         return training_rewards(prob, env_rewards, done, cfg, 0.9, scale, extra)
@@ -244,7 +243,7 @@ def test_frames_of_another_size_are_refused_before_the_first_rollout(settings, t
 def test_a_verdict_that_is_no_number_stops_and_saves(settings, tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     runner = EmbodiedRunner(load_config("train", settings), tmp_path / "run")
-    judge, calls = runner.reward_worker.manager._scorer, []
+    judge, calls = runner.reward_worker, []
     real = judge._scorer
 
     def broken(frames):

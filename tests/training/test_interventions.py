@@ -31,7 +31,7 @@ def test_what_a_person_did_is_replayed_and_shown(tmp_path, make, more):
     runner.loop.reset(0)
     for _ in range(2):
         iteration = runner.loop.advance(0.0)
-    part = runner.loop.replay.parts[0] if more else runner.loop.replay
+    part = runner.loop.replay.parts[0]
     held = steps_of(part)
     total = held["env_rewards"]  # the count after the step
     helped = (total % 5 == 0) | (total % LENGTH == 0)

@@ -146,7 +146,7 @@ def test_sampled_batches_hold_both_rewards(settings, tmp_path, monkeypatch):
         seen.append((held - learned_rewards(prob, done, cfg, threshold), np.broadcast_to(extra, held.shape)))
         return held
 
-    monkeypatch.setattr("guerdon.training.replay_learning.training_rewards", noted)
+    monkeypatch.setattr("guerdon.training.off_policy.training_rewards", noted)
     run_with([*settings, *RND, "reward_model.weight=0.5"], tmp_path, SAC)
     sampled = [(added, extra) for added, extra in seen if extra.any()]
     assert len(sampled) > 20

@@ -9,8 +9,9 @@ from guerdon.config import RewardConfig
 from guerdon.core.errors import DataError
 from guerdon.data.collect.observations import with_final
 from guerdon.envs import TabletopVectorEnv
+from guerdon.rewards.relabel import carry_forward
 from guerdon.training.frames import FrameSelector
-from guerdon.training.loop import carry_forward, frame_row
+from guerdon.training.loop import ScoredPart
 
 LENGTH = 4
 
@@ -237,4 +238,6 @@ def test_a_rollout_begins_with_a_verdict_on_everyone():
 
 def test_the_frame_of_a_reused_verdict_is_the_last_one_before_it():
     rows = np.array([0, 1, 2, 4, 6, 8])  # 3 environments, 3 steps
-    assert [frame_row(rows, place, 3) for place in range(9)] == [0, 1, 2, 0, 3, 2, 4, 3, 5]
+    part = ScoredPart(first_step=10, num_steps=3, first_env=6, num_envs=3, rows=rows, frames={})
+    shown = [part.frame_row(10 + place // 3, 6 + place % 3) for place in range(9)]
+    assert shown == [0, 1, 2, 0, 3, 2, 4, 3, 5]

@@ -51,12 +51,12 @@ def test_ppo_with_rollouts_in_which_no_episode_ends(settings, tmp_path):
         iteration = loop.advance(0.0)
         steps = np.arange(8 * number, 8 * number + 8)
         ends = np.repeat((steps % EPISODE == EPISODE - 1)[:, None], ENVS, 1)
-        watched, rollout = iteration.watched, loop.actor.rollout
+        watched, rollout = iteration.watched, loop.rollout
         np.testing.assert_array_equal(watched.done, ends)
         np.testing.assert_array_equal(watched.elapsed, np.repeat((steps % EPISODE)[:, None], ENVS, 1))
         np.testing.assert_array_equal(np.isfinite(watched.prob_success), ends)
         rewards = rollout.training_rewards.numpy()
-        threshold = runner.reward_worker.manager.threshold
+        threshold = runner.reward_worker.threshold
         np.testing.assert_array_equal(rewards, expected(watched.prob_success, threshold))
         assert all(np.isfinite(value) for value in iteration.metrics.values())
         assert ("reward/fire_rate" in iteration.metrics) == ends.any()
@@ -97,7 +97,7 @@ def test_frames_judged_during_the_rollout_and_at_its_end_get_the_same_verdicts(
     late.loop.score_after_rollout()
     at_the_end = judged_run(late, monkeypatch)
     assert ahead[2] == 3 * [(False, 512), (False, 512), (False, 176)]  # on a thread of its own
-    assert at_the_end[2] == 3 * [(True, 1024), (True, 176)]
+    assert at_the_end[2] == 3 * [(True, 1200)]
     assert ahead[0].shape == (3, 25, 48) and np.isfinite(ahead[0]).all() and ahead[0].std() > 0
     np.testing.assert_array_equal(ahead[0], at_the_end[0])
     for name, weights in ahead[1].items():
@@ -118,7 +118,7 @@ def test_sac_gives_an_episode_that_a_checkpoint_cut_off_no_learned_reward(settin
     at, env = np.divmod(batch.rows[:, 0], ENVS)
     assert set(batch.rows[:, 0]) == set(range(steps * ENVS))
     np.testing.assert_array_equal(
-        rewards, expected(prob, runner.reward_worker.manager.threshold)[at, env].astype(np.float32)
+        rewards, expected(prob, runner.reward_worker.threshold)[at, env].astype(np.float32)
     )
     assert {2.0, -1.0} == set(rewards[at % EPISODE == EPISODE - 1])
     cut = at == steps - 1
@@ -224,7 +224,7 @@ def test_prior_data_of_any_format_give_the_same_transitions(settings, shown, tmp
     if images:  # what was judged is what was reached
         again = runner.reward_worker.score({"base_camera": batch.next_obs[name].numpy()[:64]}).prob_success
         np.testing.assert_allclose(prob[:64], again, atol=1e-5)
-    assert np.isfinite(prob).all() and 0 < (prob > runner.reward_worker.manager.threshold).mean() < 1
+    assert np.isfinite(prob).all() and 0 < (prob > runner.reward_worker.threshold).mean() < 1
     runner.env_worker.close()
 
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from guerdon.core.errors import DataError
-from guerdon.rewards.image.scorer import Scores
-from guerdon.rewards.image.worker import MINI_BATCH
-from guerdon.training.reward_workers import REQUEST_MIN_FRAMES, StreamingScorer
+from guerdon.rewards.image.scorer import MINI_BATCH, REQUEST_MIN_FRAMES, Scores, StreamingScorer
 
 
 class Judge:

@@ -1,22 +1,31 @@
-"""From a checkpoint to calibrated probabilities and decisions: the one way from frames to scores.
+"""From frames to calibrated probabilities and rewards: the one way for all who score images.
 
-`RewardManager`, and through it workers, wrappers and cards, score here, and so does `image_success`.
+`ImageScorer` scores frames with a checkpoint's model, calibration and threshold. `RewardManager` is one that
+follows the `reward` section; runs, wrappers, cards and workers score through it, `image_success` through
+`ImageScorer`. `StreamingScorer` scores frames on a thread while more of them are made.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from typing_extensions import Self
 
-from guerdon.config.schema_reward import RewardModelConfig
+from guerdon.config import RewardConfig, RewardModelConfig
+from guerdon.core.atomic import make_directory
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.core.types import BoolArray, FloatArray, UInt8Array, display_path
+from guerdon.core.images import latest_frames
+from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array, display_path
+from guerdon.data.collect.observations import images_from
+from guerdon.data.datasets.pictures import save_picture
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.accelerate import Scorer, make_scorer
 from guerdon.rewards.image.base import RewardModel, pool_features
@@ -25,16 +34,37 @@ from guerdon.rewards.image.contract import Contract, changed_settings
 from guerdon.rewards.image.int8 import int8_scorer
 from guerdon.rewards.image.int8_file import int8_path, load_int8
 from guerdon.rewards.model import SuccessScores
+from guerdon.rewards.relabel import map_rewards
 
 log = logging.getLogger("guerdon")
 
 Scores: TypeAlias = SuccessScores
 """What is said of N frames; arrays [N]."""
+Frames: TypeAlias = Mapping[str, UInt8Array]
+"""camera -> uint8 [N, H, W, C], or stacks of frames [N, k, H, W, C]; may be empty."""
+RewardGiven: TypeAlias = "RewardConfig | str | os.PathLike[str]"
+"""The `reward` section, or the path of a checkpoint, with all else by default."""
 MINI_BATCH = 256
 """Frames that are scored at once."""
 COLOUR_FRAMES = 64
 """Batches of so many frames are checked for swapped colours each; fewer may show an odd moment, and only the
 first batch is."""
+DEBUG_VARIABLE = "DEBUG_IMAGE_SAVE_DIR"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardFacts:
+    """What others need to know of a loaded reward model."""
+
+    image_keys: tuple[str, ...]
+    """The cameras it looks at."""
+    threshold: float
+    """Above which a probability counts as success in this run."""
+    num_members: int
+    """Heads of its ensemble."""
+    contract: Contract
+    version: str
+    """The data it was fitted to and where it was loaded from."""
 
 
 class ImageScorer:
@@ -65,6 +95,7 @@ class ImageScorer:
         if broken:  # a fused ReLU would turn NaN into 0 and hide it
             raise DataError(f"{source}: the weights {broken[0]} are not finite")
         self.model, self.contract, self.source = model, contract, source
+        self.image_keys = model.config.image_keys
         self.calibration = contract.calibration_map
         self.threshold = self._threshold(threshold)
         self._int8, self._decides = int8, decides
@@ -118,19 +149,36 @@ class ImageScorer:
         threshold_logit = self.calibration.logit_at(self.threshold) if self._decides else None
         return int8_scorer(self.model, load_int8(self._int8, self.model, threshold_logit))
 
-    def to_device(self, device: str) -> None:
-        """Compute elsewhere from now on; where a scorer can be moved, it is made there when it is needed."""
+    def to_device(self, device: str) -> Self:
+        """Compute elsewhere from now on; returns self."""
         self._device = device
+        # An int8 scorer says at once that it cannot be moved; others are made when they are needed.
         self._scorer = self._make_scorer(device) if self.model.config.precision == "int8" else None
+        return self
 
-    def check(self, frames: Mapping[str, UInt8Array]) -> None:
+    def check(self, frames: Frames) -> None:
         """Raise a `DataError` if a batch is not of the kind that the model was trained on."""
         count = max((len(images) for images in frames.values()), default=0)
         self.contract.check_frames(frames, colours=not self._checked_colours or count >= COLOUR_FRAMES)
         self._checked_colours = True
 
-    def score(self, frames: Mapping[str, UInt8Array]) -> Scores:
-        """Calibrated probabilities of frames, camera -> uint8 [N, H, W, C], or of stacks [N, k, H, W, C]."""
+    def score(self, frames: Frames) -> Scores:
+        """Calibrated probabilities of any number of frames, in mini-batches of 256."""
+        return self.score_some(frames, 0, len(next(iter(frames.values()))) if frames else 0)
+
+    def score_some(self, frames: Frames, start: int, stop: int) -> Scores:
+        """The same of the frames from `start` to `stop`; frames that do not fit fail this request alone."""
+        edges = range(start, stop, MINI_BATCH)
+        return join_scores(
+            [
+                self._score_batch(
+                    {name: each[at : min(at + MINI_BATCH, stop)] for name, each in frames.items()}
+                )
+                for at in edges
+            ]
+        )
+
+    def _score_batch(self, frames: Frames) -> Scores:
         self.check(frames)
         if self._scorer is None:
             self._scorer = self._make_scorer(self._device)
@@ -146,8 +194,170 @@ class ImageScorer:
         return fires(prob_success, self.threshold)
 
     @torch.no_grad()
-    def features(self, frames: Mapping[str, UInt8Array]) -> FloatArray:
+    def features(self, frames: Frames) -> FloatArray:
         """Pooled encoder features of frames -> float32 [N, F], comparable with the contract's statistics."""
         pixels = self.model.preprocess(frames).to(next(self.model.parameters()).device)
         pooled: FloatArray = pool_features(self.model.encode(pixels)).float().cpu().numpy()
         return pooled
+
+
+class RewardManager(ImageScorer):
+    """Loads the reward model that a `reward` section names, and computes learned rewards from images."""
+
+    def __init__(self, cfg: RewardGiven, *, device: str = "cpu") -> None:
+        """Load `cfg.model.checkpoint_path`.
+
+        Args:
+            cfg: the `reward` section, or the path of a checkpoint. The checkpoint knows its model; a setting
+                of `cfg.model` that differs from both the checkpoint and the default was set by hand, and is
+                refused.
+            device: where to compute.
+        """
+        self.cfg = cfg = reward_section(cfg, type(self).__name__)
+        path = cfg.model.checkpoint_path
+        if path is None:
+            raise ConfigError("reward.model.checkpoint_path is not set: which reward model should be used?")
+        model, contract, _ = load_checkpoint(path, cfg.model, changed_settings(cfg.model))
+        super().__init__(
+            model,
+            contract,
+            source=display_path(path),
+            threshold=None if cfg.reward_threshold == "calibrated" else float(cfg.reward_threshold),
+            int8=int8_path(path) if model.config.precision == "int8" else None,
+            decides=cfg.reward_type == "binary",
+            device=device,
+        )
+        folder = cfg.model.debug_save_dir or os.environ.get(DEBUG_VARIABLE)
+        self._debug = None if folder is None else DebugPictures(Path(folder))
+
+    @property
+    def facts(self) -> RewardFacts:
+        """What others need to know."""
+        return RewardFacts(
+            image_keys=self.image_keys,
+            threshold=self.threshold,
+            num_members=self.model.num_members,
+            contract=self.contract,
+            version=f"{self.contract.data_hash or 'unknown'}/{self.source}",
+        )
+
+    def images(self, observations: Any) -> dict[str, UInt8Array]:
+        """The model's cameras in a batched observation -> uint8 [N, H, W, C] each.
+
+        A model that scores stacks of k frames needs them in the observation, [N, k, H, W, C], oldest first.
+        """
+        found = images_from(observations, self.image_keys)
+        self.check(found)
+        return found
+
+    def _score_batch(self, frames: Frames) -> Scores:
+        scores = super()._score_batch(frames)
+        if self._debug is not None:
+            shown = latest_frames(frames[self.image_keys[0]])
+            self._debug.save(shown, scores.prob_success, self.threshold)
+        return scores
+
+    def compute_rewards(self, observations: Any) -> FloatArray:
+        """Learned rewards of a batched observation, however large -> float32 [N]."""
+        return map_rewards(self.score(self.images(observations)).prob_success, self.cfg, self.threshold)
+
+    # As runs ask, which may have several workers: frames come in parts
+
+    def score_parts(self, parts: Sequence[Frames], counts: Sequence[int]) -> list[Scores]:
+        """Scores of each part of the frames, of which there are `counts`."""
+        return [self.score_some(part, 0, count) for part, count in zip(parts, counts, strict=True)]
+
+    def features_of(self, parts: Sequence[Frames], rows: Sequence[IntArray]) -> FloatArray:
+        """Features of the frames `rows` of each part, float32 [K, F], one part after another."""
+        pairs = [(part, some) for part, some in zip(parts, rows, strict=True) if len(some)]
+        return np.concatenate(
+            [self.features({name: images[some] for name, images in part.items()}) for part, some in pairs]
+        )
+
+
+def reward_section(given: RewardGiven, who: str) -> RewardConfig:
+    """The `reward` section of what `who` was given."""
+    if isinstance(given, RewardConfig):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return RewardConfig(model=RewardModelConfig(checkpoint_path=os.fspath(given)))
+    raise ConfigError(f"{who} takes a RewardConfig or the path of a checkpoint, not {type(given).__name__}")
+
+
+def join_scores(parts: Sequence[Scores]) -> Scores:
+    """The scores of the frames of all parts, in their order; parts may be missing altogether."""
+    none = [np.zeros(0, np.float32)]
+    return Scores(
+        prob_success=np.concatenate([part.prob_success for part in parts] or none),
+        disagreement=np.concatenate([part.disagreement for part in parts] or none),
+    )
+
+
+def available_device() -> str:
+    """`cuda` where there is a GPU, `cpu` otherwise."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class DebugPictures:
+    """Saves scored frames as `resnet_success|resnet_fail/{id:06d}_prob{p:.4f}.png`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folders = {True: folder / "resnet_success", False: folder / "resnet_fail"}
+        existing = [make_directory(place) for place in self._folders.values()]
+        self._next = sum(1 for place in existing for _ in place.glob("*.png"))
+
+    def save(self, frames: UInt8Array, prob_success: FloatArray, threshold: float) -> None:
+        """One picture per frame."""
+        fired = fires(prob_success, threshold).tolist()
+        for frame, prob, success in zip(frames, prob_success.tolist(), fired, strict=True):
+            save_picture(self._folders[success] / f"{self._next:06d}_prob{prob:.4f}.png", frame)
+            self._next += 1
+
+
+# While a rollout goes on
+
+REQUEST_MIN_FRAMES = 2 * MINI_BATCH
+"""Frames in a request: few, so that scoring begins early and little is left for the end."""
+
+
+class ScoresSome(Protocol):
+    """Whoever scores a part of some frames."""
+
+    def score_some(self, frames: Frames, start: int, stop: int) -> Scores:
+        """Scores of the frames from `start` to `stop`."""
+
+
+class StreamingScorer:
+    """Takes the frames of a rollout as they are made; the scores are those of scoring all in the end."""
+
+    def __init__(self, scorer: ScoresSome) -> None:
+        """Score with `scorer`, which nobody else may ask meanwhile."""
+        self._scorer = scorer
+        self._pool = ThreadPoolExecutor(1, "scorer")
+        self._parts: list[Future[Scores]] = []
+        self._asked = 0
+
+    def reset(self) -> None:
+        """A new rollout; what is left of a broken one is dropped."""
+        for part in self._parts:
+            part.cancel()
+        self._parts, self._asked = [], 0
+
+    def ready(self, frames: Frames, count: int, *, last: bool = False) -> None:
+        """The first `count` frames are there and stay as they are.
+
+        Requests are whole mini-batches, so that no score depends on when its frame came; the `last` takes
+        the rest.
+        """
+        while self._asked + REQUEST_MIN_FRAMES <= count or (last and self._asked < count):
+            stop = min(self._asked + REQUEST_MIN_FRAMES, count)
+            self._parts.append(self._pool.submit(self._scorer.score_some, frames, self._asked, stop))
+            self._asked = stop
+
+    def scores(self) -> Scores:
+        """Of all frames since `reset`; raises what scoring raised."""
+        return join_scores([part.result() for part in self._parts])
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown(cancel_futures=True)

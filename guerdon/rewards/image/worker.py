@@ -1,44 +1,34 @@
-"""`ImageRewardWorker`: the reward manager as a worker, in mini-batches."""
+"""Reward workers, under the names of RLinf's reward workflow; engines decide in which process they live."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
-
 from guerdon.config import RewardConfig
 from guerdon.config.schema import TaskType
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.core.types import FloatArray, IntArray, UInt8Array
+from guerdon.core.types import FloatArray, IntArray
 from guerdon.rewards.image import save_checkpoint
-from guerdon.rewards.image.manager import (
+from guerdon.rewards.image.scorer import (
+    MINI_BATCH,
+    Frames,
     RewardFacts,
     RewardGiven,
     RewardManager,
+    Scores,
     available_device,
     reward_section,
 )
-from guerdon.rewards.image.scorer import MINI_BATCH, Scores
-from guerdon.rewards.relabel import map_rewards
 
 REQUEST_FRAMES = 4 * MINI_BATCH
 """Frames in a request to a reward worker; whole mini-batches, so that sharing changes no score."""
 
 
-def join_scores(parts: Sequence[Scores]) -> Scores:
-    """The scores of the frames of all parts, in their order; parts may be missing altogether."""
-    none = [np.zeros(0, np.float32)]
-    return Scores(
-        prob_success=np.concatenate([part.prob_success for part in parts] or none),
-        disagreement=np.concatenate([part.disagreement for part in parts] or none),
-    )
-
-
 class ImageRewardWorker:
-    """Scores images with a fitted model. A plain class; engines decide in which process it lives."""
+    """Scores images with a fitted model."""
 
     def __init__(self, cfg: RewardGiven, *, device: str | None = None) -> None:
         """Remember the settings; `init_worker` loads the model.
@@ -68,37 +58,29 @@ class ImageRewardWorker:
             raise ConfigError("the reward worker has no model yet: call init_worker() first")
         return self._manager
 
-    def score(self, frames: Mapping[str, UInt8Array]) -> Scores:
-        """Scores of frames (camera -> uint8 [N, H, W, C], or nothing at all) in mini-batches of 256."""
-        count = len(next(iter(frames.values()))) if frames else 0
-        return join_scores(
-            [
-                self.manager.score({name: each[start : start + MINI_BATCH] for name, each in frames.items()})
-                for start in range(0, count, MINI_BATCH)
-            ]
-        )
-
     def describe(self) -> RewardFacts:
         """What others need to know of the model."""
         return self.manager.facts
 
-    def score_some(self, frames: Mapping[str, UInt8Array], start: int, stop: int) -> Scores:
-        """Scores of the frames from `start` to `stop`; frames that do not fit fail the request alone."""
-        some = {name: images[start:stop] for name, images in frames.items()}
-        return self.score(some)
+    def score(self, frames: Frames) -> Scores:
+        """Scores of frames (camera -> uint8 [N, H, W, C], or nothing at all) in mini-batches of 256."""
+        return self.manager.score(frames)
 
-    def features_of(self, frames: Mapping[str, UInt8Array], rows: IntArray) -> FloatArray:
+    def score_some(self, frames: Frames, start: int, stop: int) -> Scores:
+        """Scores of the frames from `start` to `stop`; frames that do not fit fail the request alone."""
+        return self.manager.score_some(frames, start, stop)
+
+    def features_of(self, frames: Frames, rows: IntArray) -> FloatArray:
         """Pooled encoder features of the frames `rows`, float32 [K, F]."""
-        return self.manager.features({name: images[rows] for name, images in frames.items()})
+        return self.manager.features_of([frames], [rows])
 
     def compute_batch_rewards(self, observations: Any) -> FloatArray:
         """Learned rewards of a batched observation, however large -> float32 [N]."""
-        frames = self.manager.images(observations)
-        return map_rewards(self.score(frames).prob_success, self.cfg, self.manager.threshold)
+        return self.manager.compute_rewards(observations)
 
     def compute_rewards(self, observations: Any) -> FloatArray:
         """The same under the name that RLinf's reward workflow uses."""
-        return self.compute_batch_rewards(observations)
+        return self.manager.compute_rewards(observations)
 
     def save_checkpoint(self, path: Path | str, step: int) -> Path:
         """Save the model as `path/step_{step}/` with its contract; returns that folder."""
@@ -109,13 +91,6 @@ class ImageRewardWorker:
 
 EmbodiedRewardWorker = ImageRewardWorker
 """The older name."""
-
-
-def load_image_worker(cfg: RewardConfig, task_type: TaskType) -> ImageRewardWorker:
-    """A reward worker that has its model, ready to score."""
-    worker = RewardWorker(cfg, task_type=task_type)
-    worker.init_worker()
-    return worker.embodied
 
 
 class RewardWorker:
@@ -180,3 +155,10 @@ class RewardWorker:
     def save_checkpoint(self, path: Path | str, step: int) -> Path:
         """Save the image model; see `ImageRewardWorker`."""
         return self.embodied.save_checkpoint(path, step)
+
+
+def load_image_worker(cfg: RewardConfig) -> ImageRewardWorker:
+    """An image reward worker that has its model, ready to score."""
+    worker = ImageRewardWorker(cfg)
+    worker.init_worker()
+    return worker

@@ -112,9 +112,9 @@ def test_mini_batches_have_256_images(checkpoint, frames, monkeypatch):
     worker = EmbodiedRewardWorker(reward(checkpoint))
     worker.init_worker()
     sizes = []
-    original = RewardManager.score
+    original = RewardManager._score_batch
     monkeypatch.setattr(
-        RewardManager, "score", lambda self, f: sizes.append(len(f["base_camera"])) or original(self, f)
+        RewardManager, "_score_batch", lambda self, f: sizes.append(len(f["base_camera"])) or original(self, f)
     )
     worker.compute_batch_rewards({"main_images": images})
     assert sizes == [256, len(images) - 256]
@@ -315,7 +315,7 @@ def test_checking_costs_nothing_beside_judging(checkpoint, frames):
             function(batch)
         return (time.thread_time() - began) / times
 
-    check, judge = cpu_seconds(manager._scorer.check, 20), cpu_seconds(manager.score, 3)
+    check, judge = cpu_seconds(manager.check, 20), cpu_seconds(manager.score, 3)
     assert check < 0.1 * judge  # of the smallest network: of ResNet10 at 64x64 it is 0.3%
 
 
