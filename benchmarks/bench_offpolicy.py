@@ -22,11 +22,11 @@ from guerdon.agents.agent import OffPolicyAgent
 from guerdon.agents.dqn import DQN
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.replay import ReplayBuffer
-from guerdon.core.batches import TrainBatch
 from guerdon.agents.sac import SAC
 from guerdon.agents.td3 import TD3
 from guerdon.config import DQNConfig, NetworkConfig, SACConfig, TD3Config
-from guerdon.data.collect.observations import with_final
+from guerdon.core.batches import TrainBatch
+from guerdon.envs.observations import with_final
 
 EVAL_EPISODES = 20
 SEEDS = 3

@@ -20,8 +20,8 @@ from gymnasium.vector import AutoresetMode
 from benchmarks.report import Result, report, silent
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.ppo import PPO
-from guerdon.training.env_worker import RolloutCollector
 from guerdon.config import NetworkConfig, PPOConfig
+from guerdon.training.env_worker import RolloutCollector
 
 SEEDS, EVAL_EPISODES = (0, 1, 2), 32
 

@@ -35,8 +35,7 @@ from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.zoo.baselines import BASELINES
 from guerdon.rewards.zoo.drex import DREX
 from guerdon.training.rollouts import noise_ranked
-from guerdon.training.serial import resolved, serial_pipeline_reward_model, shapes_of
-from guerdon.training.serial_loops import make_env
+from guerdon.training.serial import make_env, resolved, serial_pipeline_reward_model, shapes_of
 
 CASES: dict[str, dict[str, Any]] = {
     **zoo_adversarial.CASES,

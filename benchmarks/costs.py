@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from guerdon.training.requests import WorkerState
 
 from benchmarks.bench_train import make_checkpoint
-from guerdon.core.episodes import EpisodeTracker
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.ppo import PPO
 from guerdon.agents.replay import ReplayBuffer
-from guerdon.core.batches import Rollout
-from guerdon.training.env_worker import RolloutCollector
 from guerdon.agents.sac import SAC
 from guerdon.config import (
     ClusterConfig,
@@ -31,12 +29,14 @@ from guerdon.config import (
     RewardModelConfig,
     SACConfig,
 )
+from guerdon.core.batches import Rollout
+from guerdon.core.episodes import EpisodeTracker
 from guerdon.distributed import WorkerSpec, make_engine
 from guerdon.distributed.ray_actors import Answer
 from guerdon.envs import TabletopVectorEnv
 from guerdon.serve import ImageRewardWorker
 from guerdon.training.acting import EnvStep, PolicyRunner, StepChunk
-from guerdon.training.requests import WorkerState
+from guerdon.training.env_worker import RolloutCollector
 
 ENVS, STEPS = 32, 10
 FRAMES, CALLS = 512, 300

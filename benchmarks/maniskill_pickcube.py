@@ -255,8 +255,8 @@ def film(place: Path, out: Path, seed: int = EVAL_SEED + 1) -> dict[str, Any]:
     from gymnasium.vector import AutoresetMode
 
     from guerdon.config import RewardConfig, RewardModelConfig, load_config
-    from guerdon.data.collect.observations import AT_REST_INFO, FrameSource, per_env, with_final
     from guerdon.envs.make import make_vector_env
+    from guerdon.envs.observations import AT_REST_INFO, FrameSource, per_env, with_final
     from guerdon.monitoring.video import write_video
     from guerdon.serve import ImageRewardWorker
     from guerdon.training.checkpoints import load_policy

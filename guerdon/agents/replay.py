@@ -163,11 +163,35 @@ class ReplayBuffer:
         self._steps["truncated"][row, running] = True
         self._keep_finals(row, running, self._final_parts(final_obs))
 
-    def write_extra(self, name: str, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
-        """Replace what is kept under `name` at `rows`, as a batch gave them."""
-        if name not in self._extras:
-            raise DataError(f"the replay buffer keeps no {name}; it keeps {list(self._extras)}")
-        _flat(self._steps[name])[rows] = values
+    def add_transitions(
+        self,
+        obs: Mapping[str, NDArray[Any]],
+        values: Mapping[str, NDArray[Any]],
+        next_obs: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Add M transitions that stand alone, each with what it led to; for a buffer of one environment.
+
+        Args:
+            obs: name -> [M, ...].
+            values: `actions`, `env_rewards`, `terminated` and `truncated` (one of the two is true), [M, ...].
+            next_obs: as `obs`.
+        """
+        assert self.num_envs == 1
+        count = min(len(values["terminated"]), self.num_rows)  # the latest ones
+        rows = (self._row + np.arange(count)) % self.num_rows
+        slots = self._steps["final_slot"][:, 0]
+        old = slots[rows[rows < self._size]]  # of rows that are filled
+        self._free.extend(old[old >= 0].tolist())
+        if len(self._free) < count:
+            self._grow(count)
+        slots[rows] = [self._free.pop() for _ in range(count)]
+        for name, part in obs.items():
+            self._obs[name][rows, 0] = part[len(part) - count :]
+            self._finals[name][slots[rows]] = next_obs[name][len(part) - count :]
+        for name, value in values.items():
+            self._steps[name][rows, 0] = value[len(value) - count :]
+        self._row = (self._row + count) % self.num_rows
+        self._size = min(self._size + count, self.num_rows)
 
     def sample(self, batch_size: int, *, gamma: float, num_n_steps: int = 1) -> ReplayBatch:
         """Draw transitions with replacement, each that has a successor equally often.

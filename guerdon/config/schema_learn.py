@@ -226,6 +226,13 @@ class LearnerConfig(Checked):
     """Episodes of an evaluation."""
     save_interval: PositiveInt = 50_000
     """Environment steps between checkpoints."""
+    save_best: bool = False
+    """Also keep the policy with the highest mean return of an evaluation, in `checkpoints/best`."""
+    stop_return: float | None = None
+    """The run ends when the mean return of an evaluation reaches it."""
+    iteration_steps: PositiveInt = 512
+    """Off-policy: environment steps, all environments together, after which metrics are logged and a reward
+    model that learns beside the policy learns from them."""
     device: str = "cpu"
     """Where the networks are trained."""
     num_threads: PositiveInt | None = None

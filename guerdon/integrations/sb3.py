@@ -25,7 +25,7 @@ from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy, to_uint8_hwc
 from guerdon.core.types import BoolArray, IntArray, UInt8Array
-from guerdon.data.collect.observations import FrameSource, find_image, images_from, native_of, with_final
+from guerdon.envs.observations import FrameSource, find_image, images_from, native_of, with_final
 from guerdon.integrations.gymnasium import check_single_resets
 from guerdon.integrations.scoring import EnvStep, RewardSource, rows_from, step_scorer, take_row
 

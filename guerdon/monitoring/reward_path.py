@@ -137,15 +137,18 @@ def drive_targets(
     learner: Any,
     batch: ReplayBatch,
     relabel: Callable[[ReplayBatch, FloatArray], FloatArray],
-    check: Callable[[Callable[[FloatArray], FloatArray], Callable[[], NDArray[np.floating]]], None],
-) -> None:
+    check: Callable[[Callable[[FloatArray], FloatArray], Callable[[], NDArray[np.floating]]], bool | None],
+) -> bool:
     """Let `check` drive a sample to the targets of an off-policy agent, which is as before afterwards.
 
     Args:
         learner: has `targets`, `state_dict` and `load_state_dict`.
         batch: the sample.
         relabel: what the run does with the values of a sample; returns training rewards.
-        check: takes `relabel` and `objective` as `check_reward_path` does.
+        check: takes `relabel` and `objective` as `check_reward_path` does; may say that it did not check.
+
+    Returns:
+        Whether the path was checked.
     """
     held: list[TrainBatch] = []
     state = copy.deepcopy(learner.state_dict())
@@ -160,8 +163,9 @@ def drive_targets(
         targets: NDArray[np.floating] = learner.targets(held[0]).detach().cpu().numpy()
         return targets
 
-    check(relabelled, objective)
+    checked = check(relabelled, objective)
     learner.load_state_dict(state)
+    return checked is not False
 
 
 def _check_objective(effect: NDArray[np.floating], weight: float) -> None:

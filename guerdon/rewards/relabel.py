@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.config import RewardConfig
-from guerdon.config.schema_zoo import MixConfig
+from guerdon.config.schema_reward import MixConfig
 from guerdon.core.errors import DataError
 from guerdon.core.running_stats import Moments
 from guerdon.core.types import BoolArray, FloatArray
@@ -107,7 +107,7 @@ def carry_forward(values: FloatArray, last: FloatArray | None = None) -> FloatAr
 def combine(
     env_rewards: NDArray[Any],
     learned: FloatArray,
-    cfg: RewardConfig | MixConfig,
+    cfg: MixConfig,
     scale: RewardScale | None = None,
     env_steps: int = 0,
 ) -> FloatArray:
@@ -118,7 +118,7 @@ def combine(
         learned: of the same shape.
         cfg: `combine_mode` and the weights: the `reward` section, or the `mix` section of the zoo.
         scale: divides the learned rewards; None: they stay as they are.
-        env_steps: of the run so far; the weight of a `mix` section may change with them.
+        env_steps: of the run so far; the weight may change with them.
     """
     if env_rewards.shape != learned.shape:
         raise DataError(
@@ -131,8 +131,7 @@ def combine(
     env = env_rewards.astype(np.float32)
     if cfg.combine_mode == "add":
         return env + learned
-    weight = cfg.weight_at(env_steps) if isinstance(cfg, MixConfig) else cfg.reward_weight
-    return np.float32(cfg.env_reward_weight) * env + np.float32(weight) * learned
+    return np.float32(cfg.env_reward_weight) * env + np.float32(cfg.weight_at(env_steps)) * learned
 
 
 def training_rewards(
@@ -143,13 +142,14 @@ def training_rewards(
     threshold: float,
     scale: RewardScale | None = None,
     extra: FloatArray | float = 0.0,
+    env_steps: int = 0,
 ) -> FloatArray:
     """From scores to what the learner trains on: map, scale if asked for, combine; float32.
 
     `extra` is the learned reward of another model, of the same shape, which is added after the mapping.
     """
     learned = learned_rewards(scores, done, cfg, threshold) + np.float32(extra)
-    return combine(env_rewards, learned, cfg, scale)
+    return combine(env_rewards, learned, cfg, scale, env_steps)
 
 
 @dataclass

@@ -20,13 +20,15 @@ import numpy as np
 from guerdon.agents.replay import EnvStream
 from guerdon.config import AsynchronousConfig, LearnerConfig
 from guerdon.core.batches import StepChunk
-from guerdon.core.errors import GuerdonError, WorkerError, WorkerLostError
+from guerdon.core.errors import ConfigError, GuerdonError, WorkerError, WorkerLostError
 from guerdon.core.progress import Stopwatch
+from guerdon.core.steps import StepBatch
 from guerdon.distributed.engine import Engine, Pending
 from guerdon.training.acting import PolicySpec
 from guerdon.training.env_workers import EnvWorkers
 from guerdon.training.loop import Iteration
-from guerdon.training.off_policy import ITERATION_STEPS, ReplayLearning
+from guerdon.training.off_policy import ReplayLearning
+from guerdon.training.online_reward import OnlineReward
 from guerdon.training.reward_workers import FramesLostError, PendingScores, RewardWorkers
 
 log = logging.getLogger("guerdon")
@@ -99,7 +101,7 @@ class AsynchronousLoop(ReplayLearning):
     def advance(self, progress: float) -> Iteration:
         """A stretch of stored steps and updates; before a checkpoint nothing is left under way or owed."""
         clock, train, begin = Stopwatch(), dict[str, float](), self.env_steps
-        length = -(-ITERATION_STEPS // self.envs.num_envs) * self.envs.num_envs
+        length = self.iteration_rows * self.envs.num_envs
         goal = (begin // length + 1) * length
         limit = goal if self._must_settle(begin, goal) else None
         self._stored, self._queue_seconds, self._lag_waits = [], [], 0
@@ -117,9 +119,22 @@ class AsynchronousLoop(ReplayLearning):
                 clock.lap("wait")
             self._take_answers()
             clock.lap("store")
+        if self.online is not None:
+            self._learned_online = self.online.learn(self._new_steps(self.online))
         iteration = self._iteration(train, clock, begin)
         iteration.metrics.update(self._pace_metrics())
         return iteration
+
+    def collect_steps(self) -> list[StepBatch]:
+        """Not in asynchronous runs."""
+        raise ConfigError("reward_model.pretrain needs steps of the policy: set asynchronous.enabled=false")
+
+    def _new_steps(self, online: OnlineReward) -> list[StepBatch]:
+        """The stored steps of each worker, [T, n]."""
+        mine: dict[int, list[StepBatch]] = {}
+        for item in self._stored:
+            mine.setdefault(item.rank, []).append(online.of_chunk(item.chunk))
+        return [StepBatch.cat(parts) for parts in mine.values()]
 
     def _must_settle(self, begin: int, goal: int) -> bool:
         """Whether the run may save after this iteration, however far it gets."""

@@ -20,7 +20,7 @@ from guerdon.core.images import stack_episode
 from guerdon.core.types import BoolArray, Episode
 from guerdon.data.datasets.frames import check_motion_is_seen
 from guerdon.rewards.calibration import fires
-from guerdon.rewards.image.scorer import RewardManager
+from guerdon.rewards.image.scorer import ImageScorer
 from guerdon.rewards.relabel import judged_frames
 from guerdon.training.reward_workers import RewardWorkers
 
@@ -30,7 +30,7 @@ log = logging.getLogger("guerdon")
 def fill_with_demonstrations(
     path: Path,
     spec: ObsSpec,
-    rewards: RewardManager | RewardWorkers | None,
+    rewards: ImageScorer | RewardWorkers | None,
     cfg: RewardConfig,
     make_replay: Callable[[int, int, int], ReplayBuffer],
     seed: int,
@@ -82,7 +82,7 @@ def _until_success(fires: BoolArray) -> tuple[int, BoolArray]:
 def _add(
     replay: ReplayBuffer,
     shown: Demonstration,
-    rewards: RewardManager | RewardWorkers | None,
+    rewards: ImageScorer | RewardWorkers | None,
     cfg: RewardConfig,
 ) -> None:
     """Add one episode, which ends with its last step."""

@@ -15,9 +15,9 @@ from guerdon.config import CollectConfig, EnvConfig, RewardConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import BoolArray, UInt8Array, control_mode_of
 from guerdon.data.collect import RewardDataCollector
-from guerdon.data.collect.observations import FrameSource, per_env, with_final
 from guerdon.data.collect.wrapper import VectorDataCollectorWrapper
 from guerdon.envs.make import make_vector_env
+from guerdon.envs.observations import FrameSource, per_env, with_final
 from guerdon.rewards.image.scorer import RewardManager
 
 
@@ -36,10 +36,14 @@ class EnvFacts:
 
 
 def make_train_env(
-    cfg: EnvConfig, reward: RewardConfig, collect: CollectConfig, cameras: Sequence[str]
+    cfg: EnvConfig, reward: RewardConfig, collect: CollectConfig, cameras: Sequence[str], env: Any = None
 ) -> tuple[VectorEnv[Any, Any, Any], EnvFacts]:
-    """The environments of `cfg`, which save episodes where `collect.enabled`, and what they are like."""
-    env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
+    """The environments of `cfg`, which save episodes where `collect.enabled`, and what they are like.
+
+    `env` is used instead of making them, if it is there.
+    """
+    if env is None:
+        env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
     if reward.standalone:
         _end_on_success(env.unwrapped, reward)
     facts = _probe(env, cameras)

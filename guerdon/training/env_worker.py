@@ -24,8 +24,16 @@ from guerdon.core.episodes import EpisodeRecord, EpisodeTracker
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
-from guerdon.data.collect.observations import per_env, with_final
 from guerdon.distributed.engine import Handle
+from guerdon.envs.observations import (
+    copy_obs,
+    next_observations,
+    obs_parts,
+    per_env,
+    stack_obs,
+    taken_actions,
+    with_final,
+)
 from guerdon.training.acting import DistantPolicy, PolicyCopy, PolicySpec, random_actions
 from guerdon.training.env_setup import EnvFacts, TrajectoryCollector, make_train_env
 from guerdon.training.frames import RewardFrames
@@ -36,8 +44,6 @@ Frames: TypeAlias = dict[str, UInt8Array]
 OnStep: TypeAlias = Callable[[int, AnyVectorEnv, Any, BoolArray, Mapping[str, Any]], None]
 """(t, env, next_obs, done bool [N], info), after each step of the environments; `next_obs` has the final
 observation where an episode ended."""
-INTERVENED_INFO, ACTION_INFO = "intervened", "action_taken"
-"""The infos that tell whether a person chose the action, and which one it was."""
 
 
 class RolloutPolicy(Protocol):
@@ -126,13 +132,13 @@ class RolloutCollector:
             done: BoolArray = self._terminated[t] | self._truncated[t]
             cut = np.flatnonzero(self._truncated[t] & ~self._terminated[t])
             needed = on_step is not None or self._keep_next_obs or len(cut)
-            next_obs = _next_obs(obs, info, done) if needed else obs
+            next_obs = next_observations(obs, info, done) if needed else obs
             if len(cut):
-                finals.append((t, cut, {name: part[cut] for name, part in _parts(next_obs).items()}))
+                finals.append((t, cut, {name: part[cut] for name, part in obs_parts(next_obs).items()}))
             self._put(t + 1, obs)
             self._count(t, done, info)
             if self._keep_next_obs:
-                self._put_next(t, _parts(next_obs)[STATE])
+                self._put_next(t, obs_parts(next_obs)[STATE])
             if on_step is not None:
                 on_step(t, self.env, next_obs, done, info)
         return self._rollout(policy, finals)
@@ -142,7 +148,7 @@ class RolloutCollector:
         return self.episodes.pop()
 
     def _put(self, row: int, observation: Any) -> None:
-        for name, part in _parts(observation).items():
+        for name, part in obs_parts(observation).items():
             np.copyto(self._obs[name][row], part, casting="same_kind")
 
     def _put_next(self, t: int, states: NDArray[Any]) -> None:
@@ -203,6 +209,7 @@ class EnvWorker:
         keep_next_obs: bool = False,
         first_env: int = 0,
         total_envs: int | None = None,
+        env: Any = None,
     ) -> None:
         """Make the environments.
 
@@ -216,11 +223,12 @@ class EnvWorker:
             num_steps: steps of each environment in a rollout.
             keep_next_obs: rollouts also hold the states that actions led to.
             first_env: the number of the first of them, where several workers divide the environments.
-            total_envs: environments of all workers together; None: `cfg.num_envs`.
+            total_envs: environments of all workers together; None: those of this one.
+            env: vector environments that are there already; None makes those of `cfg`.
         """
-        total = cfg.num_envs if total_envs is None else total_envs
-        self.first_env, self.share = first_env, (first_env, first_env + cfg.num_envs, total)
-        self.env, self.facts = make_train_env(cfg, reward, collect, cameras)
+        self.env, self.facts = make_train_env(cfg, reward, collect, cameras, env)
+        last_env = first_env + self.env.num_envs
+        self.first_env, self.share = first_env, (first_env, last_env, total_envs or last_env)
         self._collector = TrajectoryCollector(self.env, reward) if reward.collect_data else None
         self.reward_frames: RewardFrames | None = None
         if cameras:
@@ -331,7 +339,7 @@ class EnvWorker:
         finals: dict[int, Any] = {}
         for t in range(num_steps):
             actions = choose(t)
-            obs.append(_copied(self._obs))  # environments may reuse their arrays
+            obs.append(copy_obs(self._obs))  # environments may reuse their arrays
             self._obs, env_rewards, terminated, truncated, info = self.env.step(actions)
             terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
             done = terminated | truncated
@@ -346,14 +354,14 @@ class EnvWorker:
                     "terminated": terminated,
                     "truncated": truncated,
                     "success": np.zeros(len(done), np.bool_) if success is None else success >= 0.5,
-                    **_taken_actions(info, actions, done),
+                    **taken_actions(info, actions, done),
                 }
             )
         self._steps += num_steps
         rows, frames = self._gathered() if self.reward_frames is None else self.reward_frames.take()
         values: dict[str, Any] = {name: np.stack([each[name] for each in columns]) for name in columns[0]}
         return StepChunk(
-            obs=_stacked(obs),
+            obs=stack_obs(obs),
             final_obs=finals,
             last_obs=self._obs,
             rows=rows,
@@ -420,47 +428,3 @@ class LocalEnvs:
     def close(self, seconds: float = 0.0) -> None:
         """Finish writing and close the environments."""
         self.local.close()
-
-
-def _taken_actions(info: Mapping[str, Any], chosen: NDArray[Any], done: BoolArray) -> dict[str, Any]:
-    """The actions [n, ...] that were taken, and where by a person, if the environments tell.
-
-    An action of the policy that the robot's safety cut short stays the policy's own: that it is cut short is
-    how the world answers to it, and a critic has to learn that.
-    """
-    told = per_env(info, INTERVENED_INFO, len(done), done)
-    if told is None:
-        return {"actions": chosen}
-    intervened: BoolArray = told >= 0.5
-    actions = np.array(chosen)
-    final = info.get("final_info")
-    for env in np.flatnonzero(intervened).tolist():
-        place = final if done[env] and isinstance(final, Mapping) and ACTION_INFO in final else info
-        actions[env] = to_numpy(place[ACTION_INFO])[env]
-    return {"actions": actions, "intervened": intervened}
-
-
-def _next_obs(obs: Any, info: Mapping[str, Any], done: BoolArray) -> Any:
-    """What the last actions led to: the final observation where an episode ended."""
-    if not done.any():
-        return obs
-    if info.get("final_obs") is None:
-        raise DataError("an episode ended, but the environment's info has no final_obs")
-    return with_final(obs, info["final_obs"], done)
-
-
-def _parts(observation: Any) -> dict[str, NDArray[Any]]:
-    """Name -> array [N, ...], with a state vector under `state`."""
-    if isinstance(observation, Mapping):
-        return {name: to_numpy(part) for name, part in observation.items()}
-    return {STATE: to_numpy(observation)}
-
-
-def _copied(obs: Any) -> Any:
-    return {name: np.array(part) for name, part in obs.items()} if isinstance(obs, dict) else np.array(obs)
-
-
-def _stacked(obs: list[Any]) -> Any:
-    if isinstance(obs[0], dict):
-        return {name: np.stack([each[name] for each in obs]) for name in obs[0]}
-    return np.stack(obs)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from guerdon.config import EnvConfig
 from guerdon.core.episodes import EpisodeRecord, EpisodeTracker
 from guerdon.core.types import BoolArray, UInt8Array
-from guerdon.data.collect.observations import FrameSource, per_env, with_final
 from guerdon.envs.make import make_vector_env
+from guerdon.envs.observations import FrameSource, per_env, with_final
 
 Act = Callable[[Any], NDArray[Any]]
 """A batch of observations -> actions."""

@@ -17,7 +17,7 @@ from gymnasium.vector import VectorEnv
 from guerdon.config import RewardConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
-from guerdon.data.collect.observations import AT_REST_INFO, FrameSource, camera_behind, native_of, per_env
+from guerdon.envs.observations import AT_REST_INFO, FrameSource, camera_behind, native_of, per_env
 from guerdon.rewards.image.scorer import StreamingScorer
 from guerdon.rewards.relabel import judged_frames
 

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from guerdon.core.batches import StepChunk
 from guerdon.core.images import latest_frames
+from guerdon.core.steps import StepBatch
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.fit.refit import ScoredSteps
 from guerdon.monitoring.monitor import Watched
 from guerdon.rewards.calibration import fires
-from guerdon.rewards.image.scorer import RewardFacts, RewardManager
+from guerdon.rewards.image.scorer import ImageScorer, RewardFacts
 from guerdon.training.reward_workers import FramesLostError, RewardWorkers
 
 log = logging.getLogger("guerdon")
@@ -43,6 +44,13 @@ class Loop(Protocol):
     """Collects experience and learns from it, an iteration at a time."""
 
     env_steps: int
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the policy so far."""
+
+    def collect_steps(self) -> list[StepBatch]:
+        """First steps for a reward model that learns before the policy does."""
 
     def knows_success(self) -> bool:
         """Whether the environments tell success."""
@@ -109,7 +117,7 @@ class ScoredIteration:
     env_steps: int
     """Of the run before this iteration."""
 
-    def watched(self, rewards: RewardManager | RewardWorkers) -> Watched:
+    def watched(self, rewards: ImageScorer | RewardWorkers) -> Watched:
         """For the monitor."""
         facts = rewards.facts
 
@@ -155,7 +163,7 @@ class ScoredIteration:
         seen: FloatArray = np.where(np.isnan(self.disagreement), np.float32(np.nan), self.prob_success)
         return seen
 
-    def _features(self, rewards: RewardManager | RewardWorkers) -> FloatArray | None:
+    def _features(self, rewards: ImageScorer | RewardWorkers) -> FloatArray | None:
         """Of some of the scored frames; which ones does not depend on who made them."""
         places = [part.places(self.done.shape[1]) for part in self.parts]
         everything = np.sort(np.concatenate(places))
@@ -175,8 +183,8 @@ class ScoredIteration:
     ) -> dict[str, float]:
         """All three rewards, and how the learned one behaves."""
         values = {
+            **env_reward_metrics(env_rewards),
             "rollout/rewards": float(np.mean(training)),
-            "rollout/env_rewards": float(np.mean(env_rewards)),
             "rollout/learned_rewards": float(np.mean(learned)),
             "reward/frames_rendered": float(self.num_rendered),
             "reward/frames_judged": float(sum(len(part.rows) for part in self.parts)),
@@ -193,16 +201,25 @@ class ScoredIteration:
 
 
 def episode_metrics(episodes: Sequence[Any]) -> dict[str, float]:
-    """Means over episodes that ended, under RLinf's names; nothing if none did."""
+    """Means over episodes that ended, under RLinf's names; what is hidden (NaN) is left out."""
     if not episodes:
         return {}
-    return {
+    named = {
         "env/success_once": float(np.mean([item.success_once for item in episodes])),
         "env/success_at_end": float(np.mean([item.success_at_end for item in episodes])),
         "env/return": float(np.mean([item.env_return for item in episodes])),
         "env/length": float(np.mean([item.length for item in episodes])),
         "env/episodes": float(len(episodes)),
     }
+    return {name: value for name, value in named.items() if not np.isnan(value)}
+
+
+def env_reward_metrics(env_rewards: NDArray[Any], *, trained_on: bool = False) -> dict[str, float]:
+    """The mean of what the environments gave, unless they hide it (NaN)."""
+    mean = float(np.mean(env_rewards))
+    if np.isnan(mean):
+        return {}
+    return {"rollout/env_rewards": mean, **({"rollout/rewards": mean} if trained_on else {})}
 
 
 # Of off-policy loops, whose steps come in chunks

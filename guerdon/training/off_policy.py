@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from guerdon.agents.agent import OffPolicyAgent
-from guerdon.agents.networks import ObsSpec
+from guerdon.agents.networks import STATE, ObsSpec
 from guerdon.agents.replay import EnvStream, ReplayBuffer, ReplayParts
 from guerdon.config import RewardConfig
 from guerdon.core.batches import ReplayBatch, StepChunk, TrainBatch
@@ -25,15 +25,16 @@ from guerdon.core.progress import Stopwatch
 from guerdon.core.steps import StepBatch
 from guerdon.core.types import FloatArray
 from guerdon.monitoring.reward_path import check_reward_path, drive_targets
-from guerdon.rewards.image.scorer import RewardManager, Scores
+from guerdon.rewards.image.scorer import ImageScorer, Scores
 from guerdon.rewards.relabel import RewardScale, combine, fill_scores, learned_rewards, training_rewards
 from guerdon.training.acting import random_actions
 from guerdon.training.demonstrations import add_interventions, fill_with_demonstrations
-from guerdon.training.env_worker import LocalEnvs
+from guerdon.training.env_worker import Frames, LocalEnvs
 from guerdon.training.env_workers import EnvWorkers, side_by_side
 from guerdon.training.loop import (
     Iteration,
     StoredChunk,
+    env_reward_metrics,
     episode_metrics,
     flat_values,
     intervention_metrics,
@@ -42,8 +43,6 @@ from guerdon.training.loop import (
 from guerdon.training.online_reward import OnlineReward, load_online
 from guerdon.training.reward_workers import RewardWorkers
 
-ITERATION_STEPS = 512
-"""Environment steps, all environments together, that make an iteration."""
 REPLAY_FILE, PRIOR_FILE, INTERVENTIONS_FILE = "replay.npz", "prior.npz", "interventions.npz"
 
 
@@ -57,10 +56,11 @@ class ReplayLearning(ABC):
         self,
         learner: OffPolicyAgent,
         envs: LocalEnvs | EnvWorkers,
-        rewards: RewardManager | RewardWorkers | None,
+        rewards: ImageScorer | RewardWorkers | None,
         cfg: RewardConfig,
         spaces: tuple[gym.Space[Any], gym.Space[Any]],
         seed: int,
+        iteration_steps: int,
         online: OnlineReward | None = None,
     ) -> None:
         """Put together a run.
@@ -72,14 +72,18 @@ class ReplayLearning(ABC):
             cfg: the `reward` section.
             spaces: of observations and of actions, for a single environment.
             seed: of sampling, and of actions before learning starts.
+            iteration_steps: `learner.iteration_steps`.
             online: a reward model of the zoo; None: there is none.
         """
         self.learner, self.envs, self.rewards, self.cfg, self.online = learner, envs, rewards, cfg, online
         self.section = learner.cfg
+        self.iteration_rows = -(-iteration_steps // envs.num_envs)
+        """Steps of each environment in an iteration."""
         self.scale = RewardScale() if self.cfg.normalize else None
         self.env_steps = 0
         self.path_checked = self.rewards is None
         self._online_checked = self.online is None
+        self._learned_online: dict[str, float] = {}  # what the online reward model told in this iteration
         self._sampled: dict[str, float] = {}  # rewards of the latest sample that the online model scored
         self._pending_updates = 0.0  # updates that are due
         self._action_space = spaces[1]
@@ -110,7 +114,10 @@ class ReplayLearning(ABC):
             count = stop - start
             replay = self._make_replay(count, capacity * count // total, self._seed + rank)
             self.streams.append(EnvStream(rank, start, count, replay, EpisodeTracker(count)))
-        self.replay = ReplayParts([stream.replay for stream in self.streams], seed=self._seed)
+        replays = [stream.replay for stream in self.streams]
+        if self.online is not None and self.online.augments:  # a part for what it makes
+            replays.append(self._make_replay(1, capacity, self._seed + 2))
+        self.replay = ReplayParts(replays, seed=self._seed)
 
     def _make_replay(self, num_envs: int, capacity: int, seed: int) -> ReplayBuffer:
         """A buffer that keeps the score of every frame, or the frames themselves."""
@@ -169,6 +176,8 @@ class ReplayLearning(ABC):
         if self.online is not None and self.online.history_dependent:
             extras["online_rewards"] = self.online.stream_rewards(self.online.of_chunk(chunk), stream.rank)
         elapsed = stream.store(chunk, extras)
+        if self.online is not None:
+            self._add_hindsight(self.online, chunk, stream.rank)
         if chunk.intervened is not None and chunk.intervened.any() and self.learner.prior is not None:
             add_interventions(self._intervened(), chunk, extras)
         self._stored.append(
@@ -199,6 +208,22 @@ class ReplayLearning(ABC):
                     kept[chunk.rows] = frames[name]
                 extras[f"frames/{name}"] = kept.reshape(*prob.shape, *shape)
         return extras
+
+    def _add_hindsight(self, online: OnlineReward, chunk: StepChunk, stream: int) -> None:
+        """Keep the transitions that the reward model makes of finished episodes, beside the others."""
+        made = online.augment(online.of_chunk(chunk), stream)
+        if made is None:
+            return
+        self.replay.parts[-1].add_transitions(
+            {STATE: made.obs.numpy()},
+            {
+                "actions": online.env_actions(made.actions).numpy(),
+                "env_rewards": made.env_rewards.numpy(),
+                "terminated": made.terminated.numpy(),
+                "truncated": ~made.terminated.numpy(),
+            },
+            {STATE: made.next_obs.numpy()},
+        )
 
     # Learning
 
@@ -235,14 +260,14 @@ class ReplayLearning(ABC):
         if not self.path_checked:
             self._check_path(batch)
         if not self._online_checked and self.online is not None:
-            online, cfg = self.online, self.cfg
-            drive_targets(
+            shape, cfg, env_steps = (len(batch), 1), self.cfg, self.env_steps
+            check = self.online.check_path
+            self._online_checked = drive_targets(
                 self.learner,
                 batch,
                 self._hold,
-                lambda relabel, objective: online.check_path(relabel, objective, (len(batch), 1), cfg),
+                lambda relabel, objective: check(relabel, objective, shape, cfg, env_steps),
             )
-            self._online_checked = True
         return batch
 
     def _train_batch(self, batch: ReplayBatch) -> TrainBatch:
@@ -272,11 +297,12 @@ class ReplayLearning(ABC):
             self.rewards.facts.threshold,
             self.scale,
             0.0 if self.online is None or not self.path_checked else self._online_rewards(batch),
+            self.env_steps,
         )
 
     def _hold(self, batch: ReplayBatch, learned: FloatArray) -> FloatArray:
         """Training rewards of each step of a sample from learned ones, float32 [B, n]."""
-        return combine(batch.env_rewards.numpy(), learned, self.cfg, self.scale)
+        return combine(batch.env_rewards.numpy(), learned, self.cfg, self.scale, self.env_steps)
 
     def _online_rewards(self, batch: ReplayBatch) -> FloatArray:
         """What the online reward model says of a sample now, or said when its steps came; float32 [B, 1]."""
@@ -319,16 +345,15 @@ class ReplayLearning(ABC):
         metrics = {f"train/{name}": value for name, value in train.items()}
         metrics |= episode_metrics([record for stream in self.streams for record in stream.records()])
         metrics |= clock.metrics(self.env_steps - env_steps) | self.envs.fault_metrics()
+        metrics |= self._learned_online
+        self._learned_online = {}
         metrics |= intervention_metrics(
             self._stored, 0 if self.interventions is None else len(self.interventions)
         )
-        if self.online is not None:
-            metrics |= self.online.learn(self._new_steps(self.online))
         env_rewards = flat_values(self._stored, "env_rewards")
         if self.rewards is None:
-            mean = float(env_rewards.mean())
-            own = {"rollout/rewards": mean} if self.online is None else self._sampled
-            return Iteration(metrics={**metrics, **own, "rollout/env_rewards": mean})
+            known = env_reward_metrics(env_rewards, trained_on=self.online is None)
+            return Iteration(metrics={**metrics, **known, **self._sampled})
         facts = self.rewards.facts
         scored = stored_iteration(self._stored, self.envs.num_envs, env_steps, self.knows_success())
         prob, done = (flat_values(self._stored, name) for name in ("prob_success", "done"))
@@ -338,12 +363,10 @@ class ReplayLearning(ABC):
         refits = scored.for_refits() if self.cfg.refit_interval else None
         return Iteration(metrics=metrics, watched=scored.watched(self.rewards), scored=refits)
 
-    def _new_steps(self, online: OnlineReward) -> list[StepBatch]:
-        """The stored steps of each stream, [T, n]."""
-        mine: dict[int, list[StepBatch]] = {}
-        for item in self._stored:
-            mine.setdefault(item.rank, []).append(online.of_chunk(item.chunk))
-        return [StepBatch.cat(parts) for parts in mine.values()]
+    @property
+    def num_updates(self) -> int:
+        """Of the policy."""
+        return self.learner.num_updates
 
     # State
 
@@ -385,6 +408,7 @@ class OffPolicyLoop(ReplayLearning):
         super().__init__(*args)
         self._make_streams([(0, self.envs.num_envs)])
         self._progress = 0.0
+        self._collected: list[tuple[StepChunk, Frames, Scores | None]] = []
 
     def reset(self, seed: int) -> None:
         """Begin new episodes; those that ran are cut off in the buffer."""
@@ -397,23 +421,53 @@ class OffPolicyLoop(ReplayLearning):
 
     def advance(self, progress: float) -> Iteration:
         """A stretch of steps and updates."""
-        (stream,), clock, train, begin = self.streams, Stopwatch(), dict[str, float](), self.env_steps
+        clock, train, begin = Stopwatch(), dict[str, float](), self.env_steps
         self._stored, self._progress = [], progress
-        for _ in range(-(-ITERATION_STEPS // self.envs.num_envs)):
-            chunk, frames = self.envs.step(self._actions(), self.env_steps, self._begin_again)
-            clock.lap("rollout")
-            scores = None if self.rewards is None else self.rewards.score(frames)
-            self._store(stream, chunk, frames, scores)
-            clock.lap("compute_model_rewards")
-            self.env_steps += self.envs.num_envs
-            if self.env_steps < self.section.learning_starts:
-                continue
-            self._add_pending_updates(self.envs.num_envs)
+        # A model that learns beside the policy does so first: its rewards may stay in the buffer.
+        together = 1 if self.online is None else self.iteration_rows
+        for _ in range(self.iteration_rows // together):
+            self._collect(together, clock)
+            if self.online is not None:
+                self._learned_online = self.online.learn([self._new_steps(self.online)])
+            self._store_collected(clock)
             while self._pending_updates >= 1.0:
                 train |= self._update()
                 self._pending_updates -= 1.0
             clock.lap("update")
         return self._iteration(train, clock, begin)
+
+    def collect_steps(self) -> list[StepBatch]:
+        """The steps of an iteration, which are stored, for a reward model that learns before the policy."""
+        assert self.online is not None
+        self._stored = []
+        self._collect(self.iteration_rows, Stopwatch())
+        steps = [self._new_steps(self.online)]
+        self._store_collected(Stopwatch())
+        self._pending_updates = 0.0
+        return steps
+
+    def _collect(self, num_steps: int, clock: Stopwatch) -> None:
+        for _ in range(num_steps):
+            chunk, frames = self.envs.step(self._actions(), self.env_steps, self._begin_again)
+            self.streams[0].obs = chunk.last_obs
+            self.env_steps += self.envs.num_envs
+            clock.lap("rollout")
+            scores = None if self.rewards is None else self.rewards.score(frames)
+            self._collected.append((chunk, frames, scores))
+            clock.lap("compute_model_rewards")
+            if self.env_steps >= self.section.learning_starts:
+                self._add_pending_updates(self.envs.num_envs)
+
+    def _store_collected(self, clock: Stopwatch) -> None:
+        """Put what was collected into the buffer."""
+        for chunk, frames, scores in self._collected:
+            self._store(self.streams[0], chunk, frames, scores)
+        self._collected = []
+        clock.lap("compute_model_rewards")
+
+    def _new_steps(self, online: OnlineReward) -> StepBatch:
+        """What was collected, [T, N]."""
+        return StepBatch.cat([online.of_chunk(chunk) for chunk, _, _ in self._collected])
 
     def _actions(self) -> NDArray[Any]:
         if self.env_steps < self.section.learning_starts and self.prior is None:
@@ -423,6 +477,7 @@ class OffPolicyLoop(ReplayLearning):
     def _begin_again(self, fresh: dict[int, Any]) -> NDArray[Any]:
         """Lost workers begin new episodes with the observations `fresh`, by rank; returns actions."""
         (stream,) = self.streams
+        self._store_collected(Stopwatch())
         for rank, first in fresh.items():
             mine = slice(*self.envs.parts[rank])
             stream.replay.cut(stream.obs, mine)

@@ -12,14 +12,21 @@ from guerdon.agents.agent import OnPolicyAgent
 from guerdon.config import RewardConfig
 from guerdon.core.batches import Rollout, WorkerRollout
 from guerdon.core.progress import Stopwatch
+from guerdon.core.steps import StepBatch
 from guerdon.core.types import BoolArray, FloatArray
 from guerdon.distributed.engine import Engine, Pending
 from guerdon.monitoring.reward_path import check_reward_path
-from guerdon.rewards.image.scorer import RewardManager, Scores, StreamingScorer
+from guerdon.rewards.image.scorer import ImageScorer, Scores, StreamingScorer
 from guerdon.rewards.relabel import RewardScale, combine, fill_scores, learned_rewards, training_rewards
 from guerdon.training.env_worker import LocalEnvs
 from guerdon.training.env_workers import EnvWorkers
-from guerdon.training.loop import Iteration, ScoredIteration, ScoredPart, episode_metrics
+from guerdon.training.loop import (
+    Iteration,
+    ScoredIteration,
+    ScoredPart,
+    env_reward_metrics,
+    episode_metrics,
+)
 from guerdon.training.online_reward import OnlineReward, load_online
 from guerdon.training.reward_workers import FramesLostError, RewardWorkers
 
@@ -35,7 +42,7 @@ class OnPolicyLoop:
         engine: Engine,
         learner: OnPolicyAgent,
         envs: LocalEnvs | EnvWorkers,
-        rewards: RewardManager | RewardWorkers | None,
+        rewards: ImageScorer | RewardWorkers | None,
         cfg: RewardConfig,
         online: OnlineReward | None = None,
     ) -> None:
@@ -49,7 +56,7 @@ class OnPolicyLoop:
         self._parts: list[WorkerRollout] = []
         self._scores: list[Scores] = []
         self._streaming: StreamingScorer | None = None
-        if isinstance(rewards, RewardManager) and isinstance(envs, LocalEnvs):
+        if isinstance(rewards, ImageScorer) and isinstance(envs, LocalEnvs):
             frames = envs.local.reward_frames
             if cfg.reward_mode == "per_step" and frames is not None:
                 self._streaming = frames.streaming = StreamingScorer(rewards)
@@ -95,6 +102,20 @@ class OnPolicyLoop:
             return Iteration(metrics=metrics)
         return Iteration(metrics=metrics, watched=scored.watched(self.rewards), scored=scored.for_refits())
 
+    def collect_steps(self) -> list[StepBatch]:
+        """A rollout of the policy as it is, for a reward model that learns before the policy does."""
+        assert self.online is not None
+        weights = None if self._engine.shares_memory else self._engine.put(self.learner.policy_state())
+        self._parts = self.envs.rollouts(self.version, weights, self.env_steps)
+        self._receive()
+        self.env_steps += self.rollout.num_transitions
+        return [self.online.of_rollout(self.rollout)]
+
+    @property
+    def num_updates(self) -> int:
+        """Of the policy, as the serial pipelines count them."""
+        return self.version
+
     def _score(self, weights: Pending | None) -> None:
         """Score all frames of the rollouts; those whose frames got lost are played again."""
         if self._streaming is not None:
@@ -139,7 +160,7 @@ class OnPolicyLoop:
         self.rollout.reward_version = self.rewards.facts.version
         return scored, online
 
-    def _scored_iteration(self, rewards: RewardManager | RewardWorkers) -> ScoredIteration:
+    def _scored_iteration(self, rewards: ImageScorer | RewardWorkers) -> ScoredIteration:
         rollout, total = self.rollout, self.envs.num_envs
         done = _done(rollout)
         parts = [
@@ -178,8 +199,8 @@ class OnPolicyLoop:
         steps = self.online.of_rollout(self.rollout)
         metrics = self.online.learn([steps])
         if not self._online_checked:
-            self.online.check_path(self._hold, self._objective, steps.shape, self.cfg)
-            self._online_checked = True
+            check = (self._hold, self._objective, steps.shape, self.cfg, self.env_steps)
+            self._online_checked = self.online.check_path(*check)
         self._online_rewards = self.online.stream_rewards(steps, "rollout")
         return {**metrics, "reward_model/rewards": float(np.mean(self._online_rewards))}
 
@@ -191,7 +212,7 @@ class OnPolicyLoop:
     def _hold(self, learned: FloatArray) -> FloatArray:
         """From learned rewards [T, N] to the training rewards that the rollout holds; returns these."""
         env_rewards = self.rollout.env_rewards.numpy()
-        return self._update_rewards(combine(env_rewards, learned, self.cfg, self.scale))
+        return self._update_rewards(combine(env_rewards, learned, self.cfg, self.scale, self.env_steps))
 
     def _relabel(self, prob_success: FloatArray) -> FloatArray:
         """The same from probabilities [T, N]."""
@@ -206,6 +227,7 @@ class OnPolicyLoop:
                 self.rewards.facts.threshold,
                 self.scale,
                 self._online_rewards if self.path_checked else 0.0,
+                self.env_steps,
             )
         )
 
@@ -226,8 +248,9 @@ class OnPolicyLoop:
             facts = self.rewards.facts
             learned = learned_rewards(scored.prob_success, scored.done, self.cfg, facts.threshold)
             return scored.metrics(facts, env_rewards, training, learned + np.float32(self._online_rewards))
-        own = {"rollout/rewards": float(training.mean()), "rollout/env_rewards": float(env_rewards.mean())}
+        own = env_reward_metrics(env_rewards, trained_on=self.online is None)
         if self.online is not None:
+            own["rollout/rewards"] = float(training.mean())
             own["rollout/learned_rewards"] = float(np.mean(self._online_rewards))
         return own
 

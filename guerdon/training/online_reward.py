@@ -7,29 +7,30 @@ join those of the image model, if there is one, and are mixed with the env's in 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from guerdon.agents.agent import AnyAgent
 from guerdon.agents.networks import STATE
-from guerdon.config import GuerdonConfig, RewardConfig
+from guerdon.config import RewardConfig
 from guerdon.core.batches import ReplayBatch, Rollout, StepChunk
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import FloatArray
 from guerdon.monitoring.reward_path import check_learned_rewards
 from guerdon.rewards import create_reward_model
-from guerdon.rewards.model import StreamState
+from guerdon.rewards.model import BaseRewardModel, StreamState
 from guerdon.rewards.relabel import learned_rewards
 from guerdon.rewards.steps import StepBatch, to_items
 from guerdon.rewards.zoo.base import ZooModel
 from guerdon.rewards.zoo.drex import DREX
+from guerdon.rewards.zoo.experience import RunningEpisodes
 
-OWN_KEYS = {"weight": 1.0, "cooptrain": None}
+OWN_KEYS = {"weight": 1.0, "cooptrain": None, "pretrain": None}
 """Keys of the section that are not the model's, with their defaults."""
 
 
@@ -66,6 +67,8 @@ class OnlineReward:
         weight: `reward_model.weight`; its rewards are multiplied by it.
         cooptrain: `reward_model.cooptrain`; whether it learns while the policy does. By default it does if it
             learns from the policy's steps at all.
+        pretrains: `reward_model.pretrain`; whether it learns before the policy does. By default it does if it
+            needs nothing of the policy.
     """
 
     def __init__(
@@ -76,39 +79,57 @@ class OnlineReward:
         *,
         seed: int,
         device: str,
+        reward_mode: Literal["per_step", "terminal"] = "per_step",
+        model: BaseRewardModel | None = None,
+        env: Any = None,
     ) -> None:
-        """Make the model that `section.type` names; what does not work in a run is refused here."""
+        """Make the model that `section.type` names; what does not work in a run is refused here.
+
+        Args:
+            section: `reward_model`.
+            spaces: of observations and actions.
+            agent: that is trained.
+            seed: of the model, unless `section` has one.
+            device: where the model's networks are.
+            reward_mode: `reward.reward_mode`.
+            model: that is there already; None makes the one of `section`.
+            env: the vector environments, where they are in this process.
+        """
         own = {key: section.get(key, default) for key, default in OWN_KEYS.items()}
         given = {key: value for key, value in section.items() if key not in OWN_KEYS}
         self.notes = Notes()
-        self.model = create_reward_model({**space_shapes(*spaces), "seed": seed, **given}, device, self.notes)
+        if model is None:
+            shapes = {**space_shapes(*spaces), "seed": seed}
+            model = create_reward_model({**shapes, **given}, device, self.notes)
+        self.model = model
         self.weight = float(own["weight"])
-        needs_experience = bool(getattr(self.model, "needs_experience", True))
+        needs_experience = bool(getattr(model, "needs_experience", True))
         self.cooptrain = needs_experience if own["cooptrain"] is None else bool(own["cooptrain"])
+        self.pretrains = not needs_experience if own["pretrain"] is None else bool(own["pretrain"])
+        self._needs_experience = needs_experience
+        self.reward_mode = reward_mode
         self._space = spaces[1]
         self._states: dict[Hashable, StreamState] = {}
+        self._running: dict[Hashable, RunningEpisodes] = {}
         self._iteration = 0
-        self._refuse(agent)
-        if isinstance(self.model, ZooModel) and agent.on_policy and isinstance(spaces[0], gym.spaces.Box):
-            self.model.policy_log_probs = lambda obs, actions: agent.log_probs({STATE: obs}, actions)
+        self._refuse(agent, env)
+        if isinstance(model, ZooModel):
+            if env is not None:
+                model.bind_env(env)
+            if agent.on_policy and isinstance(spaces[0], gym.spaces.Box):
+                model.policy_log_probs = lambda obs, actions: agent.log_probs({STATE: obs}, actions)
 
-    @classmethod
-    def of(
-        cls, config: GuerdonConfig, spaces: tuple[gym.Space[Any], gym.Space[Any]], agent: AnyAgent
-    ) -> Self | None:
-        """The one that the settings ask for; None if `reward_model` is empty."""
-        if not config.reward_model:
-            return None
-        return cls(config.reward_model, spaces, agent, seed=config.seed, device=config.learner.device)
-
-    def _refuse(self, agent: AnyAgent) -> None:
+    def _refuse(self, agent: AnyAgent, env: Any) -> None:
         model, name = self.model, type(self.model).__name__
         if not isinstance(model, ZooModel):
             return
-        if model.augments:
-            raise ConfigError(f"{name} adds transitions to the replay buffer: train with `guerdon zoo`")
-        if isinstance(model, DREX):
-            raise ConfigError(f"{name} plays episodes of its own first: train with `guerdon zoo`")
+        if model.augments and agent.on_policy:
+            raise ConfigError(
+                f"{name} adds transitions that no policy played: use an off-policy agent such as dqn or sac, "
+                f"not {agent.name}"
+            )
+        if (model.augments or isinstance(model, DREX)) and env is None:
+            raise ConfigError(f"{name} asks the environments itself: it needs engine=local, synchronously")
         if model.obs_key is not None:
             raise ConfigError(f"{name} looks at frames: use reward.use_reward_model and reward.model")
         if not agent.on_policy and agent.num_n_steps != 1:
@@ -119,29 +140,49 @@ class OnlineReward:
         """Whether rewards depend on the episode so far; steps are then scored once, as they come."""
         return bool(self.model.history_dependent)
 
-    def pretrain(self) -> dict[str, float]:
-        """Before the policy learns: fit a model that needs nothing of the policy."""
-        if getattr(self.model, "needs_experience", True):
+    @property
+    def augments(self) -> bool:
+        """Whether it makes further transitions of finished episodes, for the replay buffer."""
+        return bool(getattr(self.model, "augments", False))
+
+    def pretrain(self, collect: Callable[[], Sequence[StepBatch]]) -> dict[str, float]:
+        """Learn before the policy does, if that is asked for; `collect` gives first steps to learn from."""
+        if not self.pretrains:
             return {}
+        if self._needs_experience:
+            self._show(collect())
         learned = self.model.pretrain()
+        self.model.clear_data(self._iteration)
         return _named(learned) | self.notes.pop()
 
     def reset(self, stream: Hashable | None = None) -> None:
         """The episodes of a stream of environments start again; None: those of all."""
         if stream is None:
             self._states.clear()
+            self._running.clear()
         self._states.pop(stream, None)
+        self._running.pop(stream, None)
 
     def learn(self, parts: Sequence[StepBatch]) -> dict[str, float]:
         """Learn from new steps of the policy, [T, N] each; returns what is to be logged."""
         if not self.cooptrain or not parts:
             return {}
-        for part in parts:
-            self.model.collect_data(part if isinstance(self.model, ZooModel) else to_items(part))
+        self._show(parts)
         learned = self.model.train()
         self.model.clear_data(self._iteration)
         self._iteration += 1
         return _named(learned) | self.notes.pop()
+
+    def _show(self, parts: Sequence[StepBatch]) -> None:
+        for part in parts:
+            self.model.collect_data(part if isinstance(self.model, ZooModel) else to_items(part))
+
+    def augment(self, steps: StepBatch, stream: Hashable) -> StepBatch | None:
+        """Further transitions [M] that the model makes of the episodes which end with these steps [T, N]."""
+        if not isinstance(self.model, ZooModel) or not self.augments:
+            return None
+        finished = self._running.setdefault(stream, RunningEpisodes(steps.shape[1])).add(steps)
+        return self.model.augment(finished).to("cpu") if finished else None
 
     def rewards(self, steps: StepBatch) -> FloatArray:
         """Weighted rewards of steps [*L], float32, that depend on nothing but the step; changes nothing."""
@@ -159,7 +200,8 @@ class OnlineReward:
 
     def _mapped(self, scores: Any, steps: StepBatch) -> FloatArray:
         model = self.model
-        learned = learned_rewards(scores, steps.done.cpu().numpy(), model.mapping, model.threshold)
+        mapping = replace(model.mapping, reward_mode=self.reward_mode)
+        learned = learned_rewards(scores, steps.done.cpu().numpy(), mapping, model.threshold)
         return np.float32(self.weight) * learned
 
     def check_path(
@@ -168,10 +210,17 @@ class OnlineReward:
         objective: Callable[[], NDArray[Any]],
         shape: tuple[int, ...],
         cfg: RewardConfig,
-    ) -> None:
-        """Does what the model says reach what the policy is trained on? See `check_learned_rewards`."""
-        weight = cfg.reward_weight if cfg.combine_mode == "weighted" else 1.0
+        env_steps: int,
+    ) -> bool:
+        """Does what the model says reach what the policy is trained on? Returns whether that was checked.
+
+        See `check_learned_rewards`; there is nothing to check while the reward has no weight.
+        """
+        weight = cfg.weight_at(env_steps) if cfg.combine_mode == "weighted" else 1.0
+        if not weight and cfg.reward_weight_end:
+            return False  # it gets a weight on the way
         check_learned_rewards(relabel, objective, shape, weight if self.weight else 0.0)
+        return True
 
     # Steps of a run as the model sees them
 
@@ -217,6 +266,10 @@ class OnlineReward:
             return actions - int(self._space.start)
         assert isinstance(self._space, gym.spaces.Box)
         return actions.clamp(torch.from_numpy(self._space.low), torch.from_numpy(self._space.high))
+
+    def env_actions(self, actions: torch.Tensor) -> torch.Tensor:
+        """The inverse of that for discrete actions: as the environments count them."""
+        return actions + int(self._space.start) if isinstance(self._space, gym.spaces.Discrete) else actions
 
     # State
 

@@ -14,7 +14,7 @@ from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 from guerdon.fit.refit import FILE, Refitter
 from guerdon.rewards.image.checkpoint import find_checkpoint
-from guerdon.rewards.image.scorer import RewardManager
+from guerdon.rewards.image.scorer import ImageScorer
 from guerdon.training.loop import Iteration
 from guerdon.training.reward_workers import RewardWorkers
 
@@ -30,7 +30,7 @@ class Refits:
     def __init__(
         self,
         config: GuerdonConfig,
-        rewards: RewardManager | RewardWorkers,
+        rewards: ImageScorer | RewardWorkers,
         folder: Path,
         *,
         knows_success: bool,

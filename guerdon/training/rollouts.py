@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from guerdon.core.errors import ConfigError
-from guerdon.data.collect.observations import with_final
+from guerdon.envs.observations import with_final
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.drex import DREX

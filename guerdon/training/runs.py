@@ -23,7 +23,7 @@ from guerdon.core.errors import ClusterError, ConfigError, DataError, GuerdonErr
 from guerdon.core.images import stack_episode
 from guerdon.core.types import display_path
 from guerdon.monitoring.video import write_video
-from guerdon.rewards.image.scorer import RewardManager
+from guerdon.rewards.image.scorer import ImageScorer
 from guerdon.training.checkpoints import SavedPolicy
 from guerdon.training.evaluation import FilmedEpisode
 from guerdon.training.reward_workers import RewardWorkers
@@ -133,7 +133,7 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     write_atomic(folder / "summary.json", lambda file: file.write(text))
 
 
-def write_films(folder: Path, films: list[FilmedEpisode], rewards: RewardManager | RewardWorkers) -> None:
+def write_films(folder: Path, films: list[FilmedEpisode], rewards: ImageScorer | RewardWorkers) -> None:
     """Evaluation episodes as GIFs with the learned probability under the picture."""
     facts = rewards.facts
     for number, film in enumerate(films):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -10,8 +11,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from guerdon.agents.agent import AnyAgent
-from guerdon.agents.registry import agent_class, make_agent
 from guerdon.config import GuerdonConfig
 from guerdon.config.unused import log_without_effect
 from guerdon.core.atomic import make_directory
@@ -27,10 +26,9 @@ from guerdon.distributed import Engine, make_engine
 from guerdon.fit.logs import MetricLog
 from guerdon.monitoring.monitor import RewardMonitor
 from guerdon.monitoring.report import write_report
-from guerdon.rewards.image.scorer import RewardManager, available_device
+from guerdon.rewards.image.scorer import RewardManager
 from guerdon.rewards.image.worker import ImageRewardWorker
-from guerdon.training.acting import PolicySpec
-from guerdon.training.asynchronous import AsynchronousLoop
+from guerdon.rewards.model import BaseRewardModel
 from guerdon.training.checkpoints import (
     SavedPolicy,
     find_sound_policy,
@@ -38,16 +36,13 @@ from guerdon.training.checkpoints import (
     readable_state,
     save_policy,
 )
-from guerdon.training.env_worker import EnvWorker, LocalEnvs
-from guerdon.training.env_workers import EnvWorkers
+from guerdon.training.env_worker import EnvWorker
 from guerdon.training.evaluation import Evaluation, FilmedEpisode, evaluate
-from guerdon.training.loop import Iteration, Loop
-from guerdon.training.off_policy import OffPolicyLoop
-from guerdon.training.on_policy import OnPolicyLoop
-from guerdon.training.online_reward import OnlineReward
+from guerdon.training.loop import Iteration
 from guerdon.training.refits import Refits
 from guerdon.training.reward_workers import RewardWorkers
 from guerdon.training.robots import fit_for_robots
+from guerdon.training.run_parts import HURRY_SECONDS, RunParts
 from guerdon.training.runs import (
     all_finite,
     check_finite,
@@ -66,19 +61,33 @@ from guerdon.training.runs import (
 log = logging.getLogger("guerdon")
 
 NUM_FILMS = 4
-HURRY_SECONDS = 5.0
-"""How long workers may take to finish writing when a run breaks off."""
+REWARD_MODEL_FILE = "reward_model.pt"
+"""A model of the zoo beside each saved policy; `BaseRewardModel.load` reads it."""
 
 
 class EmbodiedRunner:
     """Calls the workers in order: rollout, reward model, update; evaluates, saves, watches and reports."""
 
-    def __init__(self, config: GuerdonConfig, folder: Path | str) -> None:
-        """Make environments, learner and reward worker; what does not fit together is refused here.
+    resume_setting = "runner.resume_dir"
+    """What a user sets to go on with the run."""
+
+    def __init__(
+        self,
+        config: GuerdonConfig,
+        folder: Path | str,
+        *,
+        env: Any = None,
+        reward_model: BaseRewardModel | None = None,
+        max_updates: int | None = None,
+    ) -> None:
+        """Make environments, learner and reward model; what does not fit together is refused here.
 
         Args:
             config: the whole tree; each part gets its own section.
             folder: the run's folder.
+            env: vector environments to train in, in this process; None makes those of `config.env.train`.
+            reward_model: of the zoo, instead of the one of `config.reward_model`.
+            max_updates: stop after so many updates of the policy; None: no such limit.
         """
         if not isinstance(config, GuerdonConfig):
             raise ConfigError(f"EmbodiedRunner takes a GuerdonConfig (see load_config), not {config!r:.80}")
@@ -89,73 +98,27 @@ class EmbodiedRunner:
         if config.learner.num_threads is not None:
             torch.set_num_threads(config.learner.num_threads)
         self.alarms: list[str] = []
+        self.evaluations: list[tuple[int, float, Evaluation]] = []
+        """(environment steps, seconds of training, result)."""
+        self._max_updates, self._seconds = max_updates, 0.0
         self.interrupts = Interrupts()
         threads = config.asynchronous.enabled
         self.engine: Engine = make_engine(config.engine, config.cluster, threads=threads)
         try:
-            self._make_workers()
+            parts = RunParts(config, self.engine, env, reward_model)
+        except BaseException:
+            self.engine.close()
+            raise
+        self.config = config = parts.config
+        self.rewards, self.envs, self.spaces = parts.rewards, parts.envs, parts.spaces
+        self.learner, self.online, self.loop = parts.learner, parts.online, parts.loop
+        try:
             self.monitor = self._make_monitor()
             self.refits = self._make_refits()
         except BaseException:
-            if hasattr(self, "envs"):
-                self.envs.close(HURRY_SECONDS)  # a robot is let go of
+            self.envs.close(HURRY_SECONDS)
             self.engine.close()
             raise
-
-    def _make_workers(self) -> None:
-        """Reward model and environments, here or in workers, the learner, and the loop that joins them."""
-        config = self.config
-        # Workers that share this process and its pace are called directly.
-        direct = self.engine.shares_memory and not config.asynchronous.enabled
-        self.rewards: RewardManager | RewardWorkers | None = None
-        asked: dict[str, Any] = {
-            "num_steps": self._steps_at_a_time(),
-            "keep_next_obs": bool(config.reward_model),
-        }
-        if config.reward.use_reward_model:
-            if direct:
-                self.rewards = RewardManager(config.reward, device=available_device())
-            else:
-                self.rewards = RewardWorkers(self.engine, config.reward)
-            facts = self.rewards.facts
-            asked |= {
-                "cameras": facts.image_keys,
-                "num_frames": facts.contract.num_frames,
-                "only_at_rest": facts.contract.only_at_rest,
-            }
-        sections = config.env.train, config.reward, config.collect
-        self.envs: LocalEnvs | EnvWorkers
-        if direct:
-            self.envs = LocalEnvs(EnvWorker(*sections, **asked))
-        else:
-            self.envs = EnvWorkers(self.engine, *sections, seed=config.seed, **asked)
-        if self.rewards is not None:
-            self.rewards.facts.contract.check_frames(self.envs.facts.first_frames)
-        self.spaces = self.envs.facts.spaces
-        self.learner: AnyAgent = make_agent(config.learner, *self.spaces, config.seed)
-        self.online = OnlineReward.of(config, self.spaces, self.learner)
-        self.loop: Loop = self._make_loop()
-        self.engine.log_notices()
-
-    def _steps_at_a_time(self) -> int:
-        """The most steps that an env worker takes alone."""
-        if agent_class(self.config.learner.algorithm).on_policy:
-            return int(self.config.learner.section.num_steps)
-        return self.config.asynchronous.steps_per_request if self.config.asynchronous.enabled else 1
-
-    def _make_loop(self) -> Loop:
-        config = self.config
-        if self.learner.on_policy:
-            self.envs.attach(PolicySpec(cfg=config.learner, spaces=self.spaces), self.learner)
-            return OnPolicyLoop(
-                self.engine, self.learner, self.envs, self.rewards, config.reward, self.online
-            )
-        parts = (
-            self.learner, self.envs, self.rewards, config.reward, self.spaces, config.seed, self.online,
-        )  # fmt: skip
-        if config.asynchronous.enabled:
-            return AsynchronousLoop(self.engine, config.learner, config.asynchronous, *parts)
-        return OffPolicyLoop(*parts)
 
     @property
     def env_worker(self) -> EnvWorker:
@@ -201,11 +164,13 @@ class EmbodiedRunner:
                 progress_bar("training", total=cfg.total_steps, unit="step") as bar,
             ):
                 bar.update(self.loop.env_steps)
+                if self.online is not None:
+                    self.online.notes.board = logs.board
                 try:
                     stopped = self._train(logs, bar)
                     if self.config.env.train.env_type == "robot":
                         self.envs.close()  # an arm and its cameras can be held by one at a time
-                    result, films = self._evaluate(cfg.eval_episodes, NUM_FILMS)
+                    result, films = self._last_evaluation()
                 except KeyboardInterrupt as interrupt:
                     self._keep_interrupted(interrupt)
                 logs.write(self.loop.env_steps, result.metrics())
@@ -223,18 +188,24 @@ class EmbodiedRunner:
         cfg, stopped = self.config.learner, None
         waits = self.config.env.train.env_type != "robot"  # an arm is stopped at once
         while self.loop.env_steps < cfg.total_steps and stopped is None:
-            before = self.loop.env_steps
+            before, began = self.loop.env_steps, time.perf_counter()
             with self.interrupts.deferred(waits):
                 iteration = self._advance(before / cfg.total_steps)
                 step = self.loop.env_steps
                 stopped = self._watch(step, iteration)
             metrics = dict(iteration.metrics)
+            self._seconds += time.perf_counter() - began
+            if self._max_updates is not None and self.loop.num_updates >= self._max_updates:
+                stopped = stopped or f"after {self.loop.num_updates} updates"
             try:
                 metrics |= self._refit(before, step, iteration)
                 metrics |= self.monitor.metrics() if self.monitor else {}
                 if is_due(before, step, cfg.eval_interval) and step < cfg.total_steps:
                     self.interrupts.check()
-                    metrics |= self._evaluate(cfg.eval_episodes)[0].metrics()
+                    result = self._evaluate(cfg.eval_episodes)[0]
+                    metrics |= result.metrics()
+                    if cfg.stop_return is not None and result.env_return >= cfg.stop_return:
+                        stopped = stopped or f"an evaluation reached {cfg.stop_return:g}"
             finally:  # also after Ctrl-C, which does not wait for a refit or an evaluation
                 logs.write(step, metrics)
             bar.update(step - before)
@@ -252,13 +223,13 @@ class EmbodiedRunner:
         if self.config.env.train.env_type == "robot":
             self.envs.close(HURRY_SECONDS)  # the arm comes first
         kept = display_path(self._write_checkpoint(step))
-        raise RunInterrupted(step, kept, "runner.resume_dir") from None
+        raise RunInterrupted(step, kept, self.resume_setting) from None
 
     def _begin(self) -> bool:
         """Warm start or resume; returns whether a run is resumed."""
         place = self.config.runner.resume_dir
         if place is not None:
-            saved = load_policy(find_sound_policy(Path(place), "runner.resume_dir"))
+            saved = load_policy(find_sound_policy(Path(place), self.resume_setting))
             check_same_agent(saved, self.learner, place)
             saved.check_fits(self.spaces, self.envs.facts.control_mode)
             self.learner.load_state_dict(saved.learner.state_dict())
@@ -268,16 +239,21 @@ class EmbodiedRunner:
         else:
             if self.config.learner.warm_start.data is not None:
                 warm_start(self.learner, self.config, self.spaces, self.envs.facts.control_mode)
-            if self.online is not None:
-                self.online.pretrain()
         self.learner.check_reference()
         self.loop.reset(episode_seed(self.config.seed, self.loop.env_steps))
+        if place is None and self.online is not None:
+            self.online.pretrain(self.loop.collect_steps)
         return place is not None
 
     def _take_up(self, saved: SavedPolicy) -> None:
         """Go on from the state of a run."""
         self.loop.load_state_dict(saved.state["loop"], saved.folder)
         self.alarms = list(saved.state["alarms"])
+        self.evaluations = [
+            (int(step), float(seconds), Evaluation(**result))
+            for step, seconds, result in saved.state.get("evaluations", [])  # older runs have none
+        ]
+        self._seconds = self.evaluations[-1][1] if self.evaluations else 0.0
         if self.refits is not None:
             self.refits.load(saved.state.get("refits"), saved.folder)
             self._renew_monitor()
@@ -344,7 +320,17 @@ class EmbodiedRunner:
             cameras=cameras,
             num_films=num_films if cameras else 0,
         )
+        best = max((each.env_return for _, _, each in self.evaluations), default=-math.inf)
+        self.evaluations.append((self.loop.env_steps, self._seconds, result))
+        if self.config.learner.save_best and result.env_return > best:
+            self._write_checkpoint(self.loop.env_steps, "best")
         return result, films
+
+    def _last_evaluation(self) -> tuple[Evaluation, list[FilmedEpisode]]:
+        """At the end of the run; one that has just been made is not made again, unless it is to be filmed."""
+        if self.rewards is None and self.evaluations and self.evaluations[-1][0] == self.loop.env_steps:
+            return self.evaluations[-1][2], []
+        return self._evaluate(self.config.learner.eval_episodes, NUM_FILMS)
 
     def _save(self, step: int) -> Path:
         """Save everything, then begin new episodes, as a resumed run does."""
@@ -352,13 +338,17 @@ class EmbodiedRunner:
         self.loop.reset(episode_seed(self.config.seed, step))
         return folder
 
-    def _write_checkpoint(self, step: int) -> Path:
-        folder = self.folder / "checkpoints" / f"step_{step}"
+    def _write_checkpoint(self, step: int, name: str | None = None) -> Path:
+        folder = self.folder / "checkpoints" / (name or f"step_{step}")
         make_directory(folder)
+        if self.online is not None:
+            self.online.model.save(folder / REWARD_MODEL_FILE)
         state = {
             "loop": self.loop.state_dict(folder),
             "monitor": None if self.monitor is None else self.monitor.state_dict(),
             "alarms": list(self.alarms),
+            "seed": self.config.seed,
+            "evaluations": [[step, seconds, asdict(result)] for step, seconds, result in self.evaluations],
             "refits": None if self.refits is None else self.refits.save(folder),
         }
         save_policy(

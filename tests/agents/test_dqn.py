@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.bench_offpolicy import Task, make, make_learner, mean_return, train
-from guerdon.core.batches import TrainBatch
 from guerdon.agents.dqn import DQN
 from guerdon.agents.networks import ObsSpec
 from guerdon.config import DQNConfig, NetworkConfig
+from guerdon.core.batches import TrainBatch
 from guerdon.core.errors import ConfigError, DataError
 from tests.agents.batches import random_batch
 

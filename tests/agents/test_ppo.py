@@ -11,11 +11,11 @@ from gymnasium.vector import SyncVectorEnv
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.policies import ActorCritic, Categorical, Gaussian
 from guerdon.agents.ppo import PPO
-from guerdon.core.batches import Rollout
-from guerdon.training.env_worker import RolloutCollector
 from guerdon.config import NetworkConfig, PPOConfig
+from guerdon.core.batches import Rollout
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.envs.tabletop.env import TabletopVectorEnv
+from guerdon.training.env_worker import RolloutCollector
 from tests.agents.cartpoles import CARTPOLE, SAME_STEP, SMALL, cartpoles, learner
 
 

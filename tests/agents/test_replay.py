@@ -143,11 +143,35 @@ def test_rows_lead_back_to_extras_and_env_rewards_stay():
     held = experience(3, 2, 8, 30, 0.2)
     before = held.buffer.state_dict()["step/env_rewards"]
     batch = held.buffer.sample(64, gamma=GAMMA, num_n_steps=3)
-    held.buffer.write_extra("score", batch.rows, np.full(batch.rows.shape, 7.0, np.float32))
     batch.train_batch(torch.zeros(64, 3))
     state = held.buffer.state_dict()
-    assert (state["step/score"].reshape(-1)[batch.rows] == 7.0).all()
+    assert (state["step/score"].reshape(-1)[batch.rows] == batch.extras["score"].numpy()).all()
     assert (state["step/env_rewards"] == before).all()
+
+
+def test_transitions_that_stand_alone_are_added_at_once():
+    """The same samples as from adding them one by one; the oldest make room."""
+    rng = np.random.default_rng(0)
+    buffers = [ReplayBuffer(ObsSpec(state_size=2), (), np.int64, 1, 50, seed=0) for _ in range(2)]
+    for count in (7, 30, 40, 120):
+        obs, after = rng.normal(size=(2, count, 2)).astype(np.float32)
+        ended = rng.random(count) < 0.3
+        values = {
+            "actions": rng.integers(3, size=count),
+            "env_rewards": rng.normal(size=count).astype(np.float32),
+            "terminated": ended,
+            "truncated": ~ended,
+        }
+        buffers[0].add_transitions({"state": obs}, values, {"state": after})
+        for t in range(count):
+            row = slice(t, t + 1)
+            buffers[1].add({"state": obs[row]}, *(v[row] for v in values.values()), {"state": after[row]})
+        assert len(buffers[0]) == len(buffers[1]) and len(buffers[0]._finals["state"]) <= 2 * 50
+        one, other = (buffer.sample(200, gamma=0.9) for buffer in buffers)
+        assert torch.equal(one.obs["state"], other.obs["state"])
+        assert torch.equal(one.next_obs["state"], other.next_obs["state"])
+        assert torch.equal(one.env_rewards, other.env_rewards) and torch.equal(one.actions, other.actions)
+        assert torch.equal(one.terminated, other.terminated)
 
 
 def test_a_cut_episode_is_truncated_and_does_not_run_into_the_next():
@@ -261,8 +285,6 @@ def test_what_does_not_fit_is_refused(tmp_path):
         buffer.add(np.ones((1, 2)), np.array([0]), np.array([1.0]), no, no)
     with pytest.raises(DataError, match="the replay buffer keeps"):
         buffer.add(one, np.array([0]), np.array([1.0]), no, no, score=np.array([1.0]))
-    with pytest.raises(DataError, match="keeps no score"):
-        buffer.write_extra("score", np.array([0]), np.array([1.0]))
     with pytest.raises(DataError, match="rows of 1 environments"):
         buffer.load_state_dict(ReplayBuffer(ObsSpec(state_size=1), (), np.int64, 1, 20, seed=0).state_dict())
     held = experience(0, 2, 4, 3, 0.0).buffer

@@ -9,9 +9,9 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 
 from guerdon.core.batches import Rollout
-from guerdon.training.env_worker import RolloutCollector
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.envs.tabletop.env import TabletopVectorEnv
+from guerdon.training.env_worker import RolloutCollector
 from tests.agents.cartpoles import CARTPOLE, SAME_STEP, cartpoles, learner
 
 

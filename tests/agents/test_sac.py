@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from benchmarks.bench_offpolicy import Task, make, make_learner, make_replay, mean_return, train
-from guerdon.core.batches import TrainBatch
 from guerdon.agents.flat import BatchedMLP, FlatAdam
 from guerdon.agents.networks import ObsSpec, shift_images
 from guerdon.agents.sac import SAC
 from guerdon.agents.squashed import draw
 from guerdon.config import NetworkConfig, SACConfig
+from guerdon.core.batches import TrainBatch
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.data.collect.observations import with_final
+from guerdon.envs.observations import with_final
 from tests.agents.batches import random_batch
 
 SPEC = ObsSpec(state_size=5)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from benchmarks.bench_offpolicy import Task, make, make_learner, mean_return, theirs, train
-from guerdon.core.batches import TrainBatch
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.td3 import TD3
 from guerdon.config import BCConfig, NetworkConfig, TD3Config, load_config
+from guerdon.core.batches import TrainBatch
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.training.checkpoints import load_policy
 from guerdon.training.trainer import EmbodiedRunner

@@ -11,13 +11,13 @@ from gymnasium.vector import AutoresetMode
 from guerdon.config import CollectConfig, EnvConfig
 from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.data.collect.observations import per_env
 from guerdon.data.collect.run import collect
 from guerdon.data.collect.wrapper import VectorDataCollectorWrapper
 from guerdon.data.store import EpisodeStore
 from guerdon.envs.maniskill.env import ManiSkillVectorEnv
 from guerdon.envs.maniskill.expert import CUBE, GOAL, GRASPED, LOUDEST, PickCubeExpert
 from guerdon.envs.maniskill.planner import MotionPlanner
+from guerdon.envs.observations import per_env
 
 pytestmark = pytest.mark.sim
 

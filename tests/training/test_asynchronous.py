@@ -17,6 +17,7 @@ from guerdon.core.errors import ConfigError, DataError, WorkerError
 from guerdon.distributed import ThreadEngine
 from guerdon.serve import ImageRewardWorker
 from guerdon.training.env_worker import EnvWorker
+from guerdon.training.run_parts import RunParts
 from guerdon.training.trainer import EmbodiedRunner
 from tests.training.counting import LENGTH
 from tests.training.test_embodied import SAC as LEARNED
@@ -293,12 +294,12 @@ def test_ctrl_c_ends_the_threads(short, tmp_path, monkeypatch):
     assert threads() == [] and time.monotonic() - started < 240
 
 
-@pytest.mark.parametrize("part", ["_make_loop", "_make_monitor"])
-def test_a_run_that_cannot_be_set_up_leaves_no_threads(short, tmp_path, monkeypatch, part):
+@pytest.mark.parametrize(("owner", "part"), [(RunParts, "_make_loop"), (EmbodiedRunner, "_make_monitor")])
+def test_a_run_that_cannot_be_set_up_leaves_no_threads(short, tmp_path, monkeypatch, owner, part):
     def broken(self):
         raise ConfigError("it does not fit")
 
-    monkeypatch.setattr(EmbodiedRunner, part, broken)
+    monkeypatch.setattr(owner, part, broken)
     with pytest.raises(ConfigError, match="it does not fit"):
         EmbodiedRunner(load_config("train", [*short, ASYNC]), tmp_path)
     assert threads() == []

@@ -186,10 +186,12 @@ def test_the_id_may_not_hide_in_the_arguments(tmp_path):
 def test_a_serial_run_keeps_the_checkpoint_before_the_last(tmp_path):
     tree = small("dqn", output_dir=str(tmp_path / "runs"), reward_model={"type": "rnd"})
     folder = offpolicy(tree, max_env_step=512).folder
-    last, previous = (folder / "checkpoints" / name for name in ("last", "previous"))
+    last, previous = (folder / "checkpoints" / f"step_{step}" for step in (512, 256))
     assert (load_policy(last).step, load_policy(previous).step) == (512, 256)
     flip(last / "state.pt")
-    with pytest.raises(DataError, match=r"last/state\.pt: is damaged.* resume_dir=\S*checkpoints/previous$"):
+    with pytest.raises(
+        DataError, match=r"step_512/state\.pt: is damaged.* resume_dir=\S*checkpoints/step_256$"
+    ):
         offpolicy(tree, resume_dir=str(folder), max_env_step=640)
     assert offpolicy(tree, resume_dir=str(previous), max_env_step=640).env_steps == 640
 

@@ -165,8 +165,8 @@ def test_the_path_is_checked_again_when_a_run_is_resumed(
 def test_another_threshold_is_caught(settings, tmp_path, monkeypatch, algorithm):
     module = "on_policy" if algorithm == "ppo" else "off_policy"
 
-    def wrong(prob, env_rewards, done, cfg, threshold, scale=None, extra=0.0):
-        return training_rewards(prob, env_rewards, done, cfg, 0.9, scale, extra)
+    def wrong(prob, env_rewards, done, cfg, threshold, *rest):
+        return training_rewards(prob, env_rewards, done, cfg, 0.9, *rest)
 
     monkeypatch.setattr(f"guerdon.training.{module}.training_rewards", wrong)
     with pytest.raises(RewardPathError, match="another threshold is used"):

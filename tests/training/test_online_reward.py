@@ -141,8 +141,8 @@ def test_sampled_batches_hold_both_rewards(settings, tmp_path, monkeypatch):
     """SAC on a classifier and RND: what a batch trains on is the sum, as soon as the path was checked."""
     seen = []
 
-    def noted(prob, env_rewards, done, cfg, threshold, scale=None, extra=0.0):
-        held = training_rewards(prob, env_rewards, done, cfg, threshold, scale, extra)
+    def noted(prob, env_rewards, done, cfg, threshold, scale=None, extra=0.0, env_steps=0):
+        held = training_rewards(prob, env_rewards, done, cfg, threshold, scale, extra, env_steps)
         seen.append((held - learned_rewards(prob, done, cfg, threshold), np.broadcast_to(extra, held.shape)))
         return held
 
@@ -157,7 +157,9 @@ def test_sampled_batches_hold_both_rewards(settings, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        (["reward_model.type=drex"], "guerdon zoo"),
+        (["reward_model.type=drex"], r"set reward_model\.data_path"),
+        (["reward_model.type=her"], "adds transitions that no policy played"),
+        (["reward_model.type=her", *DQN, "asynchronous.enabled=true"], "needs engine=local, synchronously"),
         (["reward_model.type=gial"], "did you mean 'gail'"),
         ([*RND, "reward_model.weight=0"], "no influence"),
         (["reward_model.weight=1"], "reward_model.type is missing"),

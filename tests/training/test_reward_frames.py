@@ -7,8 +7,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from guerdon.config import RewardConfig
 from guerdon.core.errors import DataError
-from guerdon.data.collect.observations import with_final
 from guerdon.envs import TabletopVectorEnv
+from guerdon.envs.observations import with_final
 from guerdon.rewards.relabel import carry_forward
 from guerdon.training.frames import FrameSelector
 from guerdon.training.loop import ScoredPart

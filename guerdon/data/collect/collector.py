@@ -13,10 +13,10 @@ from guerdon.core.errors import DataError
 from guerdon.core.images import to_numpy, to_uint8_hwc, to_unit_chw
 from guerdon.core.types import BoolArray, FloatArray
 from guerdon.data.collect.archive import EpisodeArchive
-from guerdon.data.collect.observations import images_from, with_final
 from guerdon.data.collect.recorder import EpisodeRecorder
 from guerdon.data.formats.base import files_in
 from guerdon.data.formats.npy_trajectory import NpyTrajectoryWriter
+from guerdon.envs.observations import images_from, with_final
 
 log = logging.getLogger("guerdon")
 

@@ -16,13 +16,13 @@ from guerdon.core.errors import ConfigError
 from guerdon.core.progress import progress_bar
 from guerdon.core.types import FloatArray, display_path
 from guerdon.data.collect.archive import EpisodeArchive, open_archive
-from guerdon.data.collect.observations import native_of, state_from
 from guerdon.data.collect.policies import CheckpointPolicy, Policy, RandomPolicy
 from guerdon.data.collect.wrapper import VectorDataCollectorWrapper
 from guerdon.data.formats import get_format
 from guerdon.envs import ScriptedExpert
 from guerdon.envs.make import is_maniskill, make_vector_env
 from guerdon.envs.maniskill import expert as maniskill_expert
+from guerdon.envs.observations import native_of, state_from
 from guerdon.envs.tabletop.env import ACTION_SIZE
 
 if TYPE_CHECKING:  # with it comes torch, which other environments do without

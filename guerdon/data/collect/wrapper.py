@@ -15,7 +15,8 @@ from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.data.collect.archive import EpisodeArchive, open_archive
-from guerdon.data.collect.observations import (
+from guerdon.data.collect.recorder import EpisodeRecorder
+from guerdon.envs.observations import (
     AT_REST_INFO,
     AnyEnv,
     FrameSource,
@@ -24,7 +25,6 @@ from guerdon.data.collect.observations import (
     state_from,
     with_final,
 )
-from guerdon.data.collect.recorder import EpisodeRecorder
 
 RenderMode: TypeAlias = Literal["always", "on_demand"]
 

@@ -24,8 +24,8 @@ from guerdon.core.atomic import make_directory
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import latest_frames
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array, display_path
-from guerdon.data.collect.observations import images_from
 from guerdon.data.datasets.pictures import save_picture
+from guerdon.envs.observations import images_from
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.accelerate import Scorer, make_scorer
 from guerdon.rewards.image.base import RewardModel, pool_features
@@ -200,6 +200,30 @@ class ImageScorer:
         pooled: FloatArray = pool_features(self.model.encode(pixels)).float().cpu().numpy()
         return pooled
 
+    @property
+    def facts(self) -> RewardFacts:
+        """What others need to know."""
+        return RewardFacts(
+            image_keys=self.image_keys,
+            threshold=self.threshold,
+            num_members=self.model.num_members,
+            contract=self.contract,
+            version=f"{self.contract.data_hash or 'unknown'}/{self.source}",
+        )
+
+    # As runs ask, which may have several workers: frames come in parts
+
+    def score_parts(self, parts: Sequence[Frames], counts: Sequence[int]) -> list[Scores]:
+        """Scores of each part of the frames, of which there are `counts`."""
+        return [self.score_some(part, 0, count) for part, count in zip(parts, counts, strict=True)]
+
+    def features_of(self, parts: Sequence[Frames], rows: Sequence[IntArray]) -> FloatArray:
+        """Features of the frames `rows` of each part, float32 [K, F], one part after another."""
+        pairs = [(part, some) for part, some in zip(parts, rows, strict=True) if len(some)]
+        return np.concatenate(
+            [self.features({name: images[some] for name, images in part.items()}) for part, some in pairs]
+        )
+
 
 class RewardManager(ImageScorer):
     """Loads the reward model that a `reward` section names, and computes learned rewards from images."""
@@ -230,17 +254,6 @@ class RewardManager(ImageScorer):
         folder = cfg.model.debug_save_dir or os.environ.get(DEBUG_VARIABLE)
         self._debug = None if folder is None else DebugPictures(Path(folder))
 
-    @property
-    def facts(self) -> RewardFacts:
-        """What others need to know."""
-        return RewardFacts(
-            image_keys=self.image_keys,
-            threshold=self.threshold,
-            num_members=self.model.num_members,
-            contract=self.contract,
-            version=f"{self.contract.data_hash or 'unknown'}/{self.source}",
-        )
-
     def images(self, observations: Any) -> dict[str, UInt8Array]:
         """The model's cameras in a batched observation -> uint8 [N, H, W, C] each.
 
@@ -260,19 +273,6 @@ class RewardManager(ImageScorer):
     def compute_rewards(self, observations: Any) -> FloatArray:
         """Learned rewards of a batched observation, however large -> float32 [N]."""
         return map_rewards(self.score(self.images(observations)).prob_success, self.cfg, self.threshold)
-
-    # As runs ask, which may have several workers: frames come in parts
-
-    def score_parts(self, parts: Sequence[Frames], counts: Sequence[int]) -> list[Scores]:
-        """Scores of each part of the frames, of which there are `counts`."""
-        return [self.score_some(part, 0, count) for part, count in zip(parts, counts, strict=True)]
-
-    def features_of(self, parts: Sequence[Frames], rows: Sequence[IntArray]) -> FloatArray:
-        """Features of the frames `rows` of each part, float32 [K, F], one part after another."""
-        pairs = [(part, some) for part, some in zip(parts, rows, strict=True) if len(some)]
-        return np.concatenate(
-            [self.features({name: images[some] for name, images in part.items()}) for part, some in pairs]
-        )
 
 
 def reward_section(given: RewardGiven, who: str) -> RewardConfig:

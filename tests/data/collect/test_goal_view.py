@@ -22,9 +22,9 @@ from guerdon.config import (
     to_plain,
 )
 from guerdon.core.errors import ConfigError
-from guerdon.data.collect.observations import FrameSource, window, with_final
 from guerdon.data.collect.run import collect
 from guerdon.envs import TabletopVectorEnv
+from guerdon.envs.observations import FrameSource, window, with_final
 from guerdon.envs.tabletop.camera import base_camera
 from guerdon.envs.tabletop.scene import GOAL
 from guerdon.fit import fit_reward_model

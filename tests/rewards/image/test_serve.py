@@ -114,7 +114,9 @@ def test_mini_batches_have_256_images(checkpoint, frames, monkeypatch):
     sizes = []
     original = RewardManager._score_batch
     monkeypatch.setattr(
-        RewardManager, "_score_batch", lambda self, f: sizes.append(len(f["base_camera"])) or original(self, f)
+        RewardManager,
+        "_score_batch",
+        lambda self, f: sizes.append(len(f["base_camera"])) or original(self, f),
     )
     worker.compute_batch_rewards({"main_images": images})
     assert sizes == [256, len(images) - 256]

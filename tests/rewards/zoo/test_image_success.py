@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from benchmarks import zoo_images
-from guerdon.agents.registry import make_agent
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.envs.classic import from_above
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
 from guerdon.rewards import StepBatch, create_reward_model
-from guerdon.training.serial import resolved, serial_pipeline_reward_model, shapes_of
-from guerdon.training.serial_loops import OnPolicySerial, make_env
-from guerdon.training.serial_offpolicy import OffPolicySerial
+from guerdon.training.serial import as_run, make_env, resolved, serial_pipeline_reward_model, shapes_of
+from guerdon.training.trainer import EmbodiedRunner
 from guerdon.wrappers import LearnedRewardWrapper
 from tests.rewards.zoo.zoo_tasks import BASELINES, run
 from tests.training.serial_tools import POINT_REACH, small
@@ -150,22 +148,45 @@ def test_pipelines_show_the_frame_that_an_action_led_to(tmp_path, algorithm):
     tree["env"]["train"]["init_params"] = {"horizon": 5}  # most rollouts have final frames in them
     cfg = resolved(tree)
     env = make_env(cfg)
-    learner = make_agent(cfg.learner, env.single_observation_space, env.single_action_space, 0)
     model = made(fitted(tmp_path)[1], **shapes_of(env))
-    loop = (OnPolicySerial if algorithm == "ppo" else OffPolicySerial)(cfg, learner, model, env)
+    runner = EmbodiedRunner(as_run(cfg), tmp_path / "run", env=env, reward_model=model)
+    loop, frames = runner.loop, []
+    score = model.network.scorer.score_some
+
+    def noted(shown, start, stop):
+        frames.append(shown[model.obs_key][start:stop].copy())
+        return score(shown, start, stop)
+
+    model.network.scorer.score_some = noted
     loop.reset(0)
-    seen = loop.collect(0.0)
-    assert seen.frames.dtype == torch.uint8 and seen.frames.shape == (32, 4, *SHAPE) and seen.done.sum() >= 24
-    wanted = from_above(seen.next_obs.flatten(0, 1)[:, :2].numpy())
-    assert np.array_equal(seen.frames.flatten(0, 1).numpy(), wanted)
-    loop.learn(seen, 0.0)
-    judged = torch.from_numpy(wanted)
-    verdicts = model.network(judged)
-    if algorithm == "sac":  # verdicts are kept in the replay buffer, pictures are not
-        held = loop.replay.rows
-        assert held.frames is None and torch.allclose(held.learned_rewards, verdicts, atol=1e-6)
+    prob = loop.advance(0.0).watched.prob_success
+    seen = np.concatenate(frames)
+    if algorithm == "ppo":
+        next_obs = loop.rollout.next_obs.numpy()
+        done = (loop.rollout.terminated | loop.rollout.truncated).numpy()
     else:
-        assert torch.allclose(loop._rollout.training_rewards.flatten(), verdicts, atol=1e-6)
+        chunks = [item.chunk for item in loop._stored]
+        next_obs = np.stack([chunk.final_obs.get(0, chunk.last_obs) for chunk in chunks])
+        done = np.concatenate([chunk.done for chunk in chunks])
+    assert seen.dtype == np.uint8 and seen.shape == (128, *SHAPE) and done.sum() >= 24
+    # what each action led to, also where the episode ended
+    assert np.array_equal(seen, from_above(next_obs.reshape(128, -1)[:, :2]))
+    verdicts = model.network(torch.from_numpy(seen)).numpy()
+    assert np.allclose(prob.reshape(-1), verdicts, atol=1e-6)
+    if algorithm == "sac":  # scores are kept in the replay buffer, pictures are not
+        (held,) = loop.replay.parts
+        assert set(held._steps) == {
+            "actions",
+            "env_rewards",
+            "terminated",
+            "truncated",
+            "final_slot",
+            "prob_success",
+        }
+        assert np.allclose(held._steps["prob_success"][:32].reshape(-1), verdicts, atol=1e-6)
+    else:
+        assert np.allclose(loop.rollout.training_rewards.numpy().reshape(-1), verdicts, atol=1e-6)
+    runner.envs.close()
 
 
 def test_a_camera_in_the_observation_is_used(tmp_path):
@@ -182,6 +203,5 @@ def test_a_camera_in_the_observation_is_used(tmp_path):
     tree["learner"] |= {"total_steps": 128, "eval_interval": 128, "eval_episodes": 1}
     result = serial_pipeline_reward_model(tree)
     assert result.env_steps == 128 and result.train_iter == 1
-    with pytest.raises(ConfigError, match="off-policy"):
-        sac = {**tree, "learner": {**tree["learner"], "algorithm": "sac"}}
-        serial_pipeline_reward_model(sac)
+    sac = {**tree, "learner": {**tree["learner"], "algorithm": "sac", "total_steps": 192}}
+    assert serial_pipeline_reward_model(sac).train_iter > 0

@@ -243,3 +243,55 @@ class FrameSource:
         if images.ndim == 3:
             images = images[None]
         return {self._whole[0]: images[env_ids]}
+
+
+# What a step led to
+
+INTERVENED_INFO, ACTION_INFO = "intervened", "action_taken"
+"""The infos that tell whether a person chose the action, and which one it was."""
+
+
+def taken_actions(info: Mapping[str, Any], chosen: NDArray[Any], done: BoolArray) -> dict[str, Any]:
+    """The actions [n, ...] that were taken, and where by a person, if the environments tell.
+
+    An action of the policy that the robot's safety cut short stays the policy's own: that it is cut short is
+    how the world answers to it, and a critic has to learn that.
+    """
+    told = per_env(info, INTERVENED_INFO, len(done), done)
+    if told is None:
+        return {"actions": chosen}
+    intervened: BoolArray = told >= 0.5
+    actions = np.array(chosen)
+    final = info.get("final_info")
+    for env in np.flatnonzero(intervened).tolist():
+        place = final if done[env] and isinstance(final, Mapping) and ACTION_INFO in final else info
+        actions[env] = to_numpy(place[ACTION_INFO])[env]
+    return {"actions": actions, "intervened": intervened}
+
+
+def next_observations(obs: Any, info: Mapping[str, Any], done: BoolArray) -> Any:
+    """What the last actions led to: the final observation where an episode ended."""
+    if not done.any():
+        return obs
+    if info.get("final_obs") is None:
+        raise DataError("an episode ended, but the environment's info has no final_obs")
+    return with_final(obs, info["final_obs"], done)
+
+
+def obs_parts(observation: Any) -> dict[str, NDArray[Any]]:
+    """Name -> array [N, ...], with a state vector under `state`."""
+    if isinstance(observation, Mapping):
+        return {name: to_numpy(part) for name, part in observation.items()}
+    return {"state": to_numpy(observation)}
+
+
+def copy_obs(obs: Any) -> Any:
+    """A copy: environments may reuse their arrays."""
+    return {name: np.array(part) for name, part in obs.items()} if isinstance(obs, dict) else np.array(obs)
+
+
+def stack_obs(obs: Sequence[Any]) -> Any:
+    """Observations of several steps, [T, N, ...]."""
+    if isinstance(obs[0], dict):
+        return {name: np.stack([each[name] for each in obs]) for name in obs[0]}
+    return np.stack(obs)
