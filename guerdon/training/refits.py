@@ -14,7 +14,7 @@ from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 from guerdon.fit.refit import FILE, Refitter
 from guerdon.rewards.image.checkpoint import find_checkpoint
-from guerdon.rewards.image.scorer import ImageScorer
+from guerdon.rewards.image.scorer import RewardManager
 from guerdon.training.loop import Iteration
 from guerdon.training.reward_workers import RewardWorkers
 
@@ -30,7 +30,7 @@ class Refits:
     def __init__(
         self,
         config: GuerdonConfig,
-        rewards: ImageScorer | RewardWorkers,
+        rewards: RewardManager | RewardWorkers,
         folder: Path,
         *,
         knows_success: bool,
@@ -79,7 +79,7 @@ class Refits:
         if result is None:
             return False
         self._checkpoint = find_checkpoint(result.checkpoint)
-        self._rewards.load(self._checkpoint)
+        self._rewards.use_checkpoint(self._checkpoint)
         self._last = {
             "reward/refit_auc": float(result.metrics["auc"]),
             "reward/refit_threshold": self._rewards.facts.threshold,
@@ -113,4 +113,4 @@ class Refits:
         self._fitter.mined.load(folder / FILE)
         if self.count:
             self._checkpoint = find_checkpoint(folder / MODEL)
-            self._rewards.load(self._checkpoint)
+            self._rewards.use_checkpoint(self._checkpoint)

@@ -83,7 +83,7 @@ class RewardWorkers:
         self._heard = [time.monotonic()] * self.group.size
         self._checkpoint: str | None = None  # instead of the one that workers start with
 
-    def load(self, checkpoint: Path) -> None:
+    def use_checkpoint(self, checkpoint: Path) -> None:
         """Let all workers score with another checkpoint from now on; nothing may be under way."""
         self._checkpoint = str(checkpoint.resolve())
         for rank in range(self.group.size):

@@ -144,6 +144,7 @@ class EmbodiedRunner:
     def _make_refits(self) -> Refits | None:
         if self.rewards is None or not self.config.reward.refit_interval:
             return None
+        assert isinstance(self.rewards, RewardManager | RewardWorkers)
         return Refits(self.config, self.rewards, self.folder, knows_success=self.loop.knows_success())
 
     # A run
@@ -268,11 +269,15 @@ class EmbodiedRunner:
         try:
             iteration = self.loop.advance(progress)
         except GuerdonError as error:
-            if all_finite(self.learner.state_dict()):
-                step = self.loop.env_steps
+            if not all_finite(self.learner.state_dict()):
+                raise
+            step = self.loop.env_steps
+            try:
                 kept = display_path(self._write_checkpoint(step))
-                raise with_note(error, f"(step {step}; the last good state is {kept})") from error
-            raise
+            except Exception as other:  # it must not hide what went wrong first
+                log.warning("the last good state cannot be saved: %s: %s", type(other).__name__, other)
+                raise error from None
+            raise with_note(error, f"(step {step}; the last good state is {kept})") from error
         self.engine.log_notices(wait=not self.config.asynchronous.enabled)  # busy workers are not waited for
         check_finite(iteration.metrics, self.loop.env_steps)
         return iteration

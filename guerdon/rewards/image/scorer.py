@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -253,6 +253,11 @@ class RewardManager(ImageScorer):
         )
         folder = cfg.model.debug_save_dir or os.environ.get(DEBUG_VARIABLE)
         self._debug = None if folder is None else DebugPictures(Path(folder))
+
+    def use_checkpoint(self, checkpoint: Path) -> None:
+        """Score with another checkpoint from now on."""
+        model = replace(self.cfg.model, checkpoint_path=str(checkpoint.resolve()))
+        self.__init__(replace(self.cfg, model=model), device=self._device)  # type: ignore[misc]
 
     def images(self, observations: Any) -> dict[str, UInt8Array]:
         """The model's cameras in a batched observation -> uint8 [N, H, W, C] each.
