@@ -7,7 +7,6 @@ in float32. Scorers in int8 are in `int8.py`.
 from __future__ import annotations
 
 import copy
-import logging
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeAlias
@@ -20,10 +19,7 @@ from torch import Tensor, nn
 from guerdon.core.types import UInt8Array
 from guerdon.rewards.image.base import RewardModel, mean_logit
 from guerdon.rewards.image.encoders import ResNet
-from guerdon.rewards.image.packed import PackedSteps, can_pack
-from guerdon.rewards.image.steps import resnet_steps
-
-logger = logging.getLogger("guerdon")
+from guerdon.rewards.image.steps import FoldedSteps, resnet_steps
 
 Frames: TypeAlias = Mapping[str, UInt8Array] | UInt8Array
 """camera -> uint8 [N, H, W, C] (or stacks [N, k, H, W, C]), or the images alone if there is one camera."""
@@ -50,8 +46,8 @@ def make_scorer(
 
     `fp32` is fused (see `FusedEncoder`). For int8 see `guerdon.rewards.image.int8`.
     """
-    encoder = FusedEncoder if precision == "fp32" else Bfloat16Encoder
-    return ModelScorer(model, encoder(model, torch.device(device)), device)
+    make_encoder = FusedEncoder if precision == "fp32" else _bfloat16_encoder
+    return ModelScorer(model, make_encoder(model, torch.device(device)), device)
 
 
 class ModelScorer:
@@ -89,22 +85,34 @@ class ModelScorer:
 
 
 class _FromBytes(nn.Module):
-    """Normalisation, then a ResNet."""
+    """Normalisation, then a ResNet that computes in `dtype`."""
 
-    def __init__(self, resnet: nn.Module, scale: Tensor, shift: Tensor) -> None:
+    def __init__(
+        self, resnet: nn.Module, scale: Tensor, shift: Tensor, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
-        self.resnet = resnet
+        self.resnet, self.dtype = resnet, dtype
         self.scale, self.shift = scale.view(-1, 1, 1), shift.view(-1, 1, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [N, c, H, W] -> feature maps."""
         pixels = images.contiguous().to(torch.float32)
-        maps: Tensor = self.resnet(torch.addcmul(self.shift, pixels, self.scale))
-        return maps
+        maps: Tensor = self.resnet(torch.addcmul(self.shift, pixels, self.scale).to(self.dtype))
+        return maps.float()
+
+
+def _bfloat16_encoder(model: RewardModel, device: torch.device) -> _FromBytes:
+    """A copy whose convolutions have bfloat16 weights; the norms compute in float32 inside."""
+    resnet = copy.deepcopy(model.resnet).to(device).eval()
+    for module in resnet.modules():
+        if isinstance(module, nn.Conv2d):
+            module.to(torch.bfloat16)
+    scale, shift = (values.to(device) for values in model.scale_shift())
+    return _FromBytes(resnet, scale, shift, torch.bfloat16)
 
 
 class FusedEncoder(nn.Module):
-    """fp32 with batch norms folded in: packed convolutions on AVX2, else frozen graphs.
+    """fp32 with batch norms folded in: `FoldedSteps` on AVX2, else frozen graphs.
 
     On a CPU these are in the blocked layout of oneDNN. Which of the two is faster was measured on both kinds
     of processor (docs/stage-2-fit.md).
@@ -112,27 +120,26 @@ class FusedEncoder(nn.Module):
 
     def __init__(self, model: RewardModel, device: torch.device) -> None:
         super().__init__()
-        channels, (height, width) = model.num_channels, model.config.image_size[1:]
+        size = height, width = model.config.image_size[1:]
         resnet = copy.deepcopy(model.resnet).to(device).requires_grad_(False).eval()
-        resnet.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        network = _FromBytes(resnet, *(values.to(device) for values in model.scale_shift()))
-        example = torch.zeros(2, channels, height, width, dtype=torch.uint8, device=device)
-        self._whole: Callable[[Tensor], Tensor] | None = None
-        self._network, self._example = network, example
+        scale, shift = (values.to(device) for values in model.scale_shift())
+        network = _FromBytes(resnet, scale, shift)
         self._early_frames = max(1, _EARLY_PIXELS // (height * width))
         self._late_frames = max(1, _LATE_PIXELS // (height * width))
         self._in_parts = device.type == "cpu"
+        self._whole: Callable[[Tensor], Tensor] = network
         self._early: Callable[[Tensor], Tensor]
         self._late: Callable[[Tensor], Tensor]
-        if self._in_parts and packs(resnet):
-            steps = resnet_steps(resnet, (height, width))
+        if self._in_parts and uses_folded_steps(resnet):
+            steps = resnet_steps(resnet, size)
             first = next(i for i, step in enumerate(steps) if step.output.startswith("layer3"))
-            early = PackedSteps(steps[:first], (height, width), self._early_frames)
-            size = -(-height // 8), -(-width // 8)  # three strides of 2, each rounded up
-            self._late = PackedSteps(steps[first:], size, self._late_frames)
-            self._early = _FromBytes(early, network.scale, network.shift)
-        elif self._in_parts:
-            self._whole = _frozen(network, example)
+            self._early = _FromBytes(FoldedSteps(steps[:first]), scale, shift)
+            self._late = FoldedSteps(steps[first:])
+            return
+        resnet.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        example = torch.zeros(2, model.num_channels, *size, dtype=torch.uint8, device=device)
+        self._whole = _frozen(network, example)
+        if self._in_parts:
             late = nn.Sequential(resnet.layer3, resnet.layer4)
             resnet.layer3, resnet.layer4 = nn.Sequential(), nn.Sequential()
             self._early, self._late = _blocked(network, example), _blocked(late, network(example))
@@ -140,8 +147,6 @@ class FusedEncoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [N, c, H, W] -> float32 [N, C', h, w]."""
         if not self._in_parts or len(images) == 1:  # for one frame, laying out weights anew does not pay
-            if self._whole is None:  # tracing it takes longer than all the rest, and few ask for one frame
-                self._whole = _frozen(self._network, self._example)
             return self._whole(images)
         maps = []
         for group in torch.split(images, self._late_frames):
@@ -150,15 +155,9 @@ class FusedEncoder(nn.Module):
         return torch.cat(maps)
 
 
-def packs(resnet: ResNet) -> bool:
-    """Whether packed convolutions are used for it on the processor at hand."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX2" or resnet.norm != "batch":
-        return False
-    if not can_pack():
-        logger.info(
-            "fp32 scoring takes frozen graphs: torch %s has no packed convolutions", torch.__version__
-        )
-    return can_pack()
+def uses_folded_steps(resnet: ResNet) -> bool:
+    """Whether `FoldedSteps` are faster for it than frozen graphs on the processor at hand."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX2" and resnet.norm == "batch"
 
 
 def _frozen(network: nn.Module, example: Tensor) -> Any:
@@ -172,21 +171,3 @@ def _blocked(network: nn.Module, example: Tensor) -> Any:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.jit.optimize_for_inference(_frozen(network, example))
-
-
-class Bfloat16Encoder(nn.Module):
-    """A copy whose convolutions have bfloat16 weights; the norms compute in float32 inside."""
-
-    def __init__(self, model: RewardModel, device: torch.device) -> None:
-        super().__init__()
-        self._resnet = copy.deepcopy(model.resnet).to(device).eval()
-        for module in self._resnet.modules():
-            if isinstance(module, nn.Conv2d):
-                module.to(torch.bfloat16)
-        self._scale, self._shift = (values.view(-1, 1, 1).to(device) for values in model.scale_shift())
-
-    def forward(self, images: Tensor) -> Tensor:
-        """uint8 [N, c, H, W] -> float32 [N, C', h, w]."""
-        pixels = images * self._scale + self._shift
-        maps: Tensor = self._resnet(pixels.to(torch.bfloat16)).float()
-        return maps

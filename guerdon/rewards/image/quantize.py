@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -120,15 +121,8 @@ def _on_bytes(stem: Step, scale: Tensor, shift: Tensor) -> Step:
     weight = stem.weight * scale.view(1, -1, 1, 1)
     bias = stem.bias + (stem.weight * (shift + _ZERO_PIXEL * scale).view(1, -1, 1, 1)).sum((1, 2, 3))
     rows = F.pad(weight, (0, WINDOW - weight.shape[3])).permute(0, 3, 1, 2)  # [O, 8, C, 7]
-    return Step(
-        kind="conv",
-        inputs=stem.inputs,
-        output=stem.output,
-        relu=stem.relu,
-        stride=2,
-        weight=rows.reshape(len(rows), -1, rows.shape[3], 1),
-        bias=bias,
-    )
+    weight = rows.reshape(len(rows), -1, rows.shape[3], 1)
+    return replace(stem, padding=(0, 0, 0, 0), weight=weight, bias=bias)
 
 
 def bytes_to_windows(images: UInt8Array, border: UInt8Array) -> UInt8Array:

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from guerdon.models import BinaryRewardClassifier, ResNetRewardModel
-from guerdon.rewards.image.accelerate import make_scorer, packs
-from guerdon.rewards.image.packed import PackedSteps
-from guerdon.rewards.image.steps import resnet_steps
+from guerdon.rewards.image.accelerate import make_scorer, uses_folded_steps
+from guerdon.rewards.image.steps import FoldedSteps, resnet_steps
 from tests.rewards.image.frames import eager, lively, random_frames
 
 CLASSES = {"binary": BinaryRewardClassifier, "resnet": ResNetRewardModel}
@@ -42,43 +41,30 @@ def test_fp32_is_the_model(kind, settings):
 @pytest.mark.parametrize("arch", ["resnet10", "resnet50"])
 @pytest.mark.parametrize("same_padding", [False, True])
 @pytest.mark.parametrize("size", [(64, 64), (45, 100), (32, 32)])
-def test_packed_steps_are_the_resnet(arch, same_padding, size):
+def test_folded_steps_are_the_resnet(arch, same_padding, size):
     """Whatever the processor: plain, Winograd's and dense convolutions, on maps whose sides are odd, too."""
     model = ResNetRewardModel(arch=arch, width=32, image_size=(3, *size))
     model.resnet.use_layout("batch", same_padding)
     lively(model)
     with torch.no_grad():
         pixels = model.preprocess(random_frames(3, size))[:, 0]
-        packed = PackedSteps(resnet_steps(model.resnet, size), size, 3)
-        kinds = {type(run).__name__ for _, run in packed._run}
+        folded = FoldedSteps(resnet_steps(model.resnet, size))
+        kinds = {type(run).__name__ for _, run in folded._run}
         exact = model.resnet(pixels)
-        assert "_Packed" in kinds
+        assert "method" in kinds  # `Step.run`
         assert ("_Winograd" in kinds) == (size != (32, 32)) and ("_Dense" in kinds) == (size != (45, 100))
-        torch.testing.assert_close(packed(pixels), exact, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(folded(pixels), exact, atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
 def test_fp32_is_the_model_by_either_way(capability, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     model = lively(BinaryRewardClassifier(width=32))
-    assert packs(model.resnet) == (capability == "AVX2")
+    assert uses_folded_steps(model.resnet) == (capability == "AVX2")
     scorer = make_scorer(model)
     for count in (1, 70):
         frames = random_frames(count)
         np.testing.assert_allclose(scorer(frames)[0], eager(model, frames), atol=1e-4)
-
-
-@pytest.mark.parametrize("bounds", [{"LAST_TORCH": (2, 3)}, {"FIRST_TORCH": (99, 0)}])
-def test_frozen_graphs_stand_in_where_the_operators_of_torch_are_not_known(bounds, monkeypatch, caplog):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    for name, version in bounds.items():
-        monkeypatch.setattr(f"guerdon.rewards.image.packed.{name}", version)
-    monkeypatch.setattr(PackedSteps, "__init__", None)  # would fail if it were used
-    caplog.set_level("INFO", "guerdon")
-    model = lively(BinaryRewardClassifier(width=8))
-    frames = random_frames(3)
-    np.testing.assert_allclose(make_scorer(model)(frames)[0], eager(model, frames), atol=1e-4)
-    assert "no packed convolutions" in caplog.text
 
 
 def test_fp32_of_a_full_batch_and_of_frames_of_another_size():
