@@ -80,6 +80,7 @@ class Chunk:
     refused: int = 0
     """Inputs that were answered with a `GuerdonError`; the others were read."""
     seconds: float = 0.0
+    """With making them."""
     slowest: float = 0.0
     findings: list[Finding] = field(default_factory=list)
 
@@ -140,6 +141,7 @@ class Runner:
         chunk = Chunk(self._name)
         gc.collect()
         before = _reset_peak()
+        started = time.perf_counter()
         for number in numbers:
             self._slate.begin(number, b"")  # a mutation that hangs or crashes is seen, too
             data = self.input(number, seed)
@@ -158,7 +160,6 @@ class Runner:
             took = time.perf_counter() - began
             self._slate.end()
             chunk.inputs += 1
-            chunk.seconds += took
             chunk.slowest = max(chunk.slowest, took)
             if self._watch:
                 chunk.findings.append(Finding(self._name, "door", data, f"asked for {self._watch}"))
@@ -169,6 +170,7 @@ class Runner:
                 chunk.findings.append(Finding(self._name, "memory", data, f"took {megabytes} MiB"))
                 gc.collect()
                 before = _reset_peak()
+        chunk.seconds = time.perf_counter() - started
         return chunk
 
 

@@ -12,8 +12,9 @@ import fuzz_example
 import pytest
 
 from fuzz import engine, targets
-from fuzz.engine import Result, fuzz, table
+from fuzz.engine import fuzz
 from fuzz.mutations import MAX_INPUT, mutate_bytes
+from fuzz.results import Log, Result, table
 from fuzz.worker import corpus
 
 _EACH = 32
@@ -74,6 +75,26 @@ def test_a_budget_is_kept_over_all_targets() -> None:
     results = fuzz(fuzz_example.load, ["sound", "process"], inputs=31)
     assert sum(item.inputs for item in results.values()) == 31
     assert all(item.inputs for item in results.values())
+
+
+def test_a_log_adds_up_runs_that_go_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    file, names = tmp_path / "log.jsonl", ["sound", "raise"]
+    first = fuzz(fuzz_example.load, names, inputs=20, log=file)
+    again = fuzz(fuzz_example.load, names, inputs=20, log=file)  # it is full
+    assert table(first) == table(again) == table(Log(file).results(names))
+    fuzz(fuzz_example.load, names, inputs=50, seed=1, log=file)
+    log = Log(file, seed=1)
+    assert sum(item.inputs for item in log.results(names).values()) == 50
+    for name in names:  # every input of a seed once, and the seeds together
+        lines = [line for line in log.lines if line["target"] == name]
+        for seed in (0, 1):
+            numbers = [
+                line["first"] + i for line in lines if line["seed"] == seed for i in range(line["inputs"])
+            ]
+            assert numbers == list(range(len(numbers)))
+            assert f"seed {seed}, commit " in log.runs()
+    assert log.results(names)["raise"].num_findings > first["raise"].num_findings
+    assert all(item.inputs >= 50 // 12 for item in log.results(names).values())
 
 
 @pytest.fixture(scope="module")
