@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -54,6 +55,7 @@ def main() -> int:
     inputs = arguments.inputs
     if inputs is None and arguments.minutes is None:
         inputs = 20_000
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers and their files go with it
     began = time.monotonic()
 
     def report(results: Mapping[str, Result]) -> None:

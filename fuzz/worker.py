@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import hashlib
+import logging
 import mmap
 import random
 import resource
@@ -30,7 +31,8 @@ from guerdon.core.errors import GuerdonError
 MEMORY = 1 << 30
 """Bytes that an input may take above what it returns."""
 _ADDRESS_SPACE = 6 << 30  # beyond this an allocation fails: a finding must not take the machine along
-_MAX_BASE = 32 << 10  # bytes; larger inputs are run as they are, for their changed copies would take too long
+MAX_BASE = 32 << 10
+"""Bytes; larger inputs are run as they are, for their changed copies would take too long."""
 _HEAD = struct.Struct("<qqd")  # number of the input, its length, when it began
 _CORPUS = Path(__file__).parent / "corpus"
 _FORBIDDEN = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.fork", "socket.connect")
@@ -124,7 +126,7 @@ class Runner:
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._seeds = target.seeds(self._scratch)
         self._known = self._seeds + corpus(name)
-        self._bases = [data for data in self._known if len(data) <= _MAX_BASE] or self._known
+        self._bases = [data for data in self._known if len(data) <= MAX_BASE] or self._known
 
     def input(self, number: int, seed: int) -> bytes:
         """Input `number`: first those that are known as they are, then changed ones."""
@@ -210,6 +212,7 @@ def work(
         faulthandler.enable(trace)
         faulthandler.register(signal.SIGUSR1, trace)
         warnings.simplefilter("ignore")
+        logging.disable()
         targets, slate, asked = load(), Slate(folder / "slate"), []
 
         def watch(event: str, arguments: tuple[Any, ...]) -> None:

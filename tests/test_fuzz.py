@@ -15,7 +15,7 @@ from fuzz import engine, targets
 from fuzz.engine import fuzz
 from fuzz.mutations import MAX_INPUT, mutate_bytes
 from fuzz.results import Log, Result, table
-from fuzz.worker import corpus
+from fuzz.worker import MAX_BASE, corpus
 
 _EACH = 32
 _BROKEN = {
@@ -115,6 +115,7 @@ def test_seeds_are_valid_and_the_corpus_is_small(name: str, tmp_path: Path) -> N
     seeds = target.seeds(tmp_path)
     assert len(seeds) + len(corpus(name)) <= _EACH // 2, "the budget would not reach beyond them"
     assert all(len(item) < 100_000 for item in corpus(name))
+    assert any(len(item) <= MAX_BASE for item in seeds), "no valid input would be changed"
     for seed in seeds:
         size = target.run(seed, tmp_path)  # raises nothing
         assert size is None or size > 0
