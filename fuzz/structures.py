@@ -188,7 +188,7 @@ def mutate_opcodes(data: bytes, rng: random.Random) -> bytes:
         if action == 0:
             pieces[place] = b""
         elif action == 1:
-            pieces[place] *= rng.choice((2, 3, 1000))
+            pieces[place] *= min(rng.choice((2, 3, 1000)), MAX_INPUT // (len(pieces[place]) + 1))
         elif action == 2:
             pieces[place], pieces[other] = pieces[other], pieces[place]
         elif action == 3:

@@ -145,11 +145,12 @@ class Runner:
         before = _reset_peak()
         started = time.perf_counter()
         for number in numbers:
-            self._slate.begin(number, b"")  # a mutation that hangs or crashes is seen, too
-            data = self.input(number, seed)
-            self._slate.begin(number, data)
-            began = time.perf_counter()
+            data, began = b"", time.perf_counter()
+            self._slate.begin(number, data)  # a mutation that hangs, crashes or fails is seen, too
             try:
+                data = self.input(number, seed)
+                self._slate.begin(number, data)
+                began = time.perf_counter()
                 returned = self._target.run(data, self._scratch) or 0
             except GuerdonError:
                 chunk.refused += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from fuzz import engine, targets
 from fuzz.engine import fuzz
 from fuzz.mutations import MAX_INPUT, mutate_bytes
 from fuzz.results import Log, Result, table
+from fuzz.structures import mutate_opcodes
 from fuzz.worker import MAX_BASE, corpus
 
 _EACH = 32
@@ -131,3 +133,9 @@ def test_mutations_change_bytes_and_repeat_with_the_seed() -> None:
     assert all(len(item) <= MAX_INPUT for item in changed)
     for seed in range(300):  # nothing to change in
         assert len(mutate_bytes(b"", random.Random(seed))) < MAX_INPUT
+
+
+def test_a_repeated_opcode_does_not_fill_the_memory() -> None:
+    data = pickle.dumps(b"x" * 60_000, protocol=4)
+    changed = [mutate_opcodes(data, random.Random(seed)) for seed in range(2000)]
+    assert MAX_INPUT // 2 < max(map(len, changed)) < 4 * MAX_INPUT
