@@ -114,7 +114,7 @@ def versions() -> str:
 
 def table(results: Mapping[str, Result]) -> str:
     """One line for each target, and their sum."""
-    rows = [("target", "inputs", "refused", "per s", "slowest s", "findings")]
+    rows: list[tuple[str, ...]] = [("target", "inputs", "refused", "per s", "slowest s", "findings")]
     total = Result()
     for name, item in sorted(results.items()):
         rows.append(_row(name, item))
