@@ -124,16 +124,17 @@ class Runner:
         self._name, self._target, self._slate, self._watch = name, target, slate, watch
         self._scratch, self._memory = scratch, memory
         self._scratch.mkdir(parents=True, exist_ok=True)
-        self._seeds = target.seeds(self._scratch)
-        self._known = self._seeds + corpus(name)
-        self._bases = [data for data in self._known if len(data) <= MAX_BASE] or self._known
+        seeds = target.seeds(self._scratch)
+        self._known = seeds + corpus(name)
+        self._bases = [data for data in self._known if len(data) <= MAX_BASE]
+        self._valid = [data for data in seeds if len(data) <= MAX_BASE]
 
     def input(self, number: int, seed: int) -> bytes:
         """Input `number`: first those that are known as they are, then changed ones."""
         if number < len(self._known):
             return self._known[number]
         rng = random.Random(f"{seed} {self._name} {number}")
-        data = rng.choice(self._bases)
+        data = rng.choice(rng.choice((self._valid, self._bases)))  # valid ones lead furthest into a reader
         if self._target.mutate is not None:
             return self._target.mutate(data, rng)[:MAX_INPUT]
         return mutate_bytes(data, rng, self._bases)
