@@ -126,8 +126,8 @@ def fuzz(
 
     Args:
         load: a function of a module, by which a worker process gets the targets.
-        names: of the targets to run. Each gets a sixth of an equal share at least; the rest goes to where the
-            least time was spent.
+        names: of the targets to run. At any time each has got a sixth of an equal share at least; the rest
+            goes to where the least time was spent.
         inputs: how many in all, with those of the log, and
         each: how many of every target, and
         minutes: how long; those that are None do not end it.
@@ -142,7 +142,6 @@ def fuzz(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     kept = None if log is None else Log(log, seed)
     results = {name: Result() for name in names} if kept is None else kept.results(names)
-    floor = 0 if inputs is None else inputs // (_FLOOR * len(names))
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     reported = time.monotonic()
 
@@ -155,7 +154,8 @@ def fuzz(
             request = left_over.pop()
             if results[request[0]].num_findings < _MAX_FINDINGS:
                 return request
-        left = float("inf") if inputs is None else inputs - sum(item.given for item in results.values())
+        given = sum(item.given for item in results.values())
+        left = float("inf") if inputs is None else inputs - given
         open_ones = [
             name
             for name, item in results.items()
@@ -163,6 +163,7 @@ def fuzz(
         ]
         if left <= 0 or not open_ones:
             return None
+        floor = given / (_FLOOR * len(names))
         name = min(open_ones, key=lambda name: (results[name].given >= floor, results[name].seconds))
         item = results[name]
         rate = item.inputs / item.seconds if item.seconds else 20.0
