@@ -52,8 +52,8 @@ test-realtime: $(STAMP)  ## the driver over franky-control, on a quiet machine
 	$(BIN)/python -m pytest -m realtime
 
 INPUTS ?= 20000
-fuzz: $(STAMP)  ## damaged and hostile inputs for every reader; INPUTS=1000000 for more
-	$(BIN)/python -m fuzz --inputs $(INPUTS)
+fuzz: $(STAMP)  ## damaged and hostile inputs for every reader; INPUTS=1000000 for more, LOG=file to go on and add up
+	$(BIN)/python -m fuzz --inputs $(INPUTS) $(if $(LOG),--log $(LOG))
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from fuzz.engine import Result, fuzz, table
+from fuzz.engine import fuzz
+from fuzz.results import Log, Result, table, versions
 from fuzz.targets import load
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
-    parser.add_argument("--inputs", type=int, help="in all; 20,000 unless --minutes is given")
+    parser.add_argument(
+        "--inputs", type=int, help="in all, with those of the log; 20,000 unless --minutes is given"
+    )
     parser.add_argument("--minutes", type=float)
     parser.add_argument(
         "--targets", default="", help="names, or their beginnings, with commas; all by default"
@@ -24,6 +28,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--findings", type=Path, default=Path("runs/fuzz"), help="where they are written to")
+    parser.add_argument(
+        "--log", type=Path, help="results are added to this file; a run with it goes on where the last ended"
+    )
     parser.add_argument(
         "--replay", type=Path, help="run one file in this process, by the one target that is named"
     )
@@ -48,6 +55,7 @@ def main() -> int:
     inputs = arguments.inputs
     if inputs is None and arguments.minutes is None:
         inputs = 20_000
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers and their files go with it
     began = time.monotonic()
 
     def report(results: Mapping[str, Result]) -> None:
@@ -68,9 +76,11 @@ def main() -> int:
         seed=arguments.seed,
         workers=arguments.workers,
         findings=arguments.findings,
+        log=arguments.log,
         report=report,
     )
     print(table(results))
+    print(versions() if arguments.log is None else Log(arguments.log).runs())
     found = [finding for item in results.values() for finding in item.findings]
     for finding in found:
         last = finding.detail.strip().splitlines()[-1:] or [""]

@@ -13,10 +13,10 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+from fuzz.results import Log, Result
 from fuzz.worker import MEMORY, Chunk, Finding, Slate, Target, file_name, work
 
 __all__ = ["Finding", "Result", "Target", "fuzz"]
@@ -25,36 +25,7 @@ SECONDS = 20.0
 """How long one input may take."""
 _CHUNK_SECONDS = 1.0
 _MAX_FINDINGS = 25  # of one target; it is not run on after that
-
-
-@dataclass
-class Result:
-    """What is known of a target so far."""
-
-    inputs: int = 0
-    refused: int = 0
-    seconds: float = 0.0
-    slowest: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
-    """With different signatures."""
-    num_findings: int = 0
-    given: int = 0
-    """Number of the next input to hand out."""
-
-    def add(self, chunk: Chunk) -> list[Finding]:
-        """Count a chunk; returns the findings that are new."""
-        self.inputs += chunk.inputs
-        self.refused += chunk.refused
-        self.seconds += chunk.seconds
-        self.slowest = max(self.slowest, chunk.slowest)
-        self.num_findings += len(chunk.findings)
-        new: dict[str, Finding] = {}
-        known = {finding.signature for finding in self.findings}
-        for finding in chunk.findings:
-            if finding.signature not in known:
-                new.setdefault(finding.signature, finding)
-        self.findings += new.values()
-        return list(new.values())
+_FLOOR = 6  # a target gets at least one part in so many of an equal share, however slow it is
 
 
 class _Worker:
@@ -148,14 +119,16 @@ def fuzz(
     seconds: float = SECONDS,
     memory: int = MEMORY,
     findings: Path | None = None,
+    log: Path | None = None,
     report: Callable[[Mapping[str, Result]], None] | None = None,
 ) -> dict[str, Result]:
     """Run inputs until a budget is used up.
 
     Args:
         load: a function of a module, by which a worker process gets the targets.
-        names: of the targets to run. Each gets a share that lies between equal numbers and equal time.
-        inputs: how many in all, and
+        names: of the targets to run. At any time each has got a sixth of an equal share at least; the rest
+            goes to where the least time was spent.
+        inputs: how many in all, with those of the log, and
         each: how many of every target, and
         minutes: how long; those that are None do not end it.
         seed: of the generator; the same seed gives the same inputs.
@@ -163,10 +136,12 @@ def fuzz(
         seconds: how long one input may take.
         memory: bytes that one input may take above what it returns.
         findings: a folder for inputs and traces of findings.
+        log: a file with what was run so far; the run goes on from there and adds to it.
         report: called about every ten seconds.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    results = {name: Result() for name in names}
+    kept = None if log is None else Log(log, seed)
+    results = {name: Result() for name in names} if kept is None else kept.results(names)
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     reported = time.monotonic()
 
@@ -179,7 +154,8 @@ def fuzz(
             request = left_over.pop()
             if results[request[0]].num_findings < _MAX_FINDINGS:
                 return request
-        left = float("inf") if inputs is None else inputs - sum(item.given for item in results.values())
+        given = sum(item.given for item in results.values())
+        left = float("inf") if inputs is None else inputs - given
         open_ones = [
             name
             for name, item in results.items()
@@ -187,16 +163,21 @@ def fuzz(
         ]
         if left <= 0 or not open_ones:
             return None
-        name = min(open_ones, key=lambda name: results[name].given * (results[name].seconds + 1e-3))
+        floor = given / (_FLOOR * len(names))
+        name = min(open_ones, key=lambda name: (results[name].given >= floor, results[name].seconds))
         item = results[name]
         rate = item.inputs / item.seconds if item.seconds else 20.0
         count = int(
             min(left, max(10, rate * _CHUNK_SECONDS), float("inf") if each is None else each - item.given)
         )
-        first, item.given = item.given, item.given + count
+        first = item.next
+        item.given += count
+        item.next += count
         return name, first, count
 
-    def take(chunk: Chunk) -> None:
+    def take(chunk: Chunk, first: int) -> None:
+        if kept is not None:
+            kept.append(chunk, first)
         for finding in results[chunk.target].add(chunk):
             if findings is not None:
                 _save(finding, findings)
@@ -217,18 +198,19 @@ def fuzz(
                     return results
                 ready = wait([worker.connection for worker in busy], timeout=0.5)
                 for worker in busy:
+                    assert worker.request is not None
+                    name, first, count = worker.request
                     lost: Chunk | None = None
                     if worker.connection in ready:
                         try:
-                            take(worker.connection.recv())
+                            take(worker.connection.recv(), first)
                             worker.request = None
                         except (EOFError, ConnectionError):
                             lost = worker.died()
                     elif worker.hangs(seconds):
                         lost = worker.kill_hanging()
                     if lost is not None:
-                        take(lost)
-                        name, first, count = worker.request or ("", 0, 0)
+                        take(lost, first)
                         if count > lost.inputs:
                             left_over.append((name, first + lost.inputs, count - lost.inputs))
                         worker.end()
@@ -246,34 +228,3 @@ def _save(finding: Finding, folder: Path) -> None:
     path = folder / file_name(finding)
     path.with_suffix(".bin").write_bytes(finding.data)
     path.with_suffix(".txt").write_text(f"{finding.target}: {finding.kind}\n{finding.detail}\n")
-
-
-def table(results: Mapping[str, Result]) -> str:
-    """One line for each target, and their sum."""
-    rows = [("target", "inputs", "refused", "per s", "slowest s", "findings")]
-    for name, item in sorted(results.items()):
-        rate = f"{item.inputs / item.seconds:.0f}" if item.seconds else "-"
-        rows.append(
-            (
-                name,
-                f"{item.inputs:,}",
-                f"{item.refused:,}",
-                rate,
-                f"{item.slowest:.2f}",
-                str(item.num_findings),
-            )
-        )
-    total = [
-        sum(getattr(item, part) for item in results.values())
-        for part in ("inputs", "refused", "num_findings")
-    ]
-    slowest = max((item.slowest for item in results.values()), default=0.0)
-    rows.append(("all", f"{total[0]:,}", f"{total[1]:,}", "", f"{slowest:.2f}", str(total[2])))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if not column else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )

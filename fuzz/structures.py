@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import json
 import pickle
 import pickletools
@@ -13,13 +14,13 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from fuzz.mutations import NUMBERS, mutate_bytes
+from fuzz.mutations import MAX_INPUT, NUMBERS, mutate_bytes
 
 _TEXTS: tuple[Any, ...] = ("", "x" * 5000, "a\ud800b", "²", "module:Env", "train", "\x00", None, True, [], {})
 
@@ -178,50 +179,68 @@ _BOMBS = (
 
 def mutate_opcodes(data: bytes, rng: random.Random) -> bytes:
     """Delete, repeat, move or put in opcodes of the pickle that begins somewhere in `data`."""
-    start = data.find(pickle.PROTO)
-    ends: list[int] = []
-    with contextlib.suppress(Exception):  # a damaged pickle; what can be read of it is enough
-        for _, _, place in pickletools.genops(data[start:]):
-            ends.append(place or 0)
-    if start < 0 or len(ends) < 3:
+    head, *pieces, tail = _opcodes(data)
+    if len(pieces) < 3:
         return mutate_bytes(data, rng)
-    pieces = [data[start + a : start + b] for a, b in zip(ends, [*ends[1:], ends[-1] + 1], strict=True)]
-    tail = data[start + ends[-1] + 1 :]
     for _ in range(rng.choice((1, 1, 2, 4))):
         place, other = rng.randrange(len(pieces)), rng.randrange(len(pieces))
         action = rng.randrange(6)
         if action == 0:
             pieces[place] = b""
         elif action == 1:
-            pieces[place] *= rng.choice((2, 3, 1000))
+            pieces[place] *= min(rng.choice((2, 3, 1000)), MAX_INPUT // (len(pieces[place]) + 1))
         elif action == 2:
             pieces[place], pieces[other] = pieces[other], pieces[place]
         elif action == 3:
             pieces[place] = mutate_bytes(pieces[place], rng)
         else:
             pieces[place] = rng.choice(_BOMBS) + (pieces[place] if action == 4 else b"")
-    return data[:start] + b"".join(pieces) + tail
+    return head + b"".join(pieces) + tail
+
+
+@functools.lru_cache(maxsize=64)  # the same few inputs are changed again and again
+def _opcodes(data: bytes) -> tuple[bytes, ...]:
+    """What stands before a pickle, each of its opcodes, and what comes after it."""
+    start = max(0, data.find(pickle.PROTO))
+    places: list[int] = []
+    with contextlib.suppress(Exception):  # a damaged pickle; what can be read of it is enough
+        for _, _, place in pickletools.genops(data[start:]):
+            places.append(start + (place or 0))
+    places += [places[-1] + 1 if places else start, len(data)]
+    return data[:start], *(data[a:b] for a, b in itertools.pairwise(places))
 
 
 # Archives and pictures
 
 
-def mutate_zip(data: bytes, rng: random.Random) -> bytes:
-    """Change a member of an archive and write it anew with right checksums, or the archive's own bytes."""
+@functools.lru_cache(maxsize=64)
+def zip_members(data: bytes) -> dict[str, bytes]:
+    """What is in an archive; nothing if that cannot be read, or is too large to be written often."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = {name: archive.read(name) for name in archive.namelist()}
     except Exception:  # a damaged archive
-        return mutate_bytes(data, rng)
+        return {}
+    return members if sum(map(len, members.values())) <= MAX_INPUT // 4 else {}
+
+
+def zipped(members: Mapping[str, bytes], kind: int) -> bytes:
+    """An archive with right checksums."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", kind) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def mutate_zip(data: bytes, rng: random.Random) -> bytes:
+    """Change a member of an archive and write it anew with right checksums, or the archive's own bytes."""
+    members = zip_members(data)
     if rng.random() < 0.3 or not members:
         return mutate_bytes(data, rng)
     name = rng.choice(list(members))
-    members[name] = mutate_bytes(members[name], rng, list(members.values()))
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
-        for each, content in members.items():
-            archive.writestr(each, content)
-    return file.getvalue()
+    changed = mutate_bytes(members[name], rng, list(members.values()))
+    return zipped({**members, name: changed}, rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)))
 
 
 _NAME = re.compile(rb"[A-Za-z_0-9]+")

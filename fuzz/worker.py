@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import hashlib
+import logging
 import mmap
 import random
 import resource
@@ -30,7 +31,8 @@ from guerdon.core.errors import GuerdonError
 MEMORY = 1 << 30
 """Bytes that an input may take above what it returns."""
 _ADDRESS_SPACE = 6 << 30  # beyond this an allocation fails: a finding must not take the machine along
-_MAX_BASE = 32 << 10  # bytes; larger inputs are run as they are, for their changed copies would take too long
+MAX_BASE = 32 << 10
+"""Bytes; larger inputs are run as they are, for their changed copies would take too long."""
 _HEAD = struct.Struct("<qqd")  # number of the input, its length, when it began
 _CORPUS = Path(__file__).parent / "corpus"
 _FORBIDDEN = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.fork", "socket.connect")
@@ -80,6 +82,7 @@ class Chunk:
     refused: int = 0
     """Inputs that were answered with a `GuerdonError`; the others were read."""
     seconds: float = 0.0
+    """With making them."""
     slowest: float = 0.0
     findings: list[Finding] = field(default_factory=list)
 
@@ -121,16 +124,17 @@ class Runner:
         self._name, self._target, self._slate, self._watch = name, target, slate, watch
         self._scratch, self._memory = scratch, memory
         self._scratch.mkdir(parents=True, exist_ok=True)
-        self._seeds = target.seeds(self._scratch)
-        self._known = self._seeds + corpus(name)
-        self._bases = [data for data in self._known if len(data) <= _MAX_BASE] or self._known
+        seeds = target.seeds(self._scratch)
+        self._known = seeds + corpus(name)
+        self._bases = [data for data in self._known if len(data) <= MAX_BASE]
+        self._valid = [data for data in seeds if len(data) <= MAX_BASE]
 
     def input(self, number: int, seed: int) -> bytes:
         """Input `number`: first those that are known as they are, then changed ones."""
         if number < len(self._known):
             return self._known[number]
         rng = random.Random(f"{seed} {self._name} {number}")
-        data = rng.choice(self._bases)
+        data = rng.choice(rng.choice((self._valid, self._bases)))  # valid ones lead furthest into a reader
         if self._target.mutate is not None:
             return self._target.mutate(data, rng)[:MAX_INPUT]
         return mutate_bytes(data, rng, self._bases)
@@ -140,12 +144,14 @@ class Runner:
         chunk = Chunk(self._name)
         gc.collect()
         before = _reset_peak()
+        started = time.perf_counter()
         for number in numbers:
-            self._slate.begin(number, b"")  # a mutation that hangs or crashes is seen, too
-            data = self.input(number, seed)
-            self._slate.begin(number, data)
-            began = time.perf_counter()
+            data, began = b"", time.perf_counter()
+            self._slate.begin(number, data)  # a mutation that hangs, crashes or fails is seen, too
             try:
+                data = self.input(number, seed)
+                self._slate.begin(number, data)
+                began = time.perf_counter()
                 returned = self._target.run(data, self._scratch) or 0
             except GuerdonError:
                 chunk.refused += 1
@@ -158,7 +164,6 @@ class Runner:
             took = time.perf_counter() - began
             self._slate.end()
             chunk.inputs += 1
-            chunk.seconds += took
             chunk.slowest = max(chunk.slowest, took)
             if self._watch:
                 chunk.findings.append(Finding(self._name, "door", data, f"asked for {self._watch}"))
@@ -169,6 +174,7 @@ class Runner:
                 chunk.findings.append(Finding(self._name, "memory", data, f"took {megabytes} MiB"))
                 gc.collect()
                 before = _reset_peak()
+        chunk.seconds = time.perf_counter() - started
         return chunk
 
 
@@ -208,6 +214,7 @@ def work(
         faulthandler.enable(trace)
         faulthandler.register(signal.SIGUSR1, trace)
         warnings.simplefilter("ignore")
+        logging.disable()
         targets, slate, asked = load(), Slate(folder / "slate"), []
 
         def watch(event: str, arguments: tuple[Any, ...]) -> None:

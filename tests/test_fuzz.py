@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import time
 from pathlib import Path
@@ -12,9 +13,11 @@ import fuzz_example
 import pytest
 
 from fuzz import engine, targets
-from fuzz.engine import Result, fuzz, table
+from fuzz.engine import fuzz
 from fuzz.mutations import MAX_INPUT, mutate_bytes
-from fuzz.worker import corpus
+from fuzz.results import Log, Result, table
+from fuzz.structures import mutate_opcodes
+from fuzz.worker import MAX_BASE, corpus
 
 _EACH = 32
 _BROKEN = {
@@ -76,6 +79,26 @@ def test_a_budget_is_kept_over_all_targets() -> None:
     assert all(item.inputs for item in results.values())
 
 
+def test_a_log_adds_up_runs_that_go_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    file, names = tmp_path / "log.jsonl", ["sound", "raise"]
+    first = fuzz(fuzz_example.load, names, inputs=20, log=file)
+    again = fuzz(fuzz_example.load, names, inputs=20, log=file)  # it is full
+    assert table(first) == table(again) == table(Log(file).results(names))
+    fuzz(fuzz_example.load, names, inputs=50, seed=1, log=file)
+    log = Log(file, seed=1)
+    assert sum(item.inputs for item in log.results(names).values()) == 50
+    for name in names:  # every input of a seed once, and the seeds together
+        lines = [line for line in log.lines if line["target"] == name]
+        for seed in (0, 1):
+            numbers = [
+                line["first"] + i for line in lines if line["seed"] == seed for i in range(line["inputs"])
+            ]
+            assert numbers == list(range(len(numbers)))
+            assert f"seed {seed}, commit " in log.runs()
+    assert log.results(names)["raise"].num_findings > first["raise"].num_findings
+    assert all(item.inputs >= 50 // 12 for item in log.results(names).values())
+
+
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """All targets of the tree with their corpus and a small budget of changed inputs."""
@@ -94,6 +117,7 @@ def test_seeds_are_valid_and_the_corpus_is_small(name: str, tmp_path: Path) -> N
     seeds = target.seeds(tmp_path)
     assert len(seeds) + len(corpus(name)) <= _EACH // 2, "the budget would not reach beyond them"
     assert all(len(item) < 100_000 for item in corpus(name))
+    assert any(len(item) <= MAX_BASE for item in seeds), "no valid input would be changed"
     for seed in seeds:
         size = target.run(seed, tmp_path)  # raises nothing
         assert size is None or size > 0
@@ -109,3 +133,9 @@ def test_mutations_change_bytes_and_repeat_with_the_seed() -> None:
     assert all(len(item) <= MAX_INPUT for item in changed)
     for seed in range(300):  # nothing to change in
         assert len(mutate_bytes(b"", random.Random(seed))) < MAX_INPUT
+
+
+def test_a_repeated_opcode_does_not_fill_the_memory() -> None:
+    data = pickle.dumps(b"x" * 60_000, protocol=4)
+    changed = [mutate_opcodes(data, random.Random(seed)) for seed in range(2000)]
+    assert MAX_INPUT // 2 < max(map(len, changed)) < 4 * MAX_INPUT

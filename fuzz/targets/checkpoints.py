@@ -5,6 +5,7 @@ A target puts the input in place of one file of a folder that is whole otherwise
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import random
@@ -36,7 +37,7 @@ from guerdon.training.checkpoints import load_policy, save_policy
 
 def _contract_and_model() -> tuple[Any, Contract]:
     config = RewardModelConfig(
-        arch="resnet10", width=8, hidden_dim=8, num_spatial_blocks=2, image_size=(3, 32, 32)
+        arch="resnet10", width=1, hidden_dim=4, num_spatial_blocks=1, image_size=(3, 32, 32)
     )
     model = build_model(config).eval()
     return model, Contract.of(model, frame_sizes={"base_camera": (32, 32, 3)}, threshold=0.5)
@@ -91,6 +92,11 @@ def _read_contract(data: bytes, scratch: Path) -> None:
 # Files of torch.save
 
 
+@functools.lru_cache(maxsize=64)
+def _torch_content(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=False)  # a seed of our own
+
+
 @or_bytes
 def _mutate_torch(data: bytes, rng: random.Random) -> bytes:
     """Change the objects in a file and save them anew, or its members, or its bytes."""
@@ -99,7 +105,7 @@ def _mutate_torch(data: bytes, rng: random.Random) -> bytes:
         return mutate_bytes(data, rng)
     if kind < 0.4:
         return mutate_zip(data, rng)
-    content = torch.load(io.BytesIO(data), weights_only=False)  # a seed of our own
+    content = dict(_torch_content(data))
     for key in ("contract", "description"):
         if key in content and rng.random() < 0.4:
             content[key] = json.dumps(change_json(json.loads(content[key]), rng))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 import zipfile
 from functools import lru_cache
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from fuzz.engine import Target
+from fuzz.structures import zip_members, zipped
 from guerdon.models import BinaryRewardClassifier, RewardModel
 from guerdon.rewards.image.accelerate import ModelScorer
 from guerdon.rewards.image.int8 import coarse_scorer, make_int8
@@ -19,7 +19,7 @@ from guerdon.rewards.image.int8_file import FILE_NAME, load_int8, save_int8
 from guerdon.rewards.image.quantize import Range
 
 _THRESHOLD = 5.0  # far from all logits of random weights, so that int8 is accepted
-_SIZE = 32
+_SIZE = 16
 _TYPES = (b"<i8", b"<f8", b"|u1", b"<U4", b"<U99", b"|O", b">f8", b"<f4", b"|V8", b"<c16", b"<U999999999")
 _SHAPES = (
     b"()",
@@ -39,7 +39,7 @@ _VALUES = (0, 1, -1, 2**31, 2**63 - 1, 0x7FF0000000000000, 0x7FF8000000000000, 0
 def _model() -> RewardModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return BinaryRewardClassifier(width=8, image_size=(3, _SIZE, _SIZE)).eval()
+        return BinaryRewardClassifier(width=2, image_size=(3, _SIZE, _SIZE)).eval()
 
 
 def _seeds(folder: Path) -> list[bytes]:
@@ -65,11 +65,7 @@ def _scorer(ranges: tuple[tuple[str, Range], ...]) -> ModelScorer:
 
 def _mutate(data: bytes, rng: random.Random) -> bytes:
     """Change one member, or the archive around it; all checksums are right again afterwards."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            members = {name: archive.read(name) for name in archive.namelist()}
-    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, EOFError, LookupError):
-        return _flipped(data, rng)
+    members = dict(zip_members(data))
     if not members or rng.random() < 0.3:
         return _flipped(data, rng)
     name = rng.choice(sorted(members))
@@ -81,12 +77,8 @@ def _mutate(data: bytes, rng: random.Random) -> bytes:
         members[name] = members[rng.choice(sorted(members))]
     elif choice < 0.13:
         members |= {f"{number}.npy": b"" for number in range(rng.choice((1, 100, 3000)))}
-    out = io.BytesIO()
     kind = rng.choice((zipfile.ZIP_STORED,) * 8 + (zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
-    with zipfile.ZipFile(out, "w", kind) as archive:
-        for each, content in members.items():
-            archive.writestr(each, content)
-    return out.getvalue()
+    return zipped(members, kind)
 
 
 def _member(content: bytes, rng: random.Random) -> bytes:

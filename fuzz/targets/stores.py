@@ -12,7 +12,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +78,17 @@ def _read_store(data: bytes, scratch: Path, name: str) -> int:
     return size
 
 
+@lru_cache(maxsize=64)
+def _table(data: bytes) -> Any:
+    return pq.read_table(io.BytesIO(data))
+
+
 @or_bytes
 def _mutate_index(data: bytes, rng: random.Random) -> bytes:
     """Change a column and write the table anew, or change the bytes."""
     if rng.random() < 0.5:
         return mutate_bytes(data, rng)
-    table = pq.read_table(io.BytesIO(data))
+    table = _table(data)
     name = rng.choice([*table.column_names, "frame"])
     count = table.num_rows
     column: Any = rng.choice(

@@ -36,10 +36,9 @@ _KINDS = "biufc"
 def memory_budget() -> int:
     """Bytes that reading one file may take: half of the memory that is available now."""
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024 // 2
-    except (OSError, ValueError):
+        available = Path("/proc/meminfo").read_bytes().partition(b"MemAvailable:")[2]
+        return int(available.split(maxsplit=1)[0]) * 1024 // 2
+    except (OSError, ValueError, IndexError):
         pass
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
