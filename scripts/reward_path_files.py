@@ -3,8 +3,10 @@
     python scripts/reward_path_files.py [--write docs/architecture.md]
 
 One iteration of small runs is traced: every function of the package that is called from the first step of
-the environments to the end of the update. Left out are `core/` and `config/` (used everywhere), environments
-(before the step), and networks and fast scoring graphs (after the frame has become numbers).
+the environments to the end of the last update; what logs and watches comes after it. Left out are `core/` and
+`config/` (used everywhere), environments and what reads their observations (before the step), and networks and
+fast scoring graphs (after the frame has become numbers). On Ray, `distributed/ray_actors.py` is in the place of
+`distributed/thread_engine.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import guerdon
 from guerdon.config import RewardModelConfig, load_config
 from guerdon.envs import TabletopVectorEnv
 from guerdon.models import Contract, build_model, save_checkpoint
+from guerdon.rewards import StepBatch, write_demonstrations
 from guerdon.training.trainer import EmbodiedRunner
 
 PACKAGE = Path(guerdon.__file__).parent
@@ -35,15 +38,12 @@ LEFT_OUT = (
     "agents/networks.py",
     "agents/policies.py",
     "agents/flat.py",
-    "agents/adam.py",
+    "agents/actor_critic.py",
     "rewards/zoo/networks.py",
     "rewards/image/accelerate.py",
     "rewards/image/base.py",
-    "rewards/image/classifier.py",
     "rewards/image/encoders.py",
     "rewards/image/models.py",
-    "rewards/image/packed.py",
-    "rewards/image/resnet.py",
     "rewards/image/steps.py",
 )
 SIZE = (24, 24)
@@ -69,26 +69,39 @@ RUNS = {
     "PPO": LEARNED,
     "SAC and RLPD": [*LEARNED, *SAC],
     "SAC, asynchronous": [*LEARNED, *SAC, "asynchronous.enabled=true"],
-    "RND with PPO": ["reward_model.type=rnd"],
+    "GAIL with PPO": ["reward_model.type=gail", "reward_model.data_path={model}/../demos.safetensors"],
 }
 
 
 class Trace:
-    """Collects the files of the package whose functions are called while it is active, in all threads."""
+    """Notes when functions of each file of the package are first called while it is active, in all threads."""
 
     def __init__(self) -> None:
-        self.files: set[str] = set()
+        self.first_call: dict[str, int] = {}
+        self.calls, self.last_update = 0, 0
         self.active = False
 
     def __call__(self, frame: Any, event: str, _: Any) -> None:
         """For `sys.setprofile`."""
         name = frame.f_code.co_filename
         if self.active and event == "call" and name.startswith(str(PACKAGE)):
-            self.files.add(str(Path(name).relative_to(PACKAGE)))
+            self.calls += 1
+            self.first_call.setdefault(str(Path(name).relative_to(PACKAGE)), self.calls)
+
+    def watch_updates(self, learner: Any) -> None:
+        """Note when an update of the agent ends."""
+        update = learner.update
+
+        def noted(*args: Any) -> Any:
+            result = update(*args)
+            self.last_update = self.calls
+            return result
+
+        learner.update = noted
 
 
 def small_model(folder: Path) -> Path:
-    """A reward model with random weights."""
+    """A reward model with random weights, and demonstrations beside it."""
     torch.manual_seed(0)
     size = (3, *SIZE)
     model = build_model(RewardModelConfig(arch="resnet10", width=8, image_size=size, hidden_dim=8)).eval()
@@ -97,6 +110,18 @@ def small_model(folder: Path) -> Path:
     with torch.no_grad():
         prob = torch.sigmoid(model(env.render_frames())).numpy()
     contract = Contract.of(model, frame_sizes={"base_camera": (*SIZE, 3)})
+    steps = [env.step(env.action_space.sample()) for _ in range(2)]
+    states = torch.from_numpy(np.stack([np.asarray(obs, np.float32) for obs, *_ in steps]))
+    ends = torch.tensor([[False] * 8, [True] * 8])
+    shown = StepBatch(
+        obs=states,
+        actions=torch.zeros(2, 8, 4),
+        next_obs=states,
+        env_rewards=torch.zeros(2, 8),
+        terminated=torch.zeros_like(ends),
+        truncated=ends,
+    )
+    write_demonstrations(folder / "demos.safetensors", shown.episodes())
     contract = replace(contract, threshold=float(np.median(prob)), data_hash="none")
     return save_checkpoint(folder / "model", model, contract)
 
@@ -111,6 +136,7 @@ def files_of(settings: list[str], work: Path) -> list[str]:
     try:
         runner.loop.reset(0)
         runner.loop.advance(0.0)
+        trace.watch_updates(runner.learner)
         trace.active = True
         runner.loop.advance(0.0)
         trace.active = False
@@ -119,7 +145,8 @@ def files_of(settings: list[str], work: Path) -> list[str]:
         threading.setprofile(None)
         runner.envs.close()
         runner.engine.close()
-    return sorted(name for name in trace.files if not name.startswith(LEFT_OUT))
+    passed = [name for name, first in trace.first_call.items() if first <= trace.last_update]
+    return sorted(name for name in passed if not name.startswith(LEFT_OUT))
 
 
 def lists() -> dict[str, list[str]]:

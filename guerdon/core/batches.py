@@ -345,3 +345,8 @@ class WorkerRollout:
     """Frames that were asked of the environments for it."""
     frames: Any = None
     """Camera -> uint8 [len(rows), H, W, C] or stacks, here or elsewhere (`Pending`)."""
+
+    def places(self, total_envs: int) -> IntArray:
+        """Where the scored steps lie in the flat [T * N] of all workers."""
+        steps, envs = np.divmod(self.rows, self.num_envs)
+        return steps * total_envs + self.first_env + envs

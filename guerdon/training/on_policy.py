@@ -176,8 +176,8 @@ class OnPolicyLoop:
         ]
         prob: FloatArray = np.full(done.shape, np.nan, np.float32)
         spread: FloatArray = np.full(done.shape, np.nan, np.float32)
-        for part, scores in zip(parts, self._scores, strict=True):
-            places = part.places(total)
+        for played, scores in zip(self._parts, self._scores, strict=True):
+            places = played.places(total)
             prob.reshape(-1)[places] = scores.prob_success
             spread.reshape(-1)[places] = scores.disagreement
         resting = rewards.facts.contract.only_at_rest

@@ -11,14 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 import guerdon
 from guerdon.config.build import build, to_plain
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.core.images import to_numpy
+from guerdon.core.frame_check import FrameCheck
 from guerdon.rewards.calibration import Calibration
 from guerdon.rewards.image.base import RewardModel
 from guerdon.rewards.image.encoders import Norm
@@ -47,9 +44,6 @@ _LATER_KEYS = {"num_frames": 1, "only_at_rest": False, "crop": None}
 """Not in contracts of older versions, which had just this."""
 _FREE_KEYS = ("dropout", "freeze_encoder")  # without effect on what a trained model says
 _CLASSIFIER_KEYS = ("num_spatial_blocks", "use_pretrain")  # without effect on the other model
-_MIN_CONTRAST = 6.0  # grey levels between red and blue, below which their order cannot be told
-
-_SAMPLE = (16, 16, 16)  # frames, rows and columns, at most, whose colours are looked at
 
 
 def changed_settings(config: RewardModelConfig) -> set[str]:
@@ -166,78 +160,22 @@ class Contract:
         if clashes:
             raise ConfigError(f"reward.model does not fit the checkpoint: {'; '.join(clashes)}")
 
-    def check_frames(self, frames: Mapping[str, Any] | Any, *, colours: bool = True) -> None:
-        """Raise a `DataError` if a batch is not of the kind that the model was trained on.
-
-        Args:
-            frames: camera -> images `[N, H, W, C]` or stacks of them `[N, k, H, W, C]`, or the images alone
-                if the model has one camera.
-            colours: also find out, from a sample of the pixels, whether red and blue are swapped.
-        """
-        keys = list(self.model["image_keys"])
-        if not isinstance(frames, Mapping):
-            frames = {keys[0]: frames} if len(keys) == 1 else {"(one array)": frames}
-        if not set(keys) <= set(frames):
-            raise DataError(
-                f"the frames have the cameras {list(frames)}, the checkpoint was trained on {keys}"
-            )
-        for key in keys:
-            problem = self._problem(key, to_numpy(frames[key]), colours)
-            if problem:
-                raise DataError(f"camera {key!r}: {problem}")
-
-    def _problem(self, camera: str, images: NDArray[Any], colours: bool) -> str | None:
-        """How one camera's images differ from the training frames, with both sides."""
-        if images.ndim == 5:
-            if images.shape[1] != self.num_frames:
-                return f"frames are stacks of {images.shape[1]}, the checkpoint scores {self.num_frames}"
-            images = images.reshape(-1, *images.shape[2:])
-        images = images[None] if images.ndim == 3 else images
-        if images.ndim != 4:
-            return f"frames have shape {list(images.shape)}, the checkpoint was trained on [N, H, W, C]"
-        size, shape = self.frame_sizes.get(camera), images.shape[1:]
-        if size is not None and shape != size:
-            if shape == (size[2], size[0], size[1]):
-                return f"frames are CHW {list(shape)}, the checkpoint was trained on HWC {list(size)}"
-            return f"frames are {list(shape)}, the checkpoint was trained on {list(size)} (H, W, C)"
-        if images.dtype != np.uint8 and images.size:
-            low, high = images.min(), images.max()
-            values = f"from {low:g} to {high:g}" if low == low else "and hold NaN"  # NaN is not itself
-            return f"frames are {images.dtype} {values}, the checkpoint was trained on {self.value_range}"
-        mean, std = self.pixel_mean.get(camera), self.pixel_std.get(camera)
-        if mean is None or std is None or len(mean) != images.shape[-1] or not images.size:
-            return None
-        if images.max() == 1 and max(mean) > _MIN_CONTRAST:
-            return f"frames have values from 0 to 1, the checkpoint was trained on {self.value_range}"
-        if not colours or len(mean) != 3:
-            return None
-        frames, rows, columns = (
-            -(-size // most) for size, most in zip(images.shape[:3], _SAMPLE, strict=True)
+    @property
+    def frame_check(self) -> FrameCheck:
+        """What frames must look like."""
+        return FrameCheck(
+            cameras=tuple(self.model["image_keys"]),
+            num_frames=self.num_frames,
+            sizes=self.frame_sizes,
+            value_range=self.value_range,
+            colour_order=self.colour_order,
+            mean=self.pixel_mean,
+            std=self.pixel_std,
         )
-        sample = images[::frames, ::rows, ::columns].reshape(-1, 3).astype(np.float32)
-        here = sample.mean(0), sample.std(0)
-        if _reversed_fits(here, (np.array(mean), np.array(std))):
-            return (
-                f"frames have mean colours {_levels(here[0])}, the checkpoint was trained on "
-                f"{self.colour_order} with {_levels(mean)}: red and blue are swapped"
-            )
-        return None
 
-
-def _reversed_fits(
-    here: tuple[NDArray[Any], NDArray[Any]], trained: tuple[NDArray[Any], NDArray[Any]]
-) -> bool:
-    """Whether the channels fit the training frames clearly better in reverse order.
-
-    Only the contrast between red and blue is looked at, which a change of brightness leaves alone. It must
-    have turned round and kept its size within a factor of 1.5, and the contrast of the deviations must not
-    say the opposite; where training frames have little contrast, nothing is said.
-    """
-    now, then = (float(side[0][0] - side[0][2]) for side in (here, trained))
-    std_now, std_then = (float(side[1][0] - side[1][2]) for side in (here, trained))
-    if abs(then) < _MIN_CONTRAST or not 1 / 1.5 <= -now / then <= 1.5:
-        return False
-    return not (std_now * std_then > 0 and min(abs(std_now), abs(std_then)) > _MIN_CONTRAST / 2)
+    def check_frames(self, frames: Mapping[str, Any] | Any) -> None:
+        """Raise a `DataError` if a batch is not of the kind that the model was trained on."""
+        self.frame_check.check(frames)
 
 
 def _as_of_today(data: Any) -> Any:
@@ -248,10 +186,6 @@ def _as_of_today(data: Any) -> Any:
     if isinstance(data.get("model"), Mapping):
         newer["model"] = {**_LATER_KEYS, **data["model"]}
     return newer
-
-
-def _levels(values: Collection[float] | NDArray[Any]) -> str:
-    return "(" + ", ".join(f"{value:.0f}" for value in values) + ")"
 
 
 def _show(value: Any) -> str:

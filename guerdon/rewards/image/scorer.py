@@ -96,7 +96,7 @@ class ImageScorer:
             raise DataError(f"{source}: the weights {broken[0]} are not finite")
         self.model, self.contract, self.source = model, contract, source
         self.image_keys = model.config.image_keys
-        self.calibration = contract.calibration_map
+        self.calibration, self._frame_check = contract.calibration_map, contract.frame_check
         self.threshold = self._threshold(threshold)
         self._int8, self._decides = int8, decides
         self._device = device
@@ -159,7 +159,7 @@ class ImageScorer:
     def check(self, frames: Frames) -> None:
         """Raise a `DataError` if a batch is not of the kind that the model was trained on."""
         count = max((len(images) for images in frames.values()), default=0)
-        self.contract.check_frames(frames, colours=not self._checked_colours or count >= COLOUR_FRAMES)
+        self._frame_check.check(frames, colours=not self._checked_colours or count >= COLOUR_FRAMES)
         self._checked_colours = True
 
     def score(self, frames: Frames) -> Scores:
