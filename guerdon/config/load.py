@@ -53,9 +53,8 @@ def load_config(
         if file.is_file():
             config_name, config_path = file.stem, str(file.parent)
     dirs = search_dirs(config_path)
-    split = split_overrides(overrides, dirs)
-    tree = compose_tree(config_name, split.hydra, dirs)
-    return _finish(tree, split.values)
+    groups, values = split_overrides(overrides, dirs)
+    return _finish(compose_tree(config_name, groups, dirs), values)
 
 
 def load_tree(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> GuerdonConfig:
@@ -66,25 +65,20 @@ def load_tree(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> Guerdon
     Raises:
         ConfigError: As `load_config`; also where the tree asks Hydra to compose other files.
     """
-    entries = tree.get("defaults") or []
-    composed = [entry for entry in entries if entry != "_self_" and not _is_hydra_entry(entry)]
-    if composed:
-        raise ConfigError(f"the defaults list names another config, {composed[0]!r}: save and load the file")
-    split = split_overrides(overrides, search_dirs(None))
-    if split.hydra:
-        raise ConfigError(f"{split.hydra[0]!r} chooses a config group: save the config and load the file")
+    for entry in tree.get("defaults") or []:
+        keys = entry if isinstance(entry, Mapping) else ()  # a mapping speaks to Hydra alone, or names others
+        for_hydra = keys and all(str(key).removeprefix("override ").startswith("hydra/") for key in keys)
+        if entry != "_self_" and not for_hydra:
+            raise ConfigError(f"the defaults list names another config, {entry!r}: save and load the file")
+    groups, values = split_overrides(overrides, search_dirs(None))
+    if groups:
+        raise ConfigError(f"{groups[0]!r} chooses a config group: save the config and load the file")
     plain = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
     try:
         copied = to_plain(plain)
     except RecursionError as error:
         raise ConfigError("the settings are nested too deep, or contain themselves") from error
-    return _finish(copied, split.values)
-
-
-def _is_hydra_entry(entry: Any) -> bool:
-    return isinstance(entry, Mapping) and all(
-        str(key).removeprefix("override ").startswith("hydra/") for key in entry
-    )
+    return _finish(copied, values)
 
 
 def _finish(tree: Mapping[str, Any], overrides: Sequence[Override]) -> GuerdonConfig:
@@ -134,7 +128,7 @@ def load_serial(
     changed: Tree = to_plain(tree)
     if from_file:
         changed.setdefault("exp_name", name)
-    for override in split_overrides(overrides, dirs).values:
+    for override in split_overrides(overrides, dirs)[1]:
         path = parts(override.key)
         if override.delete:
             delete_override(changed, override, path)
