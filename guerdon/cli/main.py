@@ -21,6 +21,7 @@ import guerdon
 from guerdon.cli.verb import OVERRIDES, Verb, argument, config_arguments, print_result
 from guerdon.core.errors import ConfigError, GuerdonError, RunInterrupted
 
+PATH = argument("path", type=Path)
 CHECKPOINT = argument("--checkpoint", type=Path, required=True, metavar="C", help="the reward model")
 PRECISION = argument("--precision", choices=["fp32", "bf16", "int8"], default="fp32")
 FORMAT = argument("--format", help="the format of the data; detected if not given")
@@ -99,7 +100,7 @@ VERBS = (
         "data inspect",
         "data:inspect_verb",
         "format, episodes, cameras, labels and faults",
-        argument("path", type=Path),
+        PATH,
         FORMAT,
         argument("--preview", type=Path, metavar="PNG", help="also draw a sheet of frames"),
     ),
@@ -112,13 +113,7 @@ VERBS = (
         argument("--to", required=True, metavar="FORMAT", help="the format to write"),
         FORMAT,
     ),
-    Verb(
-        "data audit",
-        "data:audit_verb",
-        "check labels, balance, duplicates, cameras and NaN",
-        argument("path", type=Path),
-        FORMAT,
-    ),
+    Verb("data audit", "data:audit_verb", "check labels, balance, duplicates, cameras and NaN", PATH, FORMAT),
     Verb(
         "data process",
         "data:process_verb",

@@ -98,7 +98,7 @@ def _rank(job: FitJob) -> FitResult | RunInterrupted:
 def _placeable(job: FitJob) -> FitJob:
     """The same job with paths that mean the same in a process that was started elsewhere."""
 
-    def absolute(section: Any, *names: str) -> dict[str, str]:
+    def absolute(section: Any, *names: str) -> dict[str, Any]:
         paths = {name: getattr(section, name) for name in names}
         return {name: str(Path(path).resolve()) for name, path in paths.items() if path is not None}
 

@@ -226,24 +226,3 @@ def delete_override(tree: Tree, override: Override, path: KeyPath) -> None:
     if override.value is not None and override.value != present:
         raise ConfigError(f"~{override.key}: {dotted(path)} is {present!r}, not {override.value!r}")
     delete(tree, path)
-
-
-def with_robot_address(tree: Mapping[str, Any]) -> Tree:
-    """A whole tree in which robot environments know the address that `cluster.node_groups` gives.
-
-    RLinf's configs name a robot's address among the machines; its environment, which needs it, has its
-    settings in `override_cfg`. An address that stands there already stays.
-    """
-    addresses = [
-        str(device["robot_ip"])
-        for group in get(tree, "cluster.node_groups", ())
-        for device in ((group or {}).get("hardware") or {}).get("configs") or ()
-        if isinstance(device, Mapping) and device.get("robot_ip")
-    ]
-    changed: Tree = dict(tree)
-    for name, section in tree.get("env", {}).items() if addresses else ():
-        settings = {**section.get("init_params", {}), **section.get("override_cfg", {})}
-        if section.get("env_type") == "robot" and not settings.keys() & {"robot_ip", "url"}:
-            settings = {**section.get("override_cfg", {}), "robot_ip": addresses[0]}
-            changed["env"] = {**changed["env"], name: {**section, "override_cfg": settings}}
-    return changed

@@ -35,18 +35,24 @@ PACKAGE_CONF = Path(guerdon.__file__).parent / "conf"
 _LOCK = threading.RLock()  # Hydra keeps its state in globals
 
 
-def search_dirs(config_path: str | os.PathLike[str] | None) -> list[Path]:
-    """Where configs and groups are looked for: the given folder first, then the package's own.
+def search_dirs(
+    config_name: str, config_path: str | os.PathLike[str] | None, package_conf: Path = PACKAGE_CONF
+) -> tuple[str, list[Path]]:
+    """A config's name, and where it is looked for: in the given folder first, then in the package's own.
+
+    The name may also be the path of a YAML file, whose folder then is the first.
 
     Raises:
         ConfigError: The given folder does not exist.
     """
-    if config_path is None:
-        return [PACKAGE_CONF]
-    folder = Path(config_path).expanduser().resolve()
-    if not folder.is_dir():
+    dirs = [package_conf] if config_path is None else [Path(config_path).expanduser().resolve(), package_conf]
+    if not dirs[0].is_dir():
         raise ConfigError(f"config path {config_path} is not a folder")
-    return [folder, PACKAGE_CONF]
+    file = Path(config_name)
+    is_there = config_path is not None and (dirs[0] / file).is_file()
+    if file.suffix in (".yaml", ".yml") and file.is_file() and not is_there:
+        return file.stem, [file.parent.resolve(), *dirs]
+    return config_name, dirs
 
 
 def split_overrides(overrides: Sequence[str], dirs: Sequence[Path]) -> tuple[list[str], list[Override]]:

@@ -99,32 +99,31 @@ COUNTED = (
 )
 """Paths that the rules below read."""
 
-WITHOUT_MEANING = (
-    *("env.manager", "env.act_scale", "env.use_act_scale", "env.norm_obs", "env.norm_reward"),
-    *("env.continuous", "env.replay_path"),
-    *("policy.load_path", "policy.on_policy", "policy.priority", "policy.priority_IS_weight"),
-    *("policy.continuous", "policy.action_space", "policy.recompute_adv", "policy.multi_gpu"),
-    *("policy.model.obs_shape", "policy.model.action_shape", "policy.model.action_space"),
-    *("policy.model.actor_head_hidden_size", "policy.model.critic_head_hidden_size"),
-    *("policy.model.dueling", "policy.model.twin_critic", "policy.model.share_encoder"),
-    *("policy.model.continuous", "policy.model.collector_env_num", "policy.model.activation"),
-    *("policy.learn.learner", "policy.learn.multi_gpu", "policy.learn.ignore_done"),
-    *("policy.learn.value_norm", "policy.learn.grad_clip_type", "policy.learn.grad_norm"),
-    *("policy.learn.reparameterization", "policy.learn.init_w", "policy.learn.actor_update_freq"),
-    *("policy.learn.log_space", "policy.learn.noise", "policy.collect.unroll_len"),
-    *("policy.collect.collector", "policy.collect.env_num", "policy.collect.noise_sigma"),
-    *("policy.eval.env_num", "policy.eval.evaluator.cfg_type"),
-    *("policy.other.replay_buffer", "policy.other.eps.type"),
-    *("reward_model.exp_name", "reward_model.collect_count", "reward_model.expert_load_path"),
-    *("reward_model.load_path", "reward_model.expert_model_path", "reward_model.reward_model_path"),
-    *("reward_model.checkpoint_min", "reward_model.checkpoint_max", "reward_model.checkpoint_step"),
-    *("reward_model.algo_for_model", "reward_model.env_id", "reward_model.log_every_n_train"),
-    *("reward_model.store_model_every_n_train", "reward_model.obs_norm_clamp_min"),
-    *("reward_model.obs_norm_clamp_max", "reward_model.extrinsic_reward_norm", "reward_model.nstep"),
-    *("reward_model.extrinsic_reward_norm_max", "reward_model.bc_path", "reward_model.continuous"),
-    *("reward_model.input_size", "reward_model.obs_shape", "reward_model.action_shape"),
-    *("reward_model.action_size", "reward_model.s_size", "reward_model.a_size"),
-    *("reward_model.discrete_action",),
+_WITHOUT_MEANING = {
+    "env": "manager act_scale use_act_scale norm_obs norm_reward continuous replay_path",
+    "policy": """
+        load_path on_policy priority priority_IS_weight continuous action_space recompute_adv
+        multi_gpu""",
+    "policy.model": """
+        obs_shape action_shape action_space actor_head_hidden_size critic_head_hidden_size dueling
+        twin_critic share_encoder continuous collector_env_num activation""",
+    "policy.learn": """
+        learner multi_gpu ignore_done value_norm grad_clip_type grad_norm reparameterization init_w
+        actor_update_freq log_space noise""",
+    "policy.collect": "unroll_len collector env_num noise_sigma",
+    "policy.eval": "env_num",
+    "policy.eval.evaluator": "cfg_type",
+    "policy.other": "replay_buffer",
+    "policy.other.eps": "type",
+    "reward_model": """
+        exp_name collect_count expert_load_path load_path expert_model_path reward_model_path
+        checkpoint_min checkpoint_max checkpoint_step algo_for_model env_id log_every_n_train
+        store_model_every_n_train obs_norm_clamp_min obs_norm_clamp_max extrinsic_reward_norm nstep
+        extrinsic_reward_norm_max bc_path continuous input_size obs_shape action_shape action_size
+        s_size a_size discrete_action""",
+}
+WITHOUT_MEANING = tuple(
+    f"{section}.{name}" for section, names in _WITHOUT_MEANING.items() for name in names.split()
 )
 """Paths, with all below them, that are accepted: what they set is not there, or the environment says it."""
 

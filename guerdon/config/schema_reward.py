@@ -101,7 +101,23 @@ class DataCollectionConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardConfig(Checked):
+class CombineConfig(Checked):
+    """How a learned reward and the environment's become what the learner trains on."""
+
+    reward_mode: Literal["per_step", "terminal"] = "per_step"
+    """Reward every step, or the last one of an episode alone (the learned reward of others is then zero)."""
+    combine_mode: Literal["replace", "add", "weighted"] = "replace"
+    """learned · env + learned · env_reward_weight * env + reward_weight * learned."""
+    reward_weight: float = 1.0
+    """Weight of the learned reward in `weighted`."""
+    env_reward_weight: float = 0.0
+    """Weight of the env reward in `weighted`."""
+    normalize: bool = False
+    """Divide learned rewards by their running deviation, which is saved with the policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig(CombineConfig):
     """`reward`: whether a learned reward is used, and what becomes of its probability.
 
     `binary` maps a probability above the threshold to `success_reward` and any other to `fail_reward`;
@@ -114,8 +130,6 @@ class RewardConfig(Checked):
     """Save labelled trajectories while the policy trains; see `data_collection`."""
     group_name: str = "RewardGroup"
     """Name of the reward workers' group."""
-    reward_mode: Literal["per_step", "terminal"] = "per_step"
-    """Judge every frame, or only the last one of an episode (all others then get zero)."""
     reward_type: Literal["binary", "continuous"] = "binary"
     """Reward from the thresholded decision or from the probability."""
     success_reward: float = 1.0
@@ -124,14 +138,6 @@ class RewardConfig(Checked):
     """Learned reward of any other judged frame."""
     reward_threshold: Fraction | Literal["calibrated"] = "calibrated"
     """Probability above which a frame counts as success; `calibrated` takes the checkpoint's own."""
-    combine_mode: Literal["replace", "add", "weighted"] = "replace"
-    """learned · env + learned · env_reward_weight * env + reward_weight * learned."""
-    reward_weight: float = 1.0
-    """Weight of the learned reward in `weighted`."""
-    env_reward_weight: float = 0.0
-    """Weight of the env reward in `weighted`."""
-    normalize: bool = False
-    """Divide learned rewards by their running deviation, which is saved with the policy."""
     relabel_at: Literal["insertion", "sampling"] = "insertion"
     """Off-policy: judge a frame once when it is stored, or each time it is drawn (keeps the frames)."""
     cache_verdicts: bool = False

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from guerdon.config.build import Checked
 from guerdon.config.limits import NonNegativeInt, PositiveInt
 from guerdon.config.schema import EnvsConfig
 from guerdon.config.schema_learn import LearnerConfig
+from guerdon.config.schema_reward import CombineConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixConfig(Checked):
+class MixConfig(CombineConfig):
     """`mix`: how the learned reward and the environment's become what the learner trains on."""
 
-    reward_mode: Literal["per_step", "terminal"] = "per_step"
-    """Reward every step, or the last one of an episode alone (the learned reward of others is then zero)."""
-    combine_mode: Literal["replace", "add", "weighted"] = "replace"
-    """learned · env + learned · env_reward_weight * env + reward_weight * learned."""
-    reward_weight: float = 1.0
-    """Weight of the learned reward in `weighted`."""
     reward_weight_end: float | None = None
     """What that weight changes to, in a straight line; null: it stays."""
     reward_weight_steps: PositiveInt = 100_000
     """Environment steps over which it changes."""
-    env_reward_weight: float = 0.0
-    """Weight of the env reward in `weighted`."""
-    normalize: bool = False
-    """Divide learned rewards by their running deviation, which is saved with the run."""
 
     def weight_at(self, env_steps: int) -> float:
         """Weight of the learned reward after so many environment steps."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,14 @@ RUNNING: dict[str, type[np.generic]] = {
     "return": np.float64,
 }
 """What is kept of a running episode."""
+COUNTS: dict[str, Callable[[Mapping[str, NDArray[Any]]], BoolArray]] = {
+    "episodes": lambda running: running["scored"],
+    "episodes_fired": lambda running: running["fired"],
+    "episodes_wrong": lambda running: running["fired"] & ~running["success"],
+    "episodes_early": lambda running: running["early"],
+    "episodes_success": lambda running: running["scored"] & running["success"],
+}
+"""What is counted of those that end."""
 
 
 class RewardMonitor:
@@ -139,7 +147,7 @@ class RewardMonitor:
         if batch.rewards is not None:
             gains = np.where(scored & np.isfinite(batch.rewards), batch.rewards, 0.0)
         running = self._running_episodes(scored.shape[1])
-        counts = {"": 0, "_fired": 0, "_wrong": 0, "_early": 0, "_success": 0}
+        counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
         returns = 0.0
         for t, ended in enumerate(batch.done):
             starts = batch.elapsed[t] == 0
@@ -151,11 +159,8 @@ class RewardMonitor:
             running["early"] |= early[t] & ~running["success"]  # a fire after an early success is right
             running["return"] += gains[t]
             if ended.any():
-                counts[""] += int((ended & running["scored"]).sum())
-                counts["_fired"] += int((ended & running["fired"]).sum())
-                counts["_wrong"] += int((ended & running["fired"] & ~running["success"]).sum())
-                counts["_early"] += int((ended & running["early"]).sum())
-                counts["_success"] += int((ended & running["scored"] & running["success"]).sum())
+                for name, which in COUNTS.items():
+                    counts[name] += int((ended & which(running)).sum())
                 returns += float(running["return"][ended].sum())
                 _forget(running, ended)
         return Statistics(
@@ -167,7 +172,7 @@ class RewardMonitor:
             wrong=fired & ~success,
             early=early,
             returns=returns,
-            **{f"episodes{name}": count for name, count in counts.items()},
+            **counts,
         )
 
     def _running_episodes(self, num_envs: int) -> dict[str, NDArray[Any]]:
