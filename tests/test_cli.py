@@ -426,7 +426,7 @@ def test_help_and_wrong_usage_do_without_torch():
         "                main([*verb.name.split(), wrong])\n"
         "            except SystemExit as stopped:\n"
         "                assert stopped.code == (0 if wrong == '--help' else 2), verb.name\n"
-        "print(sorted({'torch', 'gymnasium', 'pyarrow', 'hydra'} & set(sys.modules)))\n"
+        "print(sorted({'torch', 'numpy', 'gymnasium', 'pyarrow', 'hydra'} & set(sys.modules)))\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.stdout.strip() == "[]", result.stderr

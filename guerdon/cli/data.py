@@ -10,7 +10,6 @@ from dataclasses import asdict
 from guerdon.cli.verb import Result, aligned
 from guerdon.core.types import DataSummary, Fault, display_path
 from guerdon.data.datasets.audit import AuditReport, audit
-from guerdon.data.datasets.cleaning import process
 from guerdon.data.datasets.pictures import write_preview
 from guerdon.data.summary import convert, inspect
 
@@ -41,6 +40,8 @@ def convert_verb(arguments: argparse.Namespace) -> Result:
 
 def process_verb(arguments: argparse.Namespace) -> Result:
     """Clean a robot's recording."""
+    from guerdon.data.datasets.cleaning import process  # imports Gymnasium, which the others do without
+
     place = arguments.path.resolve()
     home = place if place.is_dir() else place.parent
     report = process(
