@@ -8,8 +8,6 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-import numpy as np
-
 from guerdon.cli.verb import Result
 from guerdon.core.errors import GuerdonError
 
@@ -74,6 +72,7 @@ def _torch() -> Part:
 
 def _tabletop() -> Part:
     import gymnasium
+    import numpy as np
 
     import guerdon.envs  # noqa: F401 - registers the environment
 
