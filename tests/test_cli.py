@@ -410,3 +410,23 @@ def test_an_empty_store_converts_to_a_clear_error(capsys, tmp_path):
     code, _, err = run(capsys, "data", "convert", tmp_path / "empty", tmp_path / "x", "--to", "folder")
     assert code == 1
     assert "no usable episode" in err
+
+
+def test_help_and_wrong_usage_do_without_torch():
+    """They take a moment; torch alone takes seconds."""
+    program = (
+        "import contextlib, io, sys\n"
+        "from guerdon.cli.main import VERBS, main\n"
+        "for verb in VERBS:\n"
+        "    if verb.name in ('robot-sim', 'teleop'):\n"
+        "        continue\n"
+        "    for wrong in ('--help', '--no-such-flag'):\n"
+        "        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n"
+        "            try:\n"
+        "                main([*verb.name.split(), wrong])\n"
+        "            except SystemExit as stopped:\n"
+        "                assert stopped.code == (0 if wrong == '--help' else 2), verb.name\n"
+        "print(sorted({'torch', 'numpy', 'gymnasium', 'pyarrow', 'hydra'} & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr

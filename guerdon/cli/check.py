@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 from guerdon.cli.verb import Result
 from guerdon.core.errors import GuerdonError
@@ -22,8 +22,7 @@ EXTRAS = {
 CORE = ("torch", "numpy", "gymnasium", "hydra-core", "pyarrow", "pillow", "safetensors")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(NamedTuple):
     """One part of the installation."""
 
     name: str
@@ -40,31 +39,27 @@ def check_verb(arguments: argparse.Namespace) -> Result:
         for item in results
     ]
     ok = all(item.ok or item.optional for item in results)
-    return Result({"parts": [asdict(item) for item in results]}, lines, ok=ok)
+    return Result({"parts": [item._asdict() for item in results]}, lines, ok=ok)
 
 
 def check_installation() -> list[Part]:
     """Look at all parts; nothing is changed."""
-    parts = [Part(name="python", ok=True, optional=False, detail=platform.python_version())]
-    for name in CORE:
-        version = _version(name)
-        detail = version or "not installed: pip install guerdon"
-        parts.append(Part(name=name, ok=version is not None, optional=False, detail=detail))
+    parts = [Part("python", True, False, platform.python_version())]
+    parts += [_installed(name, name, False, "not installed: pip install guerdon") for name in CORE]
     parts += [_torch(), _tabletop()]
     for distribution, (name, purpose, extra) in EXTRAS.items():
-        version = _version(distribution)
-        detail = version or f"for {purpose}: pip install 'guerdon[{extra}]'"
-        parts.append(Part(name=name, ok=version is not None, optional=True, detail=detail))
-        if version is not None and distribution in PROOFS:
+        part = _installed(distribution, name, True, f"for {purpose}: pip install 'guerdon[{extra}]'")
+        parts.append(part)
+        if part.ok and distribution in PROOFS:
             parts.append(PROOFS[distribution]())
     return parts
 
 
-def _version(distribution: str) -> str | None:
+def _installed(distribution: str, name: str, optional: bool, remedy: str) -> Part:
     try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        return Part(name, True, optional, version(distribution))
+    except PackageNotFoundError:
+        return Part(name, False, optional, remedy)
 
 
 def _torch() -> Part:
@@ -72,8 +67,20 @@ def _torch() -> Part:
 
     value = float((torch.ones(64, 64) @ torch.ones(64, 64)).sum())
     devices = f"{torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "CPU only"
-    detail = f"{devices}, {torch.get_num_threads()} threads"
-    return Part(name="torch works", ok=value == 64.0**3, optional=False, detail=detail)
+    return Part("torch works", value == 64.0**3, False, f"{devices}, {torch.get_num_threads()} threads")
+
+
+def _tabletop() -> Part:
+    import gymnasium
+    import numpy as np
+
+    import guerdon.envs  # noqa: F401 - registers the environment
+
+    env = gymnasium.make("guerdon/Tabletop-v0", render_mode="rgb_array")
+    env.reset(seed=0)
+    frame = np.asarray(env.render())
+    env.close()
+    return Part("tabletop", frame.ndim == 3 and float(frame.std()) > 1.0, False, f"renders {frame.shape}")
 
 
 def _ray() -> Part:
@@ -84,7 +91,7 @@ def _ray() -> Part:
         ok, detail = ray_works()
     except (GuerdonError, OSError, RuntimeError) as error:
         ok, detail = False, f"{str(error).splitlines()[0]}; engine=local does without it"
-    return Part(name="ray works", ok=ok, optional=True, detail=detail)
+    return Part("ray works", ok, True, detail)
 
 
 def _maniskill() -> Part:
@@ -94,7 +101,7 @@ def _maniskill() -> Part:
 
     ok, detail = probe()
     if not ok:
-        return Part(name="sim renders", ok=False, optional=True, detail=f"{detail}; {REMEDY}")
+        return Part("sim renders", False, True, f"{detail}; {REMEDY}")
     try:
         env = ManiSkillVectorEnv(
             1, id="PickCube-v1", render_mode="rgb_array", num_processes=1, sim_backend="cpu"
@@ -105,25 +112,8 @@ def _maniskill() -> Part:
         finally:
             env.close()
     except (GuerdonError, OSError, RuntimeError) as error:
-        ok, detail = False, f"{str(error).splitlines()[0]}; {REMEDY}"
-    else:
-        ok, detail = float(frame.std()) > 1.0, f"PickCube-v1, {frame.shape}; {detail}"
-    return Part(name="sim renders", ok=ok, optional=True, detail=detail)
-
-
-def _tabletop() -> Part:
-    import gymnasium
-
-    import guerdon.envs  # noqa: F401 - registers the environment
-
-    env = gymnasium.make("guerdon/Tabletop-v0", render_mode="rgb_array")
-    env.reset(seed=0)
-    frame = env.render()
-    env.close()
-    shape = getattr(frame, "shape", None)
-    contrast = getattr(frame, "std", lambda: 0.0)()
-    ok = bool(shape is not None and len(shape) == 3 and contrast > 1.0)
-    return Part(name="tabletop", ok=ok, optional=False, detail=f"renders {shape}")
+        return Part("sim renders", False, True, f"{str(error).splitlines()[0]}; {REMEDY}")
+    return Part("sim renders", float(frame.std()) > 1.0, True, f"PickCube-v1, {frame.shape}; {detail}")
 
 
 PROOFS: dict[str, Callable[[], Part]] = {"ray": _ray, "mani_skill": _maniskill}

@@ -6,17 +6,13 @@ import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from guerdon.cli.verb import Result, argument, config_arguments, takes
+from guerdon.cli.verb import Result
 from guerdon.config import GuerdonConfig, load_config
 from guerdon.config.unused import log_without_effect
 from guerdon.data.collect.collector import open_npy_archive
 from guerdon.data.collect.run import CollectResult, collect
 
 
-@takes(
-    *config_arguments(default="collect"),
-    argument("--resume", action="store_true", help="count what is there towards the targets"),
-)
 def collect_verb(arguments: argparse.Namespace) -> Result:
     """Stage 1."""
     config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)

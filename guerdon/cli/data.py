@@ -6,26 +6,16 @@ import argparse
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
-from guerdon.cli.verb import Result, argument, takes
+from guerdon.cli.verb import Result, aligned
 from guerdon.core.types import DataSummary, Fault, display_path
 from guerdon.data.datasets.audit import AuditReport, audit
-from guerdon.data.datasets.cleaning import process
 from guerdon.data.datasets.pictures import write_preview
 from guerdon.data.summary import convert, inspect
 
 log = logging.getLogger("guerdon")
 
 
-FORMAT = argument("--format", help="the format of the data; detected if not given")
-
-
-@takes(
-    argument("path", type=Path),
-    FORMAT,
-    argument("--preview", type=Path, metavar="PNG", help="also draw a sheet of frames"),
-)
 def inspect_verb(arguments: argparse.Namespace) -> Result:
     """What is there."""
     summary = inspect(arguments.path, arguments.format)
@@ -35,12 +25,6 @@ def inspect_verb(arguments: argparse.Namespace) -> Result:
     return Result(summary.to_dict(), summary_lines(summary))
 
 
-@takes(
-    argument("source", type=Path),
-    argument("target", type=Path),
-    argument("--to", required=True, metavar="FORMAT", help="the format to write"),
-    FORMAT,
-)
 def convert_verb(arguments: argparse.Namespace) -> Result:
     """Copy to another format."""
     written, faults = convert(arguments.source, arguments.target, arguments.to, arguments.format)
@@ -54,15 +38,10 @@ def convert_verb(arguments: argparse.Namespace) -> Result:
     return Result(values, [line, *_not_used(faults)])
 
 
-@takes(
-    argument("path", type=Path, metavar="PKL"),
-    argument("--to", default="native", metavar="FORMAT", help="the format to write (native)"),
-    argument("--keep-stationary", action="store_true", help="keep frames in which nothing moved"),
-    argument("--hold-steps", type=int, metavar="N", help="steps at the target that make a success"),
-    argument("--out", type=Path, metavar="DIR", help="instead of collected_data/ beside the file"),
-)
 def process_verb(arguments: argparse.Namespace) -> Result:
     """Clean a robot's recording."""
+    from guerdon.data.datasets.cleaning import process  # imports Gymnasium, which the others do without
+
     place = arguments.path.resolve()
     home = place if place.is_dir() else place.parent
     report = process(
@@ -84,7 +63,6 @@ def process_verb(arguments: argparse.Namespace) -> Result:
     return Result({**report.to_dict(), "format": arguments.to}, lines)
 
 
-@takes(argument("path", type=Path), FORMAT)
 def audit_verb(arguments: argparse.Namespace) -> Result:
     """Labels, balance, duplicates, cameras, NaN."""
     report = audit(arguments.path, arguments.format)
@@ -111,7 +89,7 @@ def summary_lines(summary: DataSummary) -> list[str]:
     if summary.content_hash is not None:
         rows.append(("content hash", summary.content_hash))
     rows.append(("faults", str(len(summary.faults)) if summary.faults else "none"))
-    return [f"{name:<13}{value}" for name, value in rows] + _fault_lines(summary.faults)
+    return aligned(rows) + _fault_lines(summary.faults)
 
 
 def _fault_lines(faults: Sequence[Fault]) -> list[str]:

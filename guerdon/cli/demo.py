@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from guerdon.cli.reward import card
-from guerdon.cli.verb import OVERRIDES, Result, takes
+from guerdon.cli.verb import Result, aligned
 from guerdon.config import GuerdonConfig, LearnerConfig, load_config
 from guerdon.core import strict_json
 from guerdon.core.atomic import write_atomic
@@ -40,7 +40,6 @@ BLIND = ("+env.train.init_params.reward=none",)
 """The policy could not see the env's reward if it wanted to."""
 
 
-@takes(OVERRIDES)
 def demo_verb(arguments: argparse.Namespace) -> Result:
     """All three stages."""
     return Result(*run_demo(arguments.overrides))
@@ -64,10 +63,9 @@ def run_demo(overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
         raise KeyboardInterrupt from stopped
     seconds = round(time.perf_counter() - started, 2)
     outcome = {"stage1": stage1, "stage2": stage2, "stage3": stage3, "seconds": seconds}
-    text = strict_json.dumps(outcome, indent=1).encode()
-    write_atomic(folder / "summary.json", lambda file: file.write(text))
+    write_atomic(folder / "summary.json", strict_json.dumps(outcome, indent=1))
     rows += [*more, *last, ("summary", f"{display_path(folder / 'summary.json')}, {seconds:.0f} s")]
-    return {**outcome, "folder": str(folder)}, [f"{name:<18}{value}" for name, value in rows]
+    return {**outcome, "folder": str(folder)}, aligned(rows, 18)
 
 
 def collect_for_demo(
@@ -156,15 +154,8 @@ def _train(config: GuerdonConfig, folder: Path) -> tuple[dict[str, Any], Rows]:
         learner=replace(config.learner, warm_start=warm_start),
     )
     summary = EmbodiedRunner(config, folder).run()
-    stage3 = {
-        "success_rate": summary["success_rate"],
-        "success_at_end": summary["success_at_end"],
-        "episodes": summary["episodes"],
-        "env_steps": summary["env_steps"],
-        "seconds": summary["seconds"],
-        "reward": summary["reward"],
-        "alarms": summary["alarms"],
-    }
+    names = ("success_rate", "success_at_end", "episodes", "env_steps", "seconds", "reward", "alarms")
+    stage3 = {name: summary[name] for name in names}
     success = f"{summary['success_rate']:.1%} of {summary['episodes']} fresh episodes"
     steps = f"{summary['env_steps']} steps in {summary['seconds']:.0f} s"
     return stage3, [

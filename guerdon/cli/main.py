@@ -14,32 +14,121 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import guerdon
-from guerdon.cli.verb import Handler, Verb, print_result
+from guerdon.cli.verb import OVERRIDES, Verb, argument, config_arguments, print_result
 from guerdon.core.errors import ConfigError, GuerdonError, RunInterrupted
 
+PATH = argument("path", type=Path)
+CHECKPOINT = argument("--checkpoint", type=Path, required=True, metavar="C", help="the reward model")
+PRECISION = argument("--precision", choices=["fp32", "bf16", "int8"], default="fp32")
+FORMAT = argument("--format", help="the format of the data; detected if not given")
+
 VERBS = (
-    Verb("demo", "demo:demo_verb", "run all three stages on the embedded environment"),
-    Verb("collect", "collect:collect_verb", "stage 1: run a policy and save labelled episodes"),
-    Verb("train-reward", "train_reward:train_reward_verb", "stage 2: fit, validate and save a reward model"),
-    Verb("train", "train:train_verb", "stage 3: train a policy"),
-    Verb("evaluate", "train:evaluate_verb", "measure the success of a saved policy"),
-    Verb("zoo", "zoo:zoo_verb", "train on a reward model of the zoo; `zoo list` lists them"),
-    Verb("collect-demos", "zoo:collect_demos_verb", "record demonstrations for the zoo"),
-    Verb("reward score", "reward:score_verb", "success probabilities of a data set"),
-    Verb("reward card", "reward:card_verb", "one page that shows whether a reward model can be trusted"),
-    Verb("reward quantize", "reward:quantize_verb", "make and verify the int8 version"),
-    Verb("data inspect", "data:inspect_verb", "format, episodes, cameras, labels and faults"),
-    Verb("data convert", "data:convert_verb", "copy to another format"),
-    Verb("data audit", "data:audit_verb", "check labels, balance, duplicates, cameras and NaN"),
-    Verb("data process", "data:process_verb", "clean a robot's data.pkl for training"),
+    Verb("demo", "demo:demo_verb", "run all three stages on the embedded environment", OVERRIDES),
+    Verb(
+        "collect",
+        "collect:collect_verb",
+        "stage 1: run a policy and save labelled episodes",
+        *config_arguments(default="collect"),
+        argument("--resume", action="store_true", help="count what is there towards the targets"),
+    ),
+    Verb(
+        "train-reward",
+        "train_reward:train_reward_verb",
+        "stage 2: fit, validate and save a reward model",
+        *config_arguments(default="train_reward"),
+    ),
+    Verb("train", "train:train_verb", "stage 3: train a policy", *config_arguments(default="train")),
+    Verb(
+        "evaluate",
+        "train:evaluate_verb",
+        "measure the success of a saved policy",
+        argument("--checkpoint", type=Path, required=True, metavar="DIR", help="a run or a step of it"),
+        argument("--episodes", type=int, default=100, metavar="N", help="fresh episodes (100)"),
+        argument("--seed", type=int, default=12345, metavar="S", help="of the environments"),
+        argument("--env", metavar="ID", help="environment to play in (the policy's own)"),
+    ),
+    Verb(
+        "zoo",
+        "zoo:zoo_verb",
+        "train on a reward model of the zoo; `zoo list` lists them",
+        argument("--config-name", metavar="NAME", help="config, such as cartpole_gail"),
+        argument("--config-path", metavar="DIR", help="where to look for it first"),
+        OVERRIDES,
+    ),
+    Verb(
+        "collect-demos",
+        "zoo:collect_demos_verb",
+        "record demonstrations for the zoo",
+        argument("--env", metavar="ID", help="environment; a saved policy knows its own"),
+        argument("--policy", default="scripted", metavar="P", help="`scripted`, or a saved policy"),
+        argument("--episodes", type=int, default=10, metavar="N", help="whole episodes (10)"),
+        argument("--noise", type=float, default=0.0, metavar="X", help="share of random actions (0)"),
+        argument("--seed", type=int, default=0, metavar="S", help="of environments and noise"),
+        argument("--out", type=Path, required=True, metavar="FILE", help="a .safetensors file"),
+    ),
+    Verb(
+        "reward score",
+        "reward:score_verb",
+        "success probabilities of a data set",
+        argument("path", type=Path, help="a data set in any format"),
+        argument("--out", type=Path, metavar="FILE", help="write one row per frame (.parquet, .json)"),
+        CHECKPOINT,
+        PRECISION,
+    ),
+    Verb(
+        "reward card",
+        "reward:card_verb",
+        "one page that shows whether a reward model can be trusted",
+        argument("--data", type=Path, required=True, help="held-out episodes"),
+        argument("--out", type=Path, required=True, metavar="HTML"),
+        CHECKPOINT,
+        PRECISION,
+    ),
+    Verb(
+        "reward quantize",
+        "reward:quantize_verb",
+        "make and verify the int8 version",
+        argument("path", type=Path, help="a data set; the one it was fitted to is best"),
+        argument("--threshold", type=float, metavar="P", help="decide at P, not as calibrated"),
+        CHECKPOINT,
+    ),
+    Verb(
+        "data inspect",
+        "data:inspect_verb",
+        "format, episodes, cameras, labels and faults",
+        PATH,
+        FORMAT,
+        argument("--preview", type=Path, metavar="PNG", help="also draw a sheet of frames"),
+    ),
+    Verb(
+        "data convert",
+        "data:convert_verb",
+        "copy to another format",
+        argument("source", type=Path),
+        argument("target", type=Path),
+        argument("--to", required=True, metavar="FORMAT", help="the format to write"),
+        FORMAT,
+    ),
+    Verb("data audit", "data:audit_verb", "check labels, balance, duplicates, cameras and NaN", PATH, FORMAT),
+    Verb(
+        "data process",
+        "data:process_verb",
+        "clean a robot's data.pkl for training",
+        argument("path", type=Path, metavar="PKL"),
+        argument("--to", default="native", metavar="FORMAT", help="the format to write (native)"),
+        argument("--keep-stationary", action="store_true", help="keep frames in which nothing moved"),
+        argument("--hold-steps", type=int, metavar="N", help="steps at the target that make a success"),
+        argument("--out", type=Path, metavar="DIR", help="instead of collected_data/ beside the file"),
+    ),
     Verb("robot-sim", "robot:robot_sim_verb", "a simulated robot that speaks SERL's protocol"),
     Verb("teleop", "robot:teleop_verb", "drive a robot by hand and watch the learned reward"),
     Verb("check", "check:check_verb", "check that everything is installed and works"),
 )
-"""Every verb there is: name, `module:function`, what it does."""
+"""Every verb there is: name, `module:function`, what it does, what it takes."""
 GROUPS = {
     "reward": "use and assess a fitted reward model",
     "data": "look at data sets, convert, audit, clean",
@@ -57,9 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         format="%(message)s",
         force=True,
     )
-    handler: Handler = arguments.handler
+    verb: Verb = arguments.verb
     try:
-        result = handler(arguments)
+        result = verb.run(arguments)
         if result is None:
             return 0
         print_result(arguments, result)
@@ -113,7 +202,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """The names of all verbs, and the arguments of the one that is called: no other module is imported."""
+    """The names of all verbs, and the arguments of the one that is called."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
     common.add_argument("--debug", action="store_true", help="show tracebacks and debug logs")
@@ -130,10 +219,9 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         added = groups[group].add_parser(name, parents=[common], help=verb.help, description=verb.help)
         words = verb.name.split()
         if called[: len(words)] == words:
-            handler = verb.load()
-            for names, options in getattr(handler, "arguments", ()):
+            for names, options in verb.arguments:
                 added.add_argument(*names, **options)
-            added.set_defaults(handler=handler)
+            added.set_defaults(verb=verb)
     return parser
 
 

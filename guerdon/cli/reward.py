@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from guerdon.cli.verb import Result, argument, takes
+from guerdon.cli.verb import Result
 from guerdon.config import RewardConfig, RewardModelConfig
 from guerdon.core import strict_json
 from guerdon.core.atomic import write_atomic
@@ -37,16 +37,7 @@ from guerdon.rewards.image import load_checkpoint
 from guerdon.rewards.image.int8_file import int8_path, quantize_checkpoint
 from guerdon.rewards.image.worker import ImageRewardWorker
 
-CHECKPOINT = argument("--checkpoint", type=Path, required=True, metavar="C", help="the reward model")
-PRECISION = argument("--precision", choices=["fp32", "bf16", "int8"], default="fp32")
 
-
-@takes(
-    argument("path", type=Path, help="a data set in any format"),
-    argument("--out", type=Path, metavar="FILE", help="write one row per frame (.parquet, .json)"),
-    CHECKPOINT,
-    PRECISION,
-)
 def score_verb(arguments: argparse.Namespace) -> Result:
     """Success probabilities of a data set."""
     result = score(arguments.path, arguments.checkpoint, arguments.out, precision=arguments.precision)
@@ -61,23 +52,12 @@ def score_verb(arguments: argparse.Namespace) -> Result:
     return Result(result, lines)
 
 
-@takes(
-    argument("--data", type=Path, required=True, help="held-out episodes"),
-    argument("--out", type=Path, required=True, metavar="HTML"),
-    CHECKPOINT,
-    PRECISION,
-)
 def card_verb(arguments: argparse.Namespace) -> Result:
     """The reward card."""
     result = card(arguments.data, arguments.checkpoint, arguments.out, precision=arguments.precision)
     return Result(result, [result["headline"], f"-> {display_path(arguments.out)}"])
 
 
-@takes(
-    argument("path", type=Path, help="a data set; the one it was fitted to is best"),
-    argument("--threshold", type=float, metavar="P", help="decide at P, not as calibrated"),
-    CHECKPOINT,
-)
 def quantize_verb(arguments: argparse.Namespace) -> Result:
     """The int8 version."""
     result = quantize(arguments.path, arguments.checkpoint, arguments.threshold)
@@ -120,12 +100,9 @@ class ScoredData:
 
     def scores(self) -> LabelledScores:
         """For the metrics."""
+        names = ("labels", "episode", "step", "success")
         return LabelledScores(
-            prob_success=self.prob_success,
-            labels=self.store.labels,
-            episode=self.store.episode,
-            step=self.store.step,
-            success=self.store.success,
+            prob_success=self.prob_success, **{name: getattr(self.store, name) for name in names}
         )
 
     def table(self) -> pa.Table:
@@ -161,8 +138,7 @@ def score(
         scored = ScoredData(Path(data), Path(checkpoint), precision=precision, copy=Path(copy))
         table = scored.table()
         if out is not None and out.suffix == ".json":
-            text = strict_json.dumps(table.to_pylist()).encode()
-            write_atomic(out, lambda file: file.write(text))
+            write_atomic(out, strict_json.dumps(table.to_pylist()))
         elif out is not None:
             write_atomic(out, lambda file: pq.write_table(table, file))
         return {**scored.summary(), "out": None if out is None else str(out)}
@@ -201,9 +177,13 @@ def quantize(data: Path | str, checkpoint: Path | str, threshold: float | None) 
             rows_of(store, splits["val"], only_at_rest=resting),
             threshold=threshold,
         )
-    numbers = {name: getattr(made, name) for name in ("agreement", "num_check_frames")}
-    numbers["judged_twice"] = made.rescored
-    return {**numbers, "margin": made.margin, "file": str(int8_path(checkpoint))}
+    return {
+        "agreement": made.agreement,
+        "num_check_frames": made.num_check_frames,
+        "judged_twice": made.rescored,
+        "margin": made.margin,
+        "file": str(int8_path(checkpoint)),
+    }
 
 
 def _card_inputs(scored: ScoredData, data: Path, checkpoint: Path, precision: str, rate: float) -> CardInputs:

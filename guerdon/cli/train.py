@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.cli.train_reward import train_reward_verb
-from guerdon.cli.verb import Result, argument, config_arguments, takes
+from guerdon.cli.verb import Result, aligned
 from guerdon.config import GuerdonConfig, load_config
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
@@ -21,7 +21,6 @@ from guerdon.training.trainer import EmbodiedRunner
 log = logging.getLogger("guerdon")
 
 
-@takes(*config_arguments(default="train"))
 def train_verb(arguments: argparse.Namespace) -> Result | None:
     """Stage 3; a config with `fit.only` fits a reward model instead."""
     config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
@@ -31,12 +30,6 @@ def train_verb(arguments: argparse.Namespace) -> Result | None:
     return Result({**summary, "folder": str(folder)}, _train_lines(summary, folder))
 
 
-@takes(
-    argument("--checkpoint", type=Path, required=True, metavar="DIR", help="a run or a step of it"),
-    argument("--episodes", type=int, default=100, metavar="N", help="fresh episodes (100)"),
-    argument("--seed", type=int, default=12345, metavar="S", help="of the environments"),
-    argument("--env", metavar="ID", help="environment to play in (the policy's own)"),
-)
 def evaluate_verb(arguments: argparse.Namespace) -> Result:
     """Success of a saved policy."""
     if arguments.episodes < 1:
@@ -77,7 +70,7 @@ def _train_lines(summary: dict[str, Any], folder: Path) -> list[str]:
         ("checkpoint", display_path(summary["checkpoint"])),
         ("report", display_path(folder / "report.html")),
     ]
-    return [f"{name:<13}{value}" for name, value in rows]
+    return aligned(rows)
 
 
 def evaluate_checkpoint(

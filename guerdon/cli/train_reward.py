@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 
-from guerdon.cli.verb import Result, config_arguments, takes
+from guerdon.cli.verb import Result
 from guerdon.config import GuerdonConfig, load_config, to_plain
 from guerdon.config.unused import log_without_effect
 from guerdon.core import strict_json
@@ -29,7 +29,6 @@ STOP = ".stop"
 """A file in a run's folder that asks the actors of a fit to save and stop."""
 
 
-@takes(*config_arguments(default="train_reward"))
 def train_reward_verb(arguments: argparse.Namespace) -> Result | None:
     """Stage 2."""
     config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
@@ -98,36 +97,25 @@ def _rank(job: FitJob) -> FitResult | RunInterrupted:
 
 def _placeable(job: FitJob) -> FitJob:
     """The same job with paths that mean the same in a process that was started elsewhere."""
-    data = job.cfg.data
-    cfg = replace(
-        job.cfg,
-        save_dir=_absolute(job.cfg.save_dir),
-        data=replace(
-            data,
-            path=_absolute(data.path),
-            positive_dir=_absolute(data.positive_dir),
-            negative_dir=_absolute(data.negative_dir),
-            debug_save_dir=_absolute(data.debug_save_dir),
-        ),
-    )
+
+    def absolute(section: Any, *names: str) -> dict[str, Any]:
+        paths = {name: getattr(section, name) for name in names}
+        return {name: str(Path(path).resolve()) for name, path in paths.items() if path is not None}
+
+    folders = absolute(job.cfg.data, "path", "positive_dir", "negative_dir", "debug_save_dir")
+    cfg = replace(job.cfg, data=replace(job.cfg.data, **folders), **absolute(job.cfg, "save_dir"))
+    model = replace(job.model, **absolute(job.model, "pretrained_encoder_path"))
     resume = None if job.resume_dir is None else job.resume_dir.resolve()
-    model = replace(job.model, pretrained_encoder_path=_absolute(job.model.pretrained_encoder_path))
     return replace(job, cfg=cfg, resume_dir=resume, model=model)
 
 
-def _absolute(path: str | None) -> str | None:
-    return None if path is None else str(Path(path).resolve())
-
-
 def _write_summary(folder: Path, result: FitResult) -> None:
-    text = strict_json.dumps(fit_summary(result), indent=1).encode()
-    write_atomic(folder / "summary.json", lambda file: file.write(text))
+    write_atomic(folder / "summary.json", strict_json.dumps(fit_summary(result), indent=1))
 
 
 def _write_config(config: GuerdonConfig, folder: Path) -> Path:
     """Leave `config.yaml` in the run's folder."""
-    text = OmegaConf.to_yaml(OmegaConf.create(to_plain(config))).encode()
-    write_atomic(folder / "config.yaml", lambda file: file.write(text))
+    write_atomic(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(to_plain(config))))
     return folder
 
 
@@ -144,7 +132,7 @@ def fit_summary(result: FitResult) -> dict[str, Any]:
         "train_accuracy": result.train_accuracy,
         "num_steps": result.num_steps,
         "best_step": result.best_step,
-        "faults": [{"path": fault.path, "reason": fault.reason} for fault in result.faults],
+        "faults": [asdict(fault) for fault in result.faults],
         "seconds": round(result.seconds, 2),
     }
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from guerdon.core import strict_json
 
@@ -29,20 +29,33 @@ Handler: TypeAlias = Callable[[argparse.Namespace], "Result | None"]
 Argument: TypeAlias = tuple[tuple[str, ...], dict[str, Any]]
 
 
-class Verb(NamedTuple):
-    """A line of the table of verbs."""
+class Verb:
+    """A line of the table of verbs.
 
-    name: str
-    """One word, or two: a group and an action."""
-    function: str
-    """`module:function` in `guerdon.cli`; imported when the verb is used."""
-    help: str
+    Args:
+        name: one word, or two: a group and an action.
+        function: `module:function` in `guerdon.cli`; imported when the verb runs.
+        help: what it does.
+        arguments: what it takes, so that help and wrong usage need no import; none here: `takes` has them.
+    """
+
+    def __init__(self, name: str, function: str, help: str, *arguments: Argument) -> None:
+        self.name, self.help, self._function, self._arguments = name, help, function, arguments
 
     def load(self) -> Handler:
-        """The function, made by `takes`."""
-        module, _, name = self.function.partition(":")
+        """The function."""
+        module, _, name = self._function.partition(":")
         handler: Handler = getattr(import_module(f"guerdon.cli.{module}"), name)
         return handler
+
+    def run(self, arguments: argparse.Namespace) -> Result | None:
+        """Import the function and call it."""
+        return self.load()(arguments)
+
+    @property
+    def arguments(self) -> Sequence[Argument]:
+        """What it takes."""
+        return self._arguments or getattr(self.load(), "arguments", ())
 
 
 def argument(*names: str, **options: Any) -> Argument:
@@ -51,7 +64,7 @@ def argument(*names: str, **options: Any) -> Argument:
 
 
 def takes(*arguments: Argument) -> Callable[[Handler], Handler]:
-    """Decorate a verb's function with the arguments that it takes."""
+    """Decorate a verb's function with its arguments, where those of the table do not serve."""
 
     def attach(function: Handler) -> Handler:
         function.arguments = arguments  # type: ignore[attr-defined]
@@ -70,6 +83,11 @@ def config_arguments(default: str) -> tuple[Argument, ...]:
         argument("--config-path", metavar="DIR", help="where to look for it first"),
         OVERRIDES,
     )
+
+
+def aligned(rows: Iterable[tuple[str, str]], width: int = 13) -> list[str]:
+    """Lines of a name and a value each."""
+    return [f"{name:<{width}}{value}" for name, value in rows]
 
 
 def print_result(arguments: argparse.Namespace, result: Result) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from guerdon.cli.verb import OVERRIDES, Result, argument, takes
+from guerdon.cli.verb import Result, aligned
 from guerdon.config import EnvConfig
 from guerdon.config.load import load_serial
 from guerdon.core.errors import ConfigError, DataError
@@ -35,11 +35,6 @@ PLUGIN_KINDS = {
 """Entry-point group -> what its plugins are."""
 
 
-@takes(
-    argument("--config-name", metavar="NAME", help="config, such as cartpole_gail"),
-    argument("--config-path", metavar="DIR", help="where to look for it first"),
-    OVERRIDES,
-)
 def zoo_verb(arguments: argparse.Namespace) -> Result:
     """Train as a config of the zoo says, or list the models."""
     if arguments.overrides == ["list"]:
@@ -57,24 +52,11 @@ def zoo_verb(arguments: argparse.Namespace) -> Result:
     return Result(summary, _zoo_lines(summary))
 
 
-@takes(
-    argument("--env", metavar="ID", help="environment; a saved policy knows its own"),
-    argument("--policy", default=SCRIPTED, metavar="P", help="`scripted`, or a saved policy"),
-    argument("--episodes", type=int, default=10, metavar="N", help="whole episodes (10)"),
-    argument("--noise", type=float, default=0.0, metavar="X", help="share of random actions (0)"),
-    argument("--seed", type=int, default=0, metavar="S", help="of environments and noise"),
-    argument("--out", type=Path, required=True, metavar="FILE", help="a .safetensors file"),
-)
 def collect_demos_verb(arguments: argparse.Namespace) -> Result:
     """Record demonstrations."""
-    result = collect_demos(
-        arguments.out,
-        env_id=arguments.env,
-        policy=arguments.policy,
-        episodes=arguments.episodes,
-        noise=arguments.noise,
-        seed=arguments.seed,
-    )
+    names = ("policy", "episodes", "noise", "seed")
+    settings = {name: getattr(arguments, name) for name in names}
+    result = collect_demos(arguments.out, env_id=arguments.env, **settings)
     line = f"{result['episodes']} episodes, {result['transitions']} transitions, mean return "
     return Result(result, [f"{line}{result['mean_return']:.2f} -> {display_path(arguments.out)}"])
 
@@ -105,7 +87,7 @@ def _zoo_lines(summary: dict[str, Any]) -> list[str]:
     ]
     if summary["folder"] is not None:
         rows.append(("folder", display_path(summary["folder"])))
-    return [f"{name:<14}{value}" for name, value in rows]
+    return aligned(rows, 14)
 
 
 def models() -> list[dict[str, Any]]:

@@ -1,82 +1,40 @@
 """Settings: one dataclass tree, composed by Hydra from YAML and overrides, checked before anything runs."""
 
-from guerdon.config.build import build, flatten_keys, to_plain
-from guerdon.config.load import load_config, load_tree
-from guerdon.config.schema import (
-    AsynchronousConfig,
-    ClusterConfig,
-    CollectConfig,
-    EnvConfig,
-    EnvsConfig,
-    GuerdonConfig,
-    HardwareConfig,
-    LoggerConfig,
-    NodeGroupConfig,
-    PlacementConfig,
-    RunnerConfig,
-)
-from guerdon.config.schema_fit import (
-    AugmentConfig,
-    CalibrationConfig,
-    DistributedConfig,
-    EarlyStopConfig,
-    FitConfig,
-    FitDataConfig,
-    LRScheduleConfig,
-    OptimConfig,
-)
-from guerdon.config.schema_learn import (
-    BCConfig,
-    DQNConfig,
-    LearnerConfig,
-    NetworkConfig,
-    OffPolicyConfig,
-    PPOConfig,
-    PriorConfig,
-    SACConfig,
-    TD3Config,
-)
-from guerdon.config.schema_monitor import MonitorConfig
-from guerdon.config.schema_reward import DataCollectionConfig, RewardConfig, RewardModelConfig
-from guerdon.core.errors import ConfigError
-
-__all__ = [
-    "AsynchronousConfig",
-    "AugmentConfig",
-    "BCConfig",
-    "CalibrationConfig",
-    "ClusterConfig",
-    "CollectConfig",
-    "ConfigError",
-    "DQNConfig",
-    "DataCollectionConfig",
-    "DistributedConfig",
-    "EarlyStopConfig",
-    "EnvConfig",
-    "EnvsConfig",
-    "FitConfig",
-    "FitDataConfig",
-    "GuerdonConfig",
-    "HardwareConfig",
-    "LRScheduleConfig",
-    "LearnerConfig",
-    "LoggerConfig",
-    "MonitorConfig",
-    "NetworkConfig",
-    "NodeGroupConfig",
-    "OffPolicyConfig",
-    "OptimConfig",
-    "PPOConfig",
-    "PlacementConfig",
-    "PriorConfig",
-    "RewardConfig",
-    "RewardModelConfig",
-    "RunnerConfig",
-    "SACConfig",
-    "TD3Config",
-    "build",
-    "flatten_keys",
-    "load_config",
-    "load_tree",
-    "to_plain",
-]
+from guerdon.config.build import build as build
+from guerdon.config.build import flatten_keys as flatten_keys
+from guerdon.config.build import to_plain as to_plain
+from guerdon.config.load import load_config as load_config
+from guerdon.config.load import load_tree as load_tree
+from guerdon.config.schema import AsynchronousConfig as AsynchronousConfig
+from guerdon.config.schema import ClusterConfig as ClusterConfig
+from guerdon.config.schema import CollectConfig as CollectConfig
+from guerdon.config.schema import EnvConfig as EnvConfig
+from guerdon.config.schema import EnvsConfig as EnvsConfig
+from guerdon.config.schema import GuerdonConfig as GuerdonConfig
+from guerdon.config.schema import HardwareConfig as HardwareConfig
+from guerdon.config.schema import LoggerConfig as LoggerConfig
+from guerdon.config.schema import NodeGroupConfig as NodeGroupConfig
+from guerdon.config.schema import PlacementConfig as PlacementConfig
+from guerdon.config.schema import RunnerConfig as RunnerConfig
+from guerdon.config.schema_learn import BCConfig as BCConfig
+from guerdon.config.schema_learn import DQNConfig as DQNConfig
+from guerdon.config.schema_learn import LearnerConfig as LearnerConfig
+from guerdon.config.schema_learn import NetworkConfig as NetworkConfig
+from guerdon.config.schema_learn import OffPolicyConfig as OffPolicyConfig
+from guerdon.config.schema_learn import PPOConfig as PPOConfig
+from guerdon.config.schema_learn import PriorConfig as PriorConfig
+from guerdon.config.schema_learn import SACConfig as SACConfig
+from guerdon.config.schema_learn import TD3Config as TD3Config
+from guerdon.config.schema_monitor import MonitorConfig as MonitorConfig
+from guerdon.config.schema_reward import AugmentConfig as AugmentConfig
+from guerdon.config.schema_reward import CalibrationConfig as CalibrationConfig
+from guerdon.config.schema_reward import DataCollectionConfig as DataCollectionConfig
+from guerdon.config.schema_reward import DistributedConfig as DistributedConfig
+from guerdon.config.schema_reward import EarlyStopConfig as EarlyStopConfig
+from guerdon.config.schema_reward import FitConfig as FitConfig
+from guerdon.config.schema_reward import FitDataConfig as FitDataConfig
+from guerdon.config.schema_reward import LRScheduleConfig as LRScheduleConfig
+from guerdon.config.schema_reward import OptimConfig as OptimConfig
+from guerdon.config.schema_reward import RewardConfig as RewardConfig
+from guerdon.config.schema_reward import RewardModelConfig as RewardModelConfig
+from guerdon.core.errors import ConfigError as ConfigError

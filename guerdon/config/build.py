@@ -7,21 +7,24 @@ import os
 import re
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
+from itertools import takewhile
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from guerdon.config.limits import NameOrPlugin, Range
+from guerdon.config.limits import NameOrPlugin
 from guerdon.core.errors import ConfigError
 
 T = TypeVar("T")
 
 MANDATORY = "???"
 """What Hydra files write for a value that the user has to give."""
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,300}")
 
 
 def build(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
@@ -131,12 +134,17 @@ def describe(hint: Any) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
 
 
+def _num_shared(known: str, path: str) -> int:
+    """How many leading parts two dotted paths have in common."""
+    pairs = zip(known.split("."), path.split("."), strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
 class _Builder:
     """Builds one tree; knows the root so that a misplaced key can be found elsewhere."""
 
     def __init__(self, root: type, path: str) -> None:
-        self._root = root
-        self._path = path
+        self._root, self._path = root, path
 
     def value(self, hint: Any, value: Any, path: str) -> Any:
         """`value` as the type `hint`, or a ConfigError."""
@@ -148,12 +156,17 @@ class _Builder:
             return self._union(hint, value, path)
         origin, args = get_origin(hint), get_args(hint)
         if origin is Annotated:
-            return self._limited(hint, value, path)
+            built = self.value(args[0], value, path)
+            if not all(limit.holds(built) for limit in args[1:]):
+                raise self._wrong(hint, value, path)
+            return built
         if is_dataclass(hint):
             checked = isinstance(value, cast(type, hint)) and isinstance(value, Checked)
             return value if checked else self._section(cast(type, hint), value, path)
         if origin is Literal:
-            return self._choice(hint, value, path)
+            if not any(type(value) is type(choice) and value == choice for choice in args):
+                raise self._wrong(hint, value, path)
+            return value
         if origin in (list, tuple):
             return self._sequence(hint, value, path)
         if origin is dict:
@@ -175,8 +188,7 @@ class _Builder:
                 raise ConfigError(f"unknown setting {_join(path, key)!r}{self._hint_at(hints, key, path)}")
         built = {key: self.value(hints[key], item, _join(path, key)) for key, item in value.items()}
         for item in fields(cls):
-            needed = item.default is MISSING and item.default_factory is MISSING
-            if needed and item.name not in built:
+            if item.default is MISSING and item.default_factory is MISSING and item.name not in built:
                 wanted = describe(hints[item.name])
                 raise ConfigError(f"{_join(path, item.name)} is missing: give it {wanted}")
         return cls(**built)
@@ -185,20 +197,19 @@ class _Builder:
         """`: did you mean ...?` for an unknown key, from its siblings first and then from the whole tree."""
         name = str(key)
         tree = [_join(self._path, known) for known in flatten_keys(self._root, sections=True)]
-        elsewhere = [known for known in tree if known.rpartition(".")[2] == name]
-        elsewhere.sort(key=lambda known: -_shared_depth(known, path))
-        last_names = dict.fromkeys(known.rpartition(".")[2] for known in tree)  # unique, in order
+        places: dict[str, list[str]] = {}  # last part of a path -> all paths that end so
+        for known in tree:
+            places.setdefault(known.rpartition(".")[2], []).append(known)
+
+        def elsewhere(last: str) -> list[str]:
+            return sorted(places[last], key=lambda known: -_num_shared(known, path))[:3]
+
         for found in (
             [_join(path, match) for match in get_close_matches(name, siblings, n=1, cutoff=0.8)],
-            elsewhere[:3],
+            elsewhere(name) if name in places else [],
             [_join(path, match) for match in get_close_matches(name, siblings, n=1)],
             get_close_matches(_join(path, name), tree, n=1, cutoff=0.85),
-            [
-                known
-                for match in get_close_matches(name, last_names, n=1, cutoff=0.8)
-                for known in tree
-                if known.rpartition(".")[2] == match
-            ][:3],
+            *(elsewhere(match) for match in get_close_matches(name, places, n=1, cutoff=0.8)),
         ):
             if found:
                 return f": did you mean {' or '.join(repr(known) for known in found)}?"
@@ -208,31 +219,16 @@ class _Builder:
         if value is None and type(None) in get_args(hint):
             return None
         members = _members(hint)
-        if len(members) == 1 and not isinstance(value, str):
-            return self.value(members[0], value, path)
         if isinstance(value, Mapping):
             members = [member for member in members if is_dataclass(member)] or members
-            if len(members) == 1:
-                return self.value(members[0], value, path)
+        if len(members) == 1 and not isinstance(value, str):
+            return self.value(members[0], value, path)
         for member in members:
             try:
                 return self.value(member, value, path)
             except ConfigError:
                 continue
         raise self._wrong(hint, value, path)
-
-    def _limited(self, hint: Any, value: Any, path: str) -> Any:
-        base, *limits = get_args(hint)
-        built = self.value(base, value, path)
-        if any(isinstance(limit, Range | NameOrPlugin) and not limit.holds(built) for limit in limits):
-            raise self._wrong(hint, value, path)
-        return built
-
-    def _choice(self, hint: Any, value: Any, path: str) -> Any:
-        choices = get_args(hint)
-        if not any(type(value) is type(choice) and value == choice for choice in choices):
-            raise self._wrong(hint, value, path)
-        return value
 
     def _sequence(self, hint: Any, value: Any, path: str) -> Any:
         origin, args = get_origin(hint), get_args(hint)
@@ -251,15 +247,13 @@ class _Builder:
     def _scalar(self, hint: Any, value: Any, path: str) -> Any:
         number = isinstance(value, Real) and not isinstance(value, bool)
         if hint is float:
-            converted = _as_float(value) if number or isinstance(value, str) else None
-            if converted is not None:
-                return converted
+            with suppress(ValueError, OverflowError):  # also text such as `1e-4`, a string in YAML 1.1
+                if (number or isinstance(value, str)) and not math.isnan(converted := float(value)):
+                    return converted
         elif hint is int:
             if number and isinstance(value, Integral):
                 return int(value)
-            if isinstance(value, str) and re.fullmatch(
-                r"[+-]?[0-9]{1,300}", value
-            ):  # ${oc.env:...} gives text
+            if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):  # ${oc.env:...} gives text
                 return int(value)
         elif hint is str and isinstance(value, os.PathLike) and isinstance(os.fspath(value), str):
             return os.fspath(value)
@@ -271,15 +265,12 @@ class _Builder:
 
     def _wrong(self, hint: Any, value: Any, path: str) -> ConfigError:
         """The error for a value that does not fit, with a remedy where the mistake is a common one."""
-        choices = [
-            str(choice)
-            for member in _members(hint)
-            if get_origin(member) is Literal
-            for choice in get_args(member)
-        ]
-        choices += [
-            name for limit in get_args(hint)[1:] if isinstance(limit, NameOrPlugin) for name in limit.names
-        ]
+        choices: list[str] = []
+        for member in _members(hint):
+            if get_origin(member) is Literal:
+                choices += map(str, get_args(member))
+            elif isinstance(limit := (*get_args(member), None)[-1], NameOrPlugin):
+                choices += limit.names
         near = get_close_matches(str(value), choices, n=1)
         remedy = ""
         if near:
@@ -293,22 +284,3 @@ class _Builder:
         kind = "" if value is None or isinstance(value, str) else f" ({type(value).__name__})"
         where = path or "the config"
         return ConfigError(f"{where} must be {describe(hint)}, not {_show(value)}{kind}{remedy}")
-
-
-def _as_float(value: Any) -> float | None:
-    """A number, also from text such as `1e-4` that YAML 1.1 takes for a string; None for NaN and others."""
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return None if math.isnan(number) else number
-
-
-def _shared_depth(known: str, path: str) -> int:
-    """How many leading parts two dotted paths have in common."""
-    depth = 0
-    for left, right in zip(known.split("."), path.split("."), strict=False):
-        if left != right:
-            break
-        depth += 1
-    return depth

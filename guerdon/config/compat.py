@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from guerdon.config.nested import ABSENT, KeyPath, Tree, delete, dotted, get, leaves, parts, prefixes, put
+from guerdon.config.nested import ABSENT, KeyPath, Tree, delete, dotted, get, leaves, parts, put
 from guerdon.core.errors import ConfigError
 
 RENAMES: dict[str, str] = {
@@ -72,8 +72,7 @@ REFUSED: dict[str, str] = {
 """Path (today's) -> why a true value is refused; a false one says nothing new and is dropped."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Implied:
+class Implied(NamedTuple):
     """Settings that a block in a file stands for without naming them."""
 
     marks: tuple[str, ...]
@@ -85,18 +84,13 @@ class Implied:
 
 
 IMPLIED: tuple[Implied, ...] = (
-    # These blocks configure `BinaryRewardClassifier`, which had the ResNet10 encoder only.
-    Implied(
-        marks=("reward.reward_model", "reward.model.num_spatial_blocks"),
-        unless="reward.model.model_type",
-        settings={"reward.model.model_type": "binary_classifier", "reward.model.arch": "resnet10"},
+    Implied(  # These blocks configure `BinaryRewardClassifier`, which had the ResNet10 encoder only.
+        ("reward.reward_model", "reward.model.num_spatial_blocks"),
+        "reward.model.model_type",
+        {"reward.model.model_type": "binary_classifier", "reward.model.arch": "resnet10"},
     ),
     # RLinf's `DataCollectorWrapper` writes one pickle per episode.
-    Implied(
-        marks=("reward_data_collection",),
-        unless="collect.format",
-        settings={"collect.format": "pkl-episode"},
-    ),
+    Implied(("reward_data_collection",), "collect.format", {"collect.format": "pkl-episode"}),
 )
 
 
@@ -130,16 +124,12 @@ def translate(tree: Mapping[str, Any], overrides: Sequence[Override] = ()) -> tu
     older: list[tuple[KeyPath, KeyPath, Any]] = []
     marks: set[str] = set()
     for path, value in leaves(tree):
-        if value is None or value == {}:  # a section with nothing in it says nothing
-            marks.update(prefixes(path[:-1]))
-        else:
-            marks.update(prefixes(path))
+        says_nothing = value is None or value == {}  # a section with nothing in it
+        marks.update(dotted(path[:length]) for length in range(1, len(path) + 1 - says_nothing))
         new_path, new_value = _translate_setting(path, value, notices)
-        if new_path is None:
-            continue
         if new_path == path:
             put(renamed, path, new_value)
-        else:
+        elif new_path:
             older.append((path, new_path, new_value))
     for path, new_path, value in older:
         present = get(renamed, new_path)
@@ -168,10 +158,8 @@ def _rename(path: KeyPath) -> tuple[KeyPath, str | None]:
     return path, None
 
 
-def _translate_setting(
-    path: KeyPath, value: Any, notices: dict[str, None]
-) -> tuple[KeyPath, Any] | tuple[None, None]:
-    """A leaf in today's spelling; (None, None) if nothing of it remains."""
+def _translate_setting(path: KeyPath, value: Any, notices: dict[str, None]) -> tuple[KeyPath, Any]:
+    """A leaf in today's spelling; its path is empty if nothing of it remains."""
     new_path, rule = _rename(path)
     if rule is not None:
         below = ".*" if len(path) > len(parts(rule)) else ""
@@ -180,7 +168,7 @@ def _translate_setting(
     if refusal is not None:
         if value:
             raise ConfigError(f"{dotted(path)} {refusal}")
-        return None, None
+        return (), None
     if dotted(path) in VALUES:
         value = VALUES[dotted(path)](value)
     return new_path, _absolute_references(value, path)
@@ -214,7 +202,7 @@ def _apply(tree: Tree, override: Override, notices: dict[str, None]) -> None:
         return
     for leaf, value in leaves(override.value, path):
         new_path, new_value = _translate_setting(leaf, value, notices)
-        if new_path is not None and not (new_value == {} and isinstance(get(tree, new_path), dict)):
+        if new_path and not (new_value == {} and isinstance(get(tree, new_path), dict)):
             put(tree, new_path, new_value)
 
 
@@ -222,11 +210,11 @@ def _fill_implied(tree: Tree, marks: set[str], notices: dict[str, None]) -> None
     """Fill in what the blocks of the file imply; `marks` are all paths that the file holds."""
     for rule in IMPLIED:
         mark = next((mark for mark in rule.marks if mark in marks), None)
-        if mark is None or get(tree, parts(rule.unless)) is not ABSENT:
+        if mark is None or get(tree, rule.unless) is not ABSENT:
             continue
         for key, value in rule.settings.items():
-            if get(tree, parts(key)) is ABSENT:
-                put(tree, parts(key), value)
+            if get(tree, key) is ABSENT:
+                put(tree, key, value)
                 notices[f"{mark} implies {key}={value}"] = None
 
 
@@ -238,24 +226,3 @@ def delete_override(tree: Tree, override: Override, path: KeyPath) -> None:
     if override.value is not None and override.value != present:
         raise ConfigError(f"~{override.key}: {dotted(path)} is {present!r}, not {override.value!r}")
     delete(tree, path)
-
-
-def with_robot_address(tree: Mapping[str, Any]) -> Tree:
-    """A whole tree in which robot environments know the address that `cluster.node_groups` gives.
-
-    RLinf's configs name a robot's address among the machines; its environment, which needs it, has its
-    settings in `override_cfg`. An address that stands there already stays.
-    """
-    addresses = [
-        str(device["robot_ip"])
-        for group in get(tree, ("cluster", "node_groups")) or ()
-        for device in ((group or {}).get("hardware") or {}).get("configs") or ()
-        if isinstance(device, Mapping) and device.get("robot_ip")
-    ]
-    changed: Tree = dict(tree)
-    for name, section in tree.get("env", {}).items() if addresses else ():
-        settings = {**section.get("init_params", {}), **section.get("override_cfg", {})}
-        if section.get("env_type") == "robot" and not settings.keys() & {"robot_ip", "url"}:
-            settings = {**section.get("override_cfg", {}), "robot_ip": addresses[0]}
-            changed["env"] = {**changed["env"], name: {**section, "override_cfg": settings}}
-    return changed

@@ -13,7 +13,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -36,32 +35,31 @@ PACKAGE_CONF = Path(guerdon.__file__).parent / "conf"
 _LOCK = threading.RLock()  # Hydra keeps its state in globals
 
 
-@dataclass(frozen=True, kw_only=True)
-class SplitOverrides:
-    """Overrides by who handles them."""
+def search_dirs(
+    config_name: str, config_path: str | os.PathLike[str] | None, package_conf: Path = PACKAGE_CONF
+) -> tuple[str, list[Path]]:
+    """A config's name, and where it is looked for: in the given folder first, then in the package's own.
 
-    hydra: tuple[str, ...]
-    """Choices of config groups, and Hydra's own settings."""
-    values: tuple[Override, ...]
-    """Values of settings, in their order."""
-
-
-def search_dirs(config_path: str | os.PathLike[str] | None) -> list[Path]:
-    """Where configs and groups are looked for: the given folder first, then the package's own.
+    The name may also be the path of a YAML file, whose folder then is the first.
 
     Raises:
         ConfigError: The given folder does not exist.
     """
-    if config_path is None:
-        return [PACKAGE_CONF]
-    folder = Path(config_path).expanduser().resolve()
-    if not folder.is_dir():
+    dirs = [package_conf] if config_path is None else [Path(config_path).expanduser().resolve(), package_conf]
+    if not dirs[0].is_dir():
         raise ConfigError(f"config path {config_path} is not a folder")
-    return [folder, PACKAGE_CONF]
+    file = Path(config_name)
+    is_there = config_path is not None and (dirs[0] / file).is_file()
+    if file.suffix in (".yaml", ".yml") and file.is_file() and not is_there:
+        return file.stem, [file.parent.resolve(), *dirs]
+    return config_name, dirs
 
 
-def split_overrides(overrides: Sequence[str], dirs: Sequence[Path]) -> SplitOverrides:
-    """Parse overrides with Hydra's grammar and tell group choices from values.
+def split_overrides(overrides: Sequence[str], dirs: Sequence[Path]) -> tuple[list[str], list[Override]]:
+    """Parse overrides with Hydra's grammar.
+
+    Returns:
+        Those for Hydra (choices of config groups, its own settings), and values of settings in their order.
 
     Raises:
         ConfigError: An override cannot be read, or asks for a sweep.
@@ -83,7 +81,7 @@ def split_overrides(overrides: Sequence[str], dirs: Sequence[Path]) -> SplitOver
             hydra.append(text)
         else:
             values.append(Override(key=key, value=value, delete=parsed.is_delete()))
-    return SplitOverrides(hydra=tuple(hydra), values=tuple(values))
+    return hydra, values
 
 
 def compose_tree(
@@ -265,9 +263,7 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 def _not_in_defaults_list(error: Exception, chosen: Sequence[str]) -> str | None:
     """The group override that failed because the config's defaults list does not name its group."""
     match = re.match(r"Could not override '([^']+)'", str(error))
-    if match is None:
-        return None
-    return next((text for text in chosen if text.split("=", 1)[0] == match.group(1)), None)
+    return next((text for text in chosen if match and text.split("=", 1)[0] == match.group(1)), None)
 
 
 @contextmanager
@@ -288,10 +284,8 @@ def errors_explained(dirs: Sequence[Path]) -> Iterator[None]:
         if missing is None:
             raise ConfigError(_one_line(error)) from error
         group, _, option = missing.group(1).rpartition("/")
-        if not group:
-            raise ConfigError(f"no config {option!r}{_nearest(option, _names(dirs))}") from error
-        options = _names(dirs, group)
-        raise ConfigError(f"{group} has no option {option!r}{_nearest(option, options)}") from error
+        what = f"{group} has no option" if group else "no config"
+        raise ConfigError(f"{what} {option!r}{_nearest(option, _names(dirs, group))}") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_one_line(error.__cause__ or error)) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, AssertionError) as error:

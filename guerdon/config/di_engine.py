@@ -7,7 +7,7 @@ nested dicts and changes none of its arguments.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -99,34 +99,33 @@ COUNTED = (
 )
 """Paths that the rules below read."""
 
-WITHOUT_MEANING = (
-    *("env.manager", "env.act_scale", "env.use_act_scale", "env.norm_obs", "env.norm_reward"),
-    *("env.continuous", "env.replay_path"),
-    *("policy.load_path", "policy.on_policy", "policy.priority", "policy.priority_IS_weight"),
-    *("policy.continuous", "policy.action_space", "policy.recompute_adv", "policy.multi_gpu"),
-    *("policy.model.obs_shape", "policy.model.action_shape", "policy.model.action_space"),
-    *("policy.model.actor_head_hidden_size", "policy.model.critic_head_hidden_size"),
-    *("policy.model.dueling", "policy.model.twin_critic", "policy.model.share_encoder"),
-    *("policy.model.continuous", "policy.model.collector_env_num", "policy.model.activation"),
-    *("policy.learn.learner", "policy.learn.multi_gpu", "policy.learn.ignore_done"),
-    *("policy.learn.value_norm", "policy.learn.grad_clip_type", "policy.learn.grad_norm"),
-    *("policy.learn.reparameterization", "policy.learn.init_w", "policy.learn.actor_update_freq"),
-    *("policy.learn.log_space", "policy.learn.noise", "policy.collect.unroll_len"),
-    *("policy.collect.collector", "policy.collect.env_num", "policy.collect.noise_sigma"),
-    *("policy.eval.env_num", "policy.eval.evaluator.cfg_type"),
-    *("policy.other.replay_buffer", "policy.other.eps.type"),
-    *("reward_model.exp_name", "reward_model.collect_count", "reward_model.expert_load_path"),
-    *("reward_model.load_path", "reward_model.expert_model_path", "reward_model.reward_model_path"),
-    *("reward_model.checkpoint_min", "reward_model.checkpoint_max", "reward_model.checkpoint_step"),
-    *("reward_model.algo_for_model", "reward_model.env_id", "reward_model.log_every_n_train"),
-    *("reward_model.store_model_every_n_train", "reward_model.obs_norm_clamp_min"),
-    *("reward_model.obs_norm_clamp_max", "reward_model.extrinsic_reward_norm", "reward_model.nstep"),
-    *("reward_model.extrinsic_reward_norm_max", "reward_model.bc_path"),
+_WITHOUT_MEANING = {
+    "env": "manager act_scale use_act_scale norm_obs norm_reward continuous replay_path",
+    "policy": """
+        load_path on_policy priority priority_IS_weight continuous action_space recompute_adv
+        multi_gpu""",
+    "policy.model": """
+        obs_shape action_shape action_space actor_head_hidden_size critic_head_hidden_size dueling
+        twin_critic share_encoder continuous collector_env_num activation""",
+    "policy.learn": """
+        learner multi_gpu ignore_done value_norm grad_clip_type grad_norm reparameterization init_w
+        actor_update_freq log_space noise""",
+    "policy.collect": "unroll_len collector env_num noise_sigma",
+    "policy.eval": "env_num",
+    "policy.eval.evaluator": "cfg_type",
+    "policy.other": "replay_buffer",
+    "policy.other.eps": "type",
+    "reward_model": """
+        exp_name collect_count expert_load_path load_path expert_model_path reward_model_path
+        checkpoint_min checkpoint_max checkpoint_step algo_for_model env_id log_every_n_train
+        store_model_every_n_train obs_norm_clamp_min obs_norm_clamp_max extrinsic_reward_norm nstep
+        extrinsic_reward_norm_max bc_path continuous input_size obs_shape action_shape action_size
+        s_size a_size discrete_action""",
+}
+WITHOUT_MEANING = tuple(
+    f"{section}.{name}" for section, names in _WITHOUT_MEANING.items() for name in names.split()
 )
-"""Paths, with all below them, that are accepted: what they set is not there or goes without saying."""
-
-SHAPES = ("input_size", "obs_shape", "action_shape", "action_size", "s_size", "a_size", "discrete_action")
-"""Of `reward_model`: the environment says these, and their configs at times say something else."""
+"""Paths, with all below them, that are accepted: what they set is not there, or the environment says it."""
 
 
 def from_di_engine(
@@ -143,13 +142,12 @@ def from_di_engine(
         ConfigError: a setting, a type of environment or a type of policy is unknown.
     """
     theirs = _joined(to_plain(main), to_plain(create))
-    algorithm = _algorithm(get(theirs, ("policy", "type")))
+    algorithm = _algorithm(get(theirs, "policy.type", None))
     ours: Tree = {"learner": {"algorithm": algorithm}}
     if total_steps is not None:
-        put(ours, parts("learner.total_steps"), total_steps)
-    env_id = _env_id(theirs)
+        put(ours, "learner.total_steps", total_steps)
     for place in ("train", "eval"):
-        put(ours, ("env", place, "id"), env_id)
+        put(ours, ("env", place, "id"), _env_id(theirs))
     blank = {"algorithm": algorithm, "batch_size": "minibatch_size" if algorithm == "ppo" else "batch_size"}
     notices = [f"create_config.{dotted(path)}" for path, _ in leaves(to_plain(create)) if path[-1] != "type"]
     for path, value in leaves(theirs):
@@ -157,15 +155,25 @@ def from_di_engine(
         if value is None or key in COUNTED or path[0] == "create":
             continue
         if key in RENAMES:
-            _rename(ours, key, RENAMES[key].format(**blank), value, algorithm, notices)
+            new = RENAMES[key].format(**blank)
+            if _is_used(new, algorithm):
+                put(ours, new, value)
+            else:
+                notices.append(key)
         elif any(key == known or key.startswith(f"{known}.") for known in WITHOUT_MEANING):
             notices.append(key)
-        elif path[0] == "reward_model":
-            _keep_reward_setting(ours, path, value, notices)
+        elif path[0] == "reward_model":  # the model knows its own settings, or says what it knows
+            put(ours, path, value)
         else:
             raise ConfigError(f"unknown setting of DI-engine, {key!r}{_nearest(key)}")
-    for rule in (_count_steps, _explore, _network_of_reward_model, _mixture, _device):
-        rule(theirs, ours, algorithm)
+    _count_steps(theirs, ours, algorithm)
+    if algorithm == "dqn":
+        _explore(theirs, ours)
+    _reward_model(theirs, ours)
+    if get(theirs, "policy.cuda") is True:  # a GPU where there is one, as in DI-engine
+        import torch
+
+        put(ours, "learner.device", "cuda" if torch.cuda.is_available() else "cpu")
     return ours, [f"without meaning here: {', '.join(notices)}"] if notices else []
 
 
@@ -185,27 +193,24 @@ def _joined(main: Tree, create: Tree) -> Tree:
 
 
 def _algorithm(kind: Any) -> str:
-    if kind is ABSENT:
+    if kind is None:
         raise ConfigError("create_config.policy.type is missing: it names the learner (dqn, ppo, sac)")
     name = str(kind).removesuffix("_command")
     if name not in ALGORITHMS:
-        near = get_close_matches(name, ALGORITHMS, n=1)
-        guess = f": did you mean {near[0]!r}?" if near else f"; known are {', '.join(ALGORITHMS)}"
+        guess = _near(name, ALGORITHMS) or f"; known are {', '.join(ALGORITHMS)}"
         raise ConfigError(f"there is no learner for DI-engine's policy.type {kind!r}{guess}")
     return ALGORITHMS[name]
 
 
 def _env_id(theirs: Tree) -> str:
-    for key in ("env_id", "id"):
-        named = get(theirs, ("env", key))
-        if named is not ABSENT:
+    for key in ("env.env_id", "env.id"):
+        if (named := get(theirs, key)) is not ABSENT:
             return str(named)
-    kind = get(theirs, ("create", "env"))
-    if kind is ABSENT:
+    kind = get(theirs, "create.env", None)
+    if kind is None:
         raise ConfigError("create_config.env.type is missing: it names the environment")
     if kind not in ENVS:
-        near = get_close_matches(str(kind), ENVS, n=1)
-        guess = f": did you mean {near[0]!r}?" if near else f"; known are {', '.join(ENVS)}"
+        guess = _near(str(kind), ENVS) or f"; known are {', '.join(ENVS)}"
         raise ConfigError(f"there is no environment for DI-engine's env.type {kind!r}{guess}")
     found = ENVS[kind]
     if found is None:
@@ -213,108 +218,75 @@ def _env_id(theirs: Tree) -> str:
     return found
 
 
-def _rename(ours: Tree, key: str, new: str, value: Any, algorithm: str, notices: list[str]) -> None:
-    """Put a renamed setting, unless it belongs to a learner that is not used."""
-    path = parts(new)
-    of = path[1] if path[0] == "learner" and path[1] in ("ppo", "dqn", "sac") else algorithm
-    missing = of == algorithm and path[0] == "learner" and get(to_plain(SerialConfig()), path) is ABSENT
-    if of != algorithm or missing:
-        notices.append(key)
-        return
-    put(ours, path, value)
-
-
-def _keep_reward_setting(ours: Tree, path: tuple[Any, ...], value: Any, notices: list[str]) -> None:
-    """Settings of the model itself keep their names; the model knows them or says what it knows."""
-    if path[1] in (*SHAPES, "continuous"):
-        notices.append(dotted(path))
-    else:
-        put(ours, path, value)
+def _is_used(key: str, algorithm: str) -> bool:
+    """Whether the learner of that name has a setting of ours; those of others have no effect."""
+    path = parts(key)
+    if path[0] != "learner":
+        return True
+    others = {"ppo", "dqn", "sac"} - {algorithm}
+    return path[1] not in others and get(to_plain(SerialConfig()), path) is not ABSENT
 
 
 def _count_steps(theirs: Tree, ours: Tree, algorithm: str) -> None:
     """Samples and updates of a round, and evaluations that are counted in updates."""
-    num_envs = int(_or(get(ours, parts("env.train.num_envs")), 1))
-    samples = get(theirs, parts("policy.collect.n_sample"))
-    updates = get(theirs, parts("policy.learn.update_per_collect"))
-    size = get(ours, ("learner", algorithm, "minibatch_size" if algorithm == "ppo" else "batch_size"))
+    num_envs = int(get(ours, "env.train.num_envs", 1))
+    samples = get(theirs, "policy.collect.n_sample", None)
+    updates = get(theirs, "policy.learn.update_per_collect", None)
     if algorithm == "ppo":
-        steps = -(-int(_or(samples, 64 * num_envs)) // num_envs)
-        put(ours, parts("learner.ppo.num_steps"), steps)
-        batches = math.ceil(steps * num_envs / int(_or(size, 256)))
-        if updates is not ABSENT:
-            put(ours, parts("learner.ppo.update_epochs"), max(1, round(int(updates) / batches)))
-        epochs = int(_or(get(ours, parts("learner.ppo.update_epochs")), 4))
+        steps = -(-int(samples or 64 * num_envs) // num_envs)
+        put(ours, "learner.ppo.num_steps", steps)
+        batches = math.ceil(steps * num_envs / int(get(ours, "learner.ppo.minibatch_size", 256)))
+        if updates is not None:
+            put(ours, "learner.ppo.update_epochs", max(1, round(int(updates) / batches)))
+        epochs = int(get(ours, "learner.ppo.update_epochs", 4))
         updates_per_step = epochs * batches / (steps * num_envs)
     else:
-        rate = {"dqn": 0.25, "sac": 1.0}[algorithm]
-        if samples is not ABSENT:
-            put(ours, ("steps_per_collect",), int(samples))
-        if updates is not ABSENT:
-            rate = int(updates) / int(_or(samples, 1))
-            put(ours, ("learner", algorithm, "updates_per_step"), rate)
-        updates_per_step = rate
-    frequency = get(theirs, parts("policy.eval.evaluator.eval_freq"))
-    if frequency is not ABSENT:
-        put(ours, parts("learner.eval_interval"), max(1, round(int(frequency) / updates_per_step)))
+        updates_per_step = {"dqn": 0.25, "sac": 1.0}[algorithm]
+        if samples is not None:
+            put(ours, "steps_per_collect", int(samples))
+        if updates is not None:
+            updates_per_step = int(updates) / int(samples or 1)
+            put(ours, ("learner", algorithm, "updates_per_step"), updates_per_step)
+    frequency = get(theirs, "policy.eval.evaluator.eval_freq", None)
+    if frequency is not None:
+        put(ours, "learner.eval_interval", max(1, round(int(frequency) / updates_per_step)))
 
 
-def _explore(theirs: Tree, ours: Tree, algorithm: str) -> None:
+def _explore(theirs: Tree, ours: Tree) -> None:
     """Random actions: a straight line with as many of them as their exponential decay has."""
-    decay = get(theirs, parts("policy.other.eps.decay"))
-    if decay is ABSENT or algorithm != "dqn":
-        return
-    steps = float(decay) * (2.0 if get(theirs, parts("policy.other.eps.type")) == "exp" else 1.0)
-    total = int(_or(get(ours, parts("learner.total_steps")), SerialConfig().learner.total_steps))
-    put(ours, parts("learner.dqn.epsilon_fraction"), min(1.0, steps / total))
+    decay = get(theirs, "policy.other.eps.decay", None)
+    if decay is not None:
+        steps = float(decay) * (2.0 if get(theirs, "policy.other.eps.type") == "exp" else 1.0)
+        total = int(get(ours, "learner.total_steps", SerialConfig().learner.total_steps))
+        put(ours, "learner.dqn.epsilon_fraction", min(1.0, steps / total))
 
 
-def _network_of_reward_model(theirs: Tree, ours: Tree, algorithm: str) -> None:
-    """The type under our name, and the widths of hidden layers without that of the output."""
-    kind = get(theirs, parts("reward_model.type"))
-    if kind is ABSENT:
+def _reward_model(theirs: Tree, ours: Tree) -> None:
+    """Its type under our name, the widths of its layers, and how its reward meets the environment's."""
+    section = get(theirs, "reward_model", {})
+    if "type" not in section:
         raise ConfigError("reward_model.type is missing: it names the reward model")
-    put(ours, parts("reward_model.type"), REWARD_MODELS.get(str(kind), str(kind)))
-    one = get(theirs, parts("reward_model.hidden_size"))
-    several = get(theirs, parts("reward_model.hidden_size_list"))
-    if several is not ABSENT:
-        put(ours, parts("reward_model.hidden"), [width for width in several if width != 1])
-    elif one is not ABSENT:
-        put(ours, parts("reward_model.hidden"), [one])
-
-
-def _mixture(theirs: Tree, ours: Tree, algorithm: str) -> None:
-    """How the learned reward meets the environment's."""
-    section = get(theirs, ("reward_model",))
-    default = "add" if get(ours, parts("reward_model.type")) in INTRINSIC else "assign"
-    how = section.get("intrinsic_reward_type", default)
-    if how == "assign":
-        return
-    if how != "add":
+    kind = REWARD_MODELS.get(str(section["type"]), str(section["type"]))
+    put(ours, "reward_model.type", kind)
+    if "hidden_size_list" in section:  # without the width of the output
+        widths = [width for width in section["hidden_size_list"] if width != 1]
+        put(ours, "reward_model.hidden", widths)
+    elif "hidden_size" in section:
+        put(ours, "reward_model.hidden", [section["hidden_size"]])
+    how = section.get("intrinsic_reward_type", "add" if kind in INTRINSIC else "assign")
+    if how == "add":
+        weight = get(section, "intrinsic_reward_weight", section.get("intrinsic_reward_rescale", 1.0))
+        put(ours, "mix", {"combine_mode": "weighted", "env_reward_weight": 1.0, "reward_weight": weight})
+    elif how != "assign":
         raise ConfigError(f"reward_model.intrinsic_reward_type must be 'add' or 'assign', not {how!r}")
-    weight = section.get("intrinsic_reward_weight")
-    if weight is None:
-        weight = section.get("intrinsic_reward_rescale", 1.0)
-    put(ours, ("mix",), {"combine_mode": "weighted", "env_reward_weight": 1.0, "reward_weight": weight})
 
 
-def _device(theirs: Tree, ours: Tree, algorithm: str) -> None:
-    """`cuda: true` means a GPU where there is one, as in DI-engine."""
-    if get(theirs, parts("policy.cuda")) is True:
-        import torch
-
-        put(ours, parts("learner.device"), "cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is ABSENT or value is None else value
+def _near(name: str, known: Iterable[str]) -> str:
+    return "".join(f": did you mean {match!r}?" for match in get_close_matches(name, known, n=1))
 
 
 def _nearest(key: str) -> str:
     known = [*RENAMES, *COUNTED, *WITHOUT_MEANING]
-    near = get_close_matches(key, known, n=1)
-    if near:
-        return f": did you mean {near[0]!r}?"
     section = key.rpartition(".")[0]
     here = [each for each in known if each.rpartition(".")[0] == section]
-    return f"; known here: {', '.join(here)}" if here else ""
+    return _near(key, known) or (f"; known here: {', '.join(here)}" if here else "")

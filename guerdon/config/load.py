@@ -11,16 +11,17 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from guerdon.config.build import build, flatten_keys, to_plain
-from guerdon.config.compat import Override, delete_override, notice_line, translate, with_robot_address
+from guerdon.config.compat import Override, delete_override, notice_line, translate
 from guerdon.config.compose import PACKAGE_CONF, compose_tree, search_dirs, split_overrides
 from guerdon.config.di_engine import from_di_engine
 from guerdon.config.nested import Tree, leaves, merged, parts, put
-from guerdon.config.schema import GuerdonConfig
+from guerdon.config.schema import EnvConfig, GuerdonConfig
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.config.yaml_files import check_references
 from guerdon.core.errors import ConfigError
@@ -47,15 +48,9 @@ def load_config(
     Raises:
         ConfigError: In one or two lines, what is wrong and where.
     """
-    config_name = None if config_name is None else os.fspath(config_name)
-    if config_name is not None and config_name.endswith((".yaml", ".yml")) and config_path is None:
-        file = Path(config_name)
-        if file.is_file():
-            config_name, config_path = file.stem, str(file.parent)
-    dirs = search_dirs(config_path)
-    split = split_overrides(overrides, dirs)
-    tree = compose_tree(config_name, split.hydra, dirs)
-    return _finish(tree, split.values)
+    name, dirs = search_dirs(os.fspath(config_name or ""), config_path)
+    groups, values = split_overrides(overrides, dirs)
+    return _finish(compose_tree(name or None, groups, dirs), values)
 
 
 def load_tree(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> GuerdonConfig:
@@ -66,25 +61,20 @@ def load_tree(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> Guerdon
     Raises:
         ConfigError: As `load_config`; also where the tree asks Hydra to compose other files.
     """
-    entries = tree.get("defaults") or []
-    composed = [entry for entry in entries if entry != "_self_" and not _is_hydra_entry(entry)]
-    if composed:
-        raise ConfigError(f"the defaults list names another config, {composed[0]!r}: save and load the file")
-    split = split_overrides(overrides, search_dirs(None))
-    if split.hydra:
-        raise ConfigError(f"{split.hydra[0]!r} chooses a config group: save the config and load the file")
+    for entry in tree.get("defaults") or []:
+        keys = entry if isinstance(entry, Mapping) else ()  # a mapping speaks to Hydra alone, or names others
+        for_hydra = keys and all(str(key).removeprefix("override ").startswith("hydra/") for key in keys)
+        if entry != "_self_" and not for_hydra:
+            raise ConfigError(f"the defaults list names another config, {entry!r}: save and load the file")
+    groups, values = split_overrides(overrides, [PACKAGE_CONF])
+    if groups:
+        raise ConfigError(f"{groups[0]!r} chooses a config group: save the config and load the file")
     plain = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
     try:
         copied = to_plain(plain)
     except RecursionError as error:
         raise ConfigError("the settings are nested too deep, or contain themselves") from error
-    return _finish(copied, split.values)
-
-
-def _is_hydra_entry(entry: Any) -> bool:
-    return isinstance(entry, Mapping) and all(
-        str(key).removeprefix("override ").startswith("hydra/") for key in entry
-    )
+    return _finish(copied, values)
 
 
 def _finish(tree: Mapping[str, Any], overrides: Sequence[Override]) -> GuerdonConfig:
@@ -92,7 +82,20 @@ def _finish(tree: Mapping[str, Any], overrides: Sequence[Override]) -> GuerdonCo
     if notices:
         log.info(notice_line(notices))
     whole = resolve_references(merged(to_plain(GuerdonConfig()), translated))
-    return build(GuerdonConfig, with_robot_address(whole))
+    return _with_robot_address(build(GuerdonConfig, whole))
+
+
+def _with_robot_address(config: GuerdonConfig) -> GuerdonConfig:
+    """RLinf's configs name a robot's address among the machines; its environment needs it, too."""
+    hardware = [group.hardware for group in config.cluster.node_groups if group.hardware is not None]
+    devices = [device for each in hardware for device in each.configs]
+    addresses = [str(device["robot_ip"]) for device in devices if device.get("robot_ip")]
+    for name in ("train", "eval") if addresses else ():
+        env: EnvConfig = getattr(config.env, name)
+        if env.env_type == "robot" and not {*env.init_params, *env.override_cfg} & {"robot_ip", "url"}:
+            env = replace(env, override_cfg={**env.override_cfg, "robot_ip": addresses[0]})
+            config = replace(config, env=replace(config.env, **{name: env}))
+    return config
 
 
 def load_serial(
@@ -110,13 +113,9 @@ def load_serial(
     Raises:
         ConfigError: in one or two lines, what is wrong and where.
     """
-    dirs = [ZOO_CONF] if config_path is None else [Path(config_path).expanduser().resolve(), ZOO_CONF]
     from_file = isinstance(given, str | Path)
+    name, dirs = search_dirs(str(given) if from_file else "", config_path, ZOO_CONF)
     if from_file:
-        name = str(given)
-        if name.endswith((".yaml", ".yml")) and Path(name).is_file():
-            file = Path(name).resolve()
-            name, dirs = file.stem, [file.parent, *dirs]
         tree: Mapping[str, Any] = compose_tree(name, (), dirs)
     elif isinstance(given, SerialConfig):
         tree = to_plain(given)
@@ -134,7 +133,7 @@ def load_serial(
     changed: Tree = to_plain(tree)
     if from_file:
         changed.setdefault("exp_name", name)
-    for override in split_overrides(overrides, dirs).values:
+    for override in split_overrides(overrides, dirs)[1]:
         path = parts(override.key)
         if override.delete:
             delete_override(changed, override, path)

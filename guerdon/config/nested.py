@@ -1,4 +1,4 @@
-"""Reading and writing nested dicts by path. A path is a tuple of keys; inside a list a key is an index."""
+"""Reading and writing nested dicts by path: a tuple of keys, or `a.b`; inside a list a key is an index."""
 
 from __future__ import annotations
 
@@ -14,20 +14,14 @@ ABSENT: Any = object()
 """What `get` returns where there is nothing; None is a value."""
 
 
-def parts(key: str) -> KeyPath:
-    """`a.b` as a path."""
-    return tuple(key.split("."))
+def parts(path: KeyPath | str) -> KeyPath:
+    """`a.b` as a path; a path as it is."""
+    return tuple(path.split(".")) if isinstance(path, str) else path
 
 
 def dotted(path: KeyPath) -> str:
     """A path as `a.b`."""
     return ".".join(str(part) for part in path)
-
-
-def prefixes(path: KeyPath) -> Iterator[str]:
-    """`a`, `a.b`, `a.b.c` for the path to c."""
-    for length in range(1, len(path) + 1):
-        yield dotted(path[:length])
 
 
 def leaves(node: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -39,21 +33,22 @@ def leaves(node: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
         yield path, node
 
 
-def get(node: Any, path: KeyPath) -> Any:
-    """What stands at `path`, or `ABSENT`."""
-    for part in path:
+def get(node: Any, path: KeyPath | str, default: Any = ABSENT) -> Any:
+    """What stands at `path`, or `default`; with a default, null counts as nothing."""
+    for part in parts(path):
         if isinstance(node, list) and _is_index(node, part):
             node = node[int(part)]
         elif isinstance(node, dict) and part in node:
             node = node[part]
         else:
-            return ABSENT
-    return node
+            return default
+    return default if node is None and default is not ABSENT else node
 
 
-def put(tree: Tree, path: KeyPath, value: Any) -> None:
+def put(tree: Tree, path: KeyPath | str, value: Any) -> None:
     """Set `path` to `value`, making the sections on the way; refuses to turn a value into a section."""
     node: Any = tree
+    path = parts(path)
     for part in path[:-1]:
         key = _key(node, part, path)
         if isinstance(node, dict) and node.get(key) is None:  # absent, or a section with nothing below it
@@ -70,16 +65,11 @@ def delete(tree: Tree, path: KeyPath) -> None:
 
 def merged(base: Any, over: Any) -> Any:
     """`over` laid on `base`: dicts key by key, anything else replaced; null over a section leaves it."""
-    if not isinstance(base, dict):
-        return over
-    if over is None:
+    if isinstance(base, dict) and over is None:
         return base
-    if not isinstance(over, Mapping):
+    if not isinstance(base, dict) or not isinstance(over, Mapping):
         return over
-    result = dict(base)
-    for key, value in over.items():
-        result[key] = merged(base[key], value) if key in base else value
-    return result
+    return base | {key: merged(base.get(key, value), value) for key, value in over.items()}
 
 
 def _is_index(node: list[Any], part: Any) -> bool:

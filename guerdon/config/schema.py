@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from guerdon.config.build import Checked
 from guerdon.config.limits import NameOrPlugin, NonNegativeFloat, NonNegativeInt, PositiveInt
-from guerdon.config.schema_fit import FitConfig
 from guerdon.config.schema_learn import LearnerConfig
 from guerdon.config.schema_monitor import MonitorConfig
-from guerdon.config.schema_reward import RewardConfig
+from guerdon.config.schema_reward import FitConfig, RewardConfig
 
 TaskType: TypeAlias = Literal["embodied", "text"]
 

@@ -101,15 +101,23 @@ class PriorConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig(OffPolicyConfig, PriorConfig):
-    """`learner.sac`: soft actor-critic (Haarnoja et al. 2018) with the options of RLPD (Ball et al. 2023)."""
+class ActorCriticConfig(OffPolicyConfig, PriorConfig):
+    """What SAC and TD3 have in common."""
 
     tau: Fraction = 0.005
-    """How fast target critics follow."""
+    """How fast target networks follow."""
     actor_lr: PositiveFloat = 3e-4
     """Learning rate of the policy."""
     critic_lr: PositiveFloat = 3e-4
     """Learning rate of the critics."""
+    image_shift: NonNegativeInt = 4
+    """Images are shifted at random by up to so many pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(ActorCriticConfig):
+    """`learner.sac`: soft actor-critic (Haarnoja et al. 2018) with the options of RLPD (Ball et al. 2023)."""
+
     alpha_lr: PositiveFloat = 3e-4
     """Learning rate of the temperature."""
     initial_alpha: PositiveFloat = 1.0
@@ -142,20 +150,12 @@ class SACConfig(OffPolicyConfig, PriorConfig):
     """Log deviation of the actions, before squashing, at first; low for a cloned policy."""
     actor_ema: Fraction = 0.0
     """What a running mean of the policy's weights keeps in an update; it acts in evaluations. 0: none."""
-    image_shift: NonNegativeInt = 4
-    """Images are shifted at random by up to so many pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TD3Config(OffPolicyConfig, PriorConfig):
+class TD3Config(ActorCriticConfig):
     """`learner.td3`: twin delayed deep deterministic policy gradient (Fujimoto et al., 2018)."""
 
-    tau: Fraction = 0.005
-    """How fast target networks follow."""
-    actor_lr: PositiveFloat = 3e-4
-    """Learning rate of the policy."""
-    critic_lr: PositiveFloat = 3e-4
-    """Learning rate of the critics."""
     exploration_noise: NonNegativeFloat = 0.1
     """Deviation of the noise on actions while collecting, as a share of half their range."""
     policy_noise: NonNegativeFloat = 0.2
@@ -164,8 +164,6 @@ class TD3Config(OffPolicyConfig, PriorConfig):
     """Limit of that noise."""
     policy_delay: PositiveInt = 2
     """The policy and all targets are updated at every so many updates of the critics."""
-    image_shift: NonNegativeInt = 4
-    """Images are shifted at random by up to so many pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +173,8 @@ class DQNConfig(OffPolicyConfig):
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam."""
     batch_size: PositiveInt = 128
-    """Transitions in a gradient step."""
     buffer_size: PositiveInt = 100_000
-    """Transitions that the replay buffer holds."""
     updates_per_step: PositiveFloat = 0.25
-    """Updates for each environment step."""
     target_interval: PositiveInt = 500
     """Updates between copies to the target network."""
     num_n_steps: PositiveInt = 1

@@ -25,6 +25,12 @@ class MonitorConfig(Checked):
     """Distance of the encoder's features from those of the calibration frames, in their deviations."""
     max_disagreement: Fraction = 0.3
     """Mean deviation between the members of an ensemble on frames that fire."""
+    max_success_drop: Fraction = 0.3
+    """Models of the zoo: fall of the success rate from its best, while the learned return has risen."""
+    max_reward_collapse: Fraction = 0.99
+    """Models of the zoo: loss of the rewards' deviation, as a share of the largest one so far."""
+    max_nonfinite_rewards: Fraction = 0.0
+    """Models of the zoo: share of rewards that are NaN or infinite."""
     patience: PositiveInt = 3
     """Checks in a row above a limit that raise an alarm; as many below 0.8 of it clear the alarm."""
     min_episodes: PositiveInt = 20

@@ -9,7 +9,12 @@ from guerdon.config.build import Checked
 from guerdon.config.limits import NonNegativeInt, PositiveInt
 from guerdon.config.schema import EnvsConfig
 from guerdon.config.schema_learn import LearnerConfig
-from guerdon.config.schema_reward import MixConfig as MixConfig
+from guerdon.config.schema_reward import CombineConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixConfig(CombineConfig):
+    """`mix`: how the learned reward and the environment's become what the learner trains on."""
 
 
 @dataclass(frozen=True, kw_only=True)

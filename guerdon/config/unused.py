@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from guerdon.config.schema import GuerdonConfig
 from guerdon.config.schema_zoo import SerialConfig
@@ -17,8 +17,7 @@ from guerdon.config.schema_zoo import SerialConfig
 log = logging.getLogger("guerdon")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rule:
+class Rule(NamedTuple):
     """Settings that have no effect in some configs."""
 
     keys: tuple[str, ...]
@@ -28,79 +27,75 @@ class Rule:
     reason: str
 
 
+def unless(key: str, value: Any) -> Callable[[Any], bool]:
+    """Whether the setting at `key` has another value."""
+    return lambda config: value_at(config, key) != value
+
+
 _LEARNERS = tuple(
-    Rule(
-        keys=(f"learner.{name}",),
-        holds=lambda config, name=name: config.learner.algorithm != name,  # type: ignore[misc]
-        reason=f"learner.algorithm is not {name}",
-    )
+    Rule((f"learner.{name}",), unless("learner.algorithm", name), f"learner.algorithm is not {name}")
     for name in ("ppo", "sac", "td3", "dqn")
 )
 _WEIGHTS = "weights count with combine_mode: weighted alone"
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        keys=("reward.group_name",),
-        holds=lambda config: True,
-        reason="accepted from RLinf's configs; reward workers have no names here",
+        ("reward.group_name",),
+        lambda config: True,
+        "accepted from RLinf's configs; reward workers have no names here",
     ),
     Rule(
-        keys=("runner.logger.backends",),
-        holds=lambda config: "wandb" in config.runner.logger.backends,
-        reason="wandb is not written to: metrics go to metrics.jsonl, and to TensorBoard if that is named",
+        ("runner.logger.backends",),
+        lambda config: "wandb" in config.runner.logger.backends,
+        "wandb is not written to: metrics go to metrics.jsonl, and to TensorBoard if that is named",
     ),
     Rule(
-        keys=(
-            "cluster.address",
-            "cluster.num_nodes",
-            "cluster.component_placement",
-            "reward.timeout_seconds",
-        ),
-        holds=lambda config: config.engine == "local",
-        reason="everything runs in this process (engine: local); set engine=ray to place workers",
+        ("cluster.address", "cluster.num_nodes", "cluster.component_placement", "reward.timeout_seconds"),
+        unless("engine", "ray"),
+        "everything runs in this process (engine: local); set engine=ray to place workers",
     ),
     Rule(
-        keys=("runner.num_data_episodes",),
-        holds=lambda config: config.env.eval.env_type != "robot",
-        reason="it is for robots; collect.target_success and collect.target_failure count episodes elsewhere",
+        ("runner.num_data_episodes",),
+        unless("env.eval.env_type", "robot"),
+        "it is for robots; collect.target_success and collect.target_failure count episodes elsewhere",
     ),
     *(
         Rule(
-            keys=(f"env.{part}.override_cfg", f"env.{part}.operator", f"env.{part}.operator_params"),
-            holds=lambda config, part=part: getattr(config.env, part).env_type != "robot",  # type: ignore[misc]
-            reason=f"env.{part}.env_type is not robot",
+            (f"env.{part}.override_cfg", f"env.{part}.operator", f"env.{part}.operator_params"),
+            unless(f"env.{part}.env_type", "robot"),
+            f"env.{part}.env_type is not robot",
         )
         for part in ("train", "eval")
     ),
     Rule(
-        keys=("reward.reward_weight", "reward.env_reward_weight"),
-        holds=lambda config: config.reward.combine_mode != "weighted",
-        reason=_WEIGHTS,
+        ("reward.reward_weight", "reward.env_reward_weight"),
+        unless("reward.combine_mode", "weighted"),
+        _WEIGHTS,
     ),
     Rule(
-        keys=("reward.success_reward", "reward.fail_reward"),
-        holds=lambda config: config.reward.reward_type == "continuous",
-        reason="the reward is the probability itself (reward_type: continuous)",
+        ("reward.success_reward", "reward.fail_reward"),
+        unless("reward.reward_type", "binary"),
+        "the reward is the probability itself (reward_type: continuous)",
     ),
     Rule(
-        keys=("reward.text",),
-        holds=lambda config: config.runner.task_type != "text",
-        reason="success is seen in images (runner.task_type: embodied)",
+        ("reward.text",),
+        unless("runner.task_type", "text"),
+        "success is seen in images (runner.task_type: embodied)",
     ),
     Rule(
-        keys=("fit.lr_sched.step_size", "fit.lr_sched.gamma"),
-        holds=lambda config: config.fit.lr_sched.name != "step",
-        reason="they belong to fit.lr_sched.name: step",
+        ("fit.lr_sched.step_size", "fit.lr_sched.gamma"),
+        unless("fit.lr_sched.name", "step"),
+        "they belong to fit.lr_sched.name: step",
     ),
     Rule(
-        keys=("fit.lr_sched.min_lr",),
-        holds=lambda config: config.fit.lr_sched.name != "cosine",
-        reason="it belongs to fit.lr_sched.name: cosine",
+        ("fit.lr_sched.min_lr",),
+        unless("fit.lr_sched.name", "cosine"),
+        "it belongs to fit.lr_sched.name: cosine",
     ),
     Rule(
-        keys=("reward.model.num_spatial_blocks",),
-        holds=lambda config: config.reward.model.model_type != "binary_classifier",
-        reason="reward.model.model_type: binary_classifier alone has a spatial pooling",
+        ("reward.model.num_spatial_blocks",),
+        unless("reward.model.model_type", "binary_classifier"),
+        "reward.model.model_type: binary_classifier alone has a spatial pooling",
     ),
     *_LEARNERS,
 )
@@ -108,9 +103,9 @@ RULES: tuple[Rule, ...] = (
 
 SERIAL_RULES: tuple[Rule, ...] = (
     Rule(
-        keys=("mix.reward_weight", "mix.reward_weight_end", "mix.env_reward_weight"),
-        holds=lambda config: config.mix.combine_mode != "weighted",
-        reason=_WEIGHTS,
+        ("mix.reward_weight", "mix.reward_weight_end", "mix.env_reward_weight"),
+        unless("mix.combine_mode", "weighted"),
+        _WEIGHTS,
     ),
     *_LEARNERS,
 )
@@ -136,6 +131,4 @@ def log_without_effect(config: GuerdonConfig | SerialConfig) -> None:
 
 def value_at(config: Any, key: str) -> Any:
     """What stands at a dotted path of sections."""
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
+    return attrgetter(key)(config)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from guerdon.config.nested import KeyPath, dotted
 from guerdon.core.errors import ConfigError
@@ -67,45 +68,22 @@ def _syntax_error(error: Any, shown: str) -> str:
     return f"{shown}{line}: not valid YAML: {' '.join(str(problem or error).split())}"
 
 
-@dataclass
-class _Open:
-    """A collection whose end has not come yet."""
-
-    anchor: str | None
-    nodes: int = 1
-
-
-@dataclass
-class _Count:
-    """Nodes of the document so far, with those that aliases repeat."""
-
-    sizes: dict[str, int] = field(default_factory=dict)
-    """anchor -> nodes."""
-    stack: list[_Open] = field(default_factory=list)
-    total: int = 0
-
-    def add(self, nodes: int, anchor: str | None = None) -> None:
-        self.total += nodes
-        if self.stack:
-            self.stack[-1].nodes += nodes
-        if anchor is not None:
-            self.sizes[anchor] = nodes
-
-
 def _problems(text: str) -> Iterator[tuple[int, str]]:
     """(line from 0, what is wrong) for the first thing that is beyond the limits."""
     import yaml
 
-    count = _Count()
+    sizes: dict[str | None, int] = {}  # anchor -> nodes, with those that aliases repeat
+    anchors: list[str | None] = []  # of the collections whose end has not come yet
+    counts = [0]  # nodes of the document so far, and of each of these collections
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         line, anchor = event.start_mark.line, getattr(event, "anchor", None)
         tag = getattr(event, "tag", None)
         if tag not in (None, "!", *_TAGS):
             yield line, f"the tag {str(tag)[:60]!r} is not known in a config"
         if isinstance(event, yaml.AliasEvent):
-            if any(item.anchor == anchor for item in count.stack):
+            if anchor in anchors:
                 yield line, f"*{anchor} stands inside of what it repeats"
-            count.add(count.sizes.get(str(anchor), 1))
+            counts[-1] += sizes.get(anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
             is_number = tag in _NUMBER_TAGS
             if (event.implicit[0] or is_number) and len(event.value) > MAX_PLAIN:
@@ -115,23 +93,27 @@ def _problems(text: str) -> Iterator[tuple[int, str]]:
             refers = "${" in event.value
             if refers and len(event.value) > MAX_REFERENCE_LENGTH:
                 yield line, f"a value with ${{...}} has at most {MAX_REFERENCE_LENGTH} characters"
-            size = MAX_NODES // MAX_REFERENCES if refers else 1 + len(event.value) // 64
-            count.add(size, anchor)
+            sizes[anchor] = MAX_NODES // MAX_REFERENCES if refers else 1 + len(event.value) // 64
+            counts[-1] += sizes[anchor]
         elif isinstance(event, yaml.CollectionStartEvent):
-            count.stack.append(_Open(anchor))
+            anchors.append(anchor)
+            counts.append(1)
         elif isinstance(event, yaml.CollectionEndEvent):
-            ended = count.stack.pop()
-            count.add(ended.nodes, ended.anchor)
-            count.total -= ended.nodes - 1  # its entries were counted one by one
-        if len(count.stack) > MAX_DEPTH:
+            sizes[anchors.pop()] = ended = counts.pop()
+            counts[-1] += ended
+        if len(anchors) > MAX_DEPTH:
             yield line, f"sections are nested more than {MAX_DEPTH} deep"
-        if count.total > MAX_NODES:
+        if sum(counts) > MAX_NODES:
             yield line, f"more than {MAX_NODES} entries, with those that aliases repeat"
 
 
 def check_references(tree: Mapping[Any, Any]) -> None:
     """Raise a `ConfigError` if `${...}` of a composed tree leads in circles, or makes it too large."""
-    _Expansion(tree).check()
+    if _Expansion(tree).size(()) > MAX_EXPANDED:
+        raise ConfigError(
+            f"the config is too large when its references (${{...}}) are resolved: over {MAX_EXPANDED} "
+            "characters"
+        )
 
 
 class _Expansion:
@@ -146,21 +128,15 @@ class _Expansion:
         self._open: set[KeyPath] = set()
         self._num_references = 0
 
-    def check(self) -> None:
-        size = self._size(())
-        if size > MAX_EXPANDED:
-            raise ConfigError(
-                f"the config is too large when its references (${{...}}) are resolved: over {MAX_EXPANDED} "
-                "characters"
-            )
-
-    def _size(self, path: KeyPath) -> int:
+    def size(self, path: KeyPath) -> int:
+        """Characters and entries at `path`."""
         if path in self._sizes:
             return self._sizes[path]
         if path in self._open:
             raise ConfigError(f"{dotted(path) or 'the config'} refers to itself by ${{...}}")
         self._open.add(path)
-        size = min(self._counted(_at(self._tree, path), path), MAX_EXPANDED + 1)
+        node = reduce(getitem, path, cast(Any, self._tree))
+        size = min(self._counted(node, path), MAX_EXPANDED + 1)
         self._open.discard(path)
         self._sizes[path] = size
         return size
@@ -169,9 +145,9 @@ class _Expansion:
         if len(path) > 2 * MAX_DEPTH:
             raise ConfigError(f"{dotted(path[:3])}: sections are nested too deep")
         if isinstance(node, Mapping):
-            return 1 + sum(self._size((*path, key)) for key in node)
+            return 1 + sum(self.size((*path, key)) for key in node)
         if isinstance(node, list):
-            return 1 + sum(self._size((*path, place)) for place in range(len(node)))
+            return 1 + sum(self.size((*path, place)) for place in range(len(node)))
         if not isinstance(node, str) or "${" not in node:
             return len(node) if isinstance(node, str) else 1
         self._num_references += 1
@@ -180,7 +156,7 @@ class _Expansion:
                 f"{dotted(path)}: a config has at most {MAX_REFERENCES} values with ${{...}}, of at most "
                 f"{MAX_REFERENCE_LENGTH} characters each"
             )
-        return len(node) + sum(self._size(target) for target in self._targets(node, path))
+        return len(node) + sum(self.size(target) for target in self._targets(node, path))
 
     def _targets(self, text: str, path: KeyPath) -> Iterator[KeyPath]:
         """What exists of what `text` at `path` refers to."""
@@ -197,12 +173,6 @@ class _Expansion:
             target = (*(path[:-up] if up else ()), *parts)
             if name.strip() and (found := _resolved(self._tree, target)) is not None:
                 yield found
-
-
-def _at(tree: Any, path: KeyPath) -> Any:
-    for part in path:
-        tree = tree[part]
-    return tree
 
 
 def _resolved(tree: Any, path: KeyPath) -> KeyPath | None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from guerdon.core.errors import StorageError
 from guerdon.core.types import display_path
@@ -69,16 +69,19 @@ def make_directory(path: Path) -> Path:
     return path
 
 
-def write_atomic(path: Path, write: Callable[[BinaryIO], object], *, exclusive: bool = False) -> None:
+Content: TypeAlias = bytes | str | Callable[[BinaryIO], object]
+
+
+def write_atomic(path: Path, content: Content, *, exclusive: bool = False) -> None:
     """Write a file such that `path` never holds half of it, and such that it survives a power cut.
 
     Args:
         path: the final name; its directory must exist.
-        write: writes the content into an open file.
+        content: bytes, text (UTF-8), or a function that writes into an open file.
         exclusive: raise `NameTakenError` if `path` exists, also if another process makes it meanwhile;
             otherwise an existing file is replaced.
     """
-    with storage_errors(path), _finished_temp(path.parent, write) as temp:
+    with storage_errors(path), _finished_temp(path.parent, content) as temp:
         if exclusive:
             _link_new(temp, path)
         else:
@@ -133,11 +136,11 @@ class NumberedFiles:
         """The name of the file with that number."""
         return f"{self._prefix}{number:06d}{self._suffix}"
 
-    def write(self, directory: Path, write: Callable[[BinaryIO], object]) -> Path:
+    def write(self, directory: Path, content: Content) -> Path:
         """Write the next file into one of the directories; return its path."""
         make_directory(directory)
         path = directory / self.name(self._next)
-        with storage_errors(path), _finished_temp(directory, write) as temp:
+        with storage_errors(path), _finished_temp(directory, content) as temp:
             # The lock keeps a number unique over all directories; the link never overwrites, lock or not.
             with locked_directory(self._directories[0]):
                 while True:
@@ -237,14 +240,17 @@ def _new_temp(directory: Path) -> tuple[Path, int]:
 
 
 @contextmanager
-def _finished_temp(directory: Path, write: Callable[[BinaryIO], object]) -> Iterator[Path]:
+def _finished_temp(directory: Path, content: Content) -> Iterator[Path]:
     """A complete, synced and locked temp file in `directory`; removed in the end unless it was renamed."""
     _clear_stale_now_and_then(directory)
     temp, handle = _new_temp(directory)
     try:
         file = os.fdopen(handle, "wb", closefd=False)  # the lock is held until the file has its final name
         try:
-            write(file)
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(handle)
         except BaseException as error:

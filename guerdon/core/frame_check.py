@@ -1,4 +1,4 @@
-"""Whether frames are of the kind that a model was trained on: size, layout, range of values, order of colours."""
+"""Whether frames are of the kind that a model was trained on: size, layout, values, order of colours."""
 
 from __future__ import annotations
 

@@ -47,8 +47,6 @@ def _poll(pid: int, parent: int) -> None:
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:  # it may be there and not ours to send signals to
+        return isinstance(error, PermissionError)
     return True

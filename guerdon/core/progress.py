@@ -13,9 +13,8 @@ from tqdm import tqdm
 
 T = TypeVar("T")
 
-tqdm.set_lock(
-    threading.RLock()
-)  # its own is shared between processes, and left behind by those that are ended
+# Its own lock is shared between processes, and left behind by those that are ended.
+tqdm.set_lock(threading.RLock())
 
 
 def progress(

@@ -8,8 +8,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
     """`value` as JSON text. NaN and infinity, which JSON does not have, become null.
@@ -24,7 +22,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tolist"):  # of NumPy, which is not imported for it
         return _plain(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None

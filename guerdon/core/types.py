@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -31,10 +31,6 @@ IntArray: TypeAlias = NDArray[np.int64]
 SPLITS: tuple[Split, ...] = ("", "train", "val", "test")
 
 
-def _size_wanted(wanted: int | None, have: int) -> int:
-    return have if wanted is None else wanted
-
-
 def _check(owner: str, name: str, value: Any, dtype: type[np.generic], shape: tuple[int | None, ...]) -> None:
     """Raise unless `value` is an array of `dtype` with `shape`; None in `shape` matches any size."""
     if not isinstance(value, np.ndarray):
@@ -42,9 +38,10 @@ def _check(owner: str, name: str, value: Any, dtype: type[np.generic], shape: tu
     if value.dtype != dtype:
         raise DataError(f"{owner}.{name} must be {np.dtype(dtype)}, not {value.dtype}")
     have = value.shape
-    if len(have) != len(shape) or have != tuple(map(_size_wanted, shape, have)):
-        wanted = "[" + ", ".join("*" if size is None else str(size) for size in shape) + "]"
-        raise DataError(f"{owner}.{name} must have shape {wanted}, not {list(value.shape)}")
+    fits = [size in (None, found) for size, found in zip(shape, have, strict=False)]
+    if len(have) != len(shape) or not all(fits):
+        wanted = ", ".join("*" if size is None else str(size) for size in shape)
+        raise DataError(f"{owner}.{name} must have shape [{wanted}], not {list(have)}")
 
 
 def _check_frames(owner: str, frames: Mapping[str, Any], count: int, *, stacks: bool = False) -> None:
@@ -111,20 +108,15 @@ class Episode:
         _check_frames("Episode", self.frames, steps)
         if not (self.labels.min() >= 0.0 and self.labels.max() <= 1.0):  # also catches NaN
             raise DataError("Episode.labels must lie in [0, 1]")
-        for name, dtype, shape in (
-            ("actions", np.float32, (steps, None)),
-            ("intended", np.float32, (steps, None)),
-            ("states", np.float32, (steps, None)),
-            ("initial_state", np.float32, (None,)),
-            ("env_rewards", np.float32, (steps,)),
-            ("terminated", np.bool_, (steps,)),
-            ("truncated", np.bool_, (steps,)),
-            ("is_grasped", np.bool_, (steps,)),
-            ("at_rest", np.bool_, (steps,)),
+        for names, dtype, shape in (
+            (("actions", "intended", "states"), np.float32, (steps, None)),
+            (("initial_state",), np.float32, (None,)),
+            (("env_rewards",), np.float32, (steps,)),
+            (("terminated", "truncated", "is_grasped", "at_rest"), np.bool_, (steps,)),
         ):
-            value = getattr(self, name)
-            if value is not None:
-                _check("Episode", name, value, dtype, shape)
+            for name in names:
+                if (value := getattr(self, name)) is not None:
+                    _check("Episode", name, value, dtype, shape)
         if self.split not in SPLITS:
             raise DataError(f"Episode.split must be one of {SPLITS}, not {self.split!r}")
 
@@ -141,9 +133,8 @@ class Episode:
     @property
     def camera_shapes(self) -> dict[str, tuple[int, int, int]]:
         """Camera name -> (H, W, C)."""
-        return {
-            name: (images.shape[1], images.shape[2], images.shape[3]) for name, images in self.frames.items()
-        }
+        shapes = {name: images.shape for name, images in self.frames.items()}
+        return {name: (height, width, channels) for name, (_, height, width, channels) in shapes.items()}
 
 
 def is_positive(labels: NDArray[Any], success_once: bool = False) -> bool:
@@ -185,38 +176,6 @@ class FrameBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransitionBatch:
-    """A batch of transitions; `env_reward` is what the environment gave and is never overwritten."""
-
-    obs: FloatArray
-    """float32 [N, S]."""
-    action: FloatArray
-    """float32 [N, A]."""
-    next_obs: FloatArray
-    """float32 [N, S]; the final observation where the episode ended, not the next episode's first."""
-    env_reward: FloatArray
-    """float32 [N]."""
-    terminated: BoolArray
-    """bool [N]; the episode ended in a state without a future."""
-    truncated: BoolArray
-    """bool [N]; the episode was cut off, and its value goes on."""
-    success: BoolArray
-    """bool [N]."""
-
-    def __post_init__(self) -> None:
-        _check("TransitionBatch", "obs", self.obs, np.float32, (None, None))
-        count, size = self.obs.shape
-        _check("TransitionBatch", "action", self.action, np.float32, (count, None))
-        _check("TransitionBatch", "next_obs", self.next_obs, np.float32, (count, size))
-        _check("TransitionBatch", "env_reward", self.env_reward, np.float32, (count,))
-        for name in ("terminated", "truncated", "success"):
-            _check("TransitionBatch", name, getattr(self, name), np.bool_, (count,))
-
-    def __len__(self) -> int:
-        return len(self.obs)
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataSummary:
     """What a data set holds; `data inspect --json` prints exactly these fields."""
 
@@ -237,10 +196,8 @@ class DataSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, ready for JSON."""
-        plain = {item.name: getattr(self, item.name) for item in fields(self)}
-        plain["cameras"] = {name: list(shape) for name, shape in self.cameras.items()}
-        plain["faults"] = [{"path": fault.path, "reason": fault.reason} for fault in self.faults]
-        return plain
+        cameras = {name: list(shape) for name, shape in self.cameras.items()}
+        return {**vars(self), "cameras": cameras, "faults": [asdict(fault) for fault in self.faults]}
 
 
 def display_path(path: Path | str) -> str:

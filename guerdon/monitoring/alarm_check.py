@@ -19,8 +19,8 @@ import numpy as np
 from guerdon.config import MonitorConfig
 from guerdon.core import strict_json
 from guerdon.core.atomic import make_directory, storage_errors
-from guerdon.core.errors import WorkerLostError
-from guerdon.core.types import BoolArray, FloatArray, UInt8Array
+from guerdon.core.errors import DataError, WorkerLostError
+from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.data.datasets.pictures import save_picture
 from guerdon.rewards.image.contract import Contract
 
@@ -53,9 +53,11 @@ class MonitorSetup:
 
     cfg: MonitorConfig
     contract: Contract
-    """What the reward model promises."""
+    """What an image model promises; empty for a model that gives rewards."""
     threshold: float
     """A probability above it fires in this run."""
+    gives_rewards: bool
+    """Whether the model gives rewards, and no probabilities."""
     knows_success: bool
     """Whether the environment reports success."""
     folder: Path
@@ -63,8 +65,49 @@ class MonitorSetup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistics:
-    """T steps of N environments, and counts of the episodes that ended in them."""
+class Watched:
+    """T steps of N environments, as the reward model and the environment judged them."""
+
+    prob_success: FloatArray
+    """float32 [T, N]; NaN where a frame was not judged."""
+    done: BoolArray
+    """bool [T, N]; the episode ended with this step, terminated or truncated."""
+    elapsed: IntArray
+    """int64 [T, N]; the step within the episode, from 0."""
+    frame: Callable[[int, int], UInt8Array] | None = None
+    """(t, n) -> uint8 [H, W, C], the judged frame of that step and environment; None: no pictures."""
+    env_success: BoolArray | None = None
+    """bool [T, N]; None where the environment does not tell."""
+    disagreement: FloatArray | None = None
+    """float32 [T, N]; deviation between the members of an ensemble."""
+    features: FloatArray | None = None
+    """float32 [K, F]; pooled encoder features of K judged frames, drawn at random."""
+    rewards: FloatArray | None = None
+    """float32 [T, N]; what a model that gives no probabilities gave instead; see `of_rewards`."""
+
+    def __post_init__(self) -> None:
+        shape = self.prob_success.shape
+        if len(shape) != 2:
+            raise DataError(f"Watched.prob_success must have shape [T, N], not {list(shape)}")
+        for name in ("done", "elapsed", "env_success", "disagreement", "rewards"):
+            value = getattr(self, name)
+            if value is not None and value.shape != shape:
+                raise DataError(f"Watched.{name} must have shape {list(shape)}, not {list(value.shape)}")
+
+    @classmethod
+    def of_rewards(cls, rewards: FloatArray, scored: BoolArray | None = None, **others: Any) -> Watched:
+        """What a model gave that answers with rewards [T, N], at the steps `scored` [T, N] (None: at all).
+
+        The `others` are `done`, `elapsed` and, where there are any, `env_success` and `frame`.
+        """
+        scored = np.ones(rewards.shape, np.bool_) if scored is None else scored
+        nothing = np.where(scored, np.float32(0.0), np.float32(np.nan))  # never fires
+        return cls(prob_success=nothing, rewards=rewards, **others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics(Watched):
+    """The same steps with what the alarms count, and counts of the episodes that ended in them."""
 
     step: int
     """Environment step of the run."""
@@ -78,14 +121,6 @@ class Statistics:
     """[T, N]; fired without a success."""
     early: BoolArray
     """[T, N]; fired before the first step at which calibration saw a success."""
-    prob_success: FloatArray
-    """[T, N]; NaN where a frame was not scored."""
-    disagreement: FloatArray | None
-    """[T, N]; deviation between the members of an ensemble."""
-    features: FloatArray | None
-    """[K, F]; pooled encoder features of K scored frames, drawn at random."""
-    frame: Callable[[int, int], UInt8Array]
-    """(t, n) -> uint8 [H, W, C]."""
     episodes: int
     """Ended episodes with at least one scored frame."""
     episodes_fired: int
@@ -94,6 +129,10 @@ class Statistics:
     """Ended episodes that fired without a success."""
     episodes_early: int
     """Ended episodes that fired early and before any success."""
+    episodes_success: int
+    """Ended episodes with at least one scored frame and a success."""
+    returns: float
+    """Sum of the learned rewards of ended episodes, of a model that gives rewards."""
 
 
 @dataclass(kw_only=True)
@@ -110,16 +149,6 @@ class Signal:
     below: int = 0
     raised: bool = False
 
-    def add(self, total: float, count: float, episodes: int) -> None:
-        """Sum `total` over `count` cases, seen in `episodes` that have ended since."""
-        self.total += total
-        self.count += count
-        self.episodes += episodes
-
-    def ready(self, min_episodes: int) -> bool:
-        """Whether there is enough for an evaluation."""
-        return self.episodes >= min_episodes and self.count > 0
-
     def check(self, value: float, patience: int) -> bool:
         """Take in a value and reset the counts; True if the alarm rises now."""
         self.value, self.total, self.count, self.episodes = value, 0.0, 0.0, 0
@@ -133,6 +162,8 @@ class Signal:
 class AlarmCheck(ABC):
     """One alarm: a subclass says what is counted and which frames to show."""
 
+    for_rewards: ClassVar[bool] = False
+    """Whether it watches rewards; otherwise probabilities."""
     name: ClassVar[str]
     looks_at: ClassVar[str]
     """The measured quantity, in a few words."""
@@ -144,12 +175,14 @@ class AlarmCheck(ABC):
     def __init__(self, setup: MonitorSetup) -> None:
         self.cfg, self.folder = setup.cfg, setup.folder
         self.signal = Signal(limit=getattr(setup.cfg, self.setting))
+        self.memory: dict[str, Any] = {}
+        """What an alarm keeps besides its signal, in plain containers."""
         self._pictures: list[UInt8Array] = []
 
     @classmethod
     def applies(cls, setup: MonitorSetup) -> bool:
         """Whether this alarm is meant for such a run."""
-        return True
+        return setup.gives_rewards or not cls.for_rewards
 
     @classmethod
     def missing(cls, setup: MonitorSetup) -> str:
@@ -172,35 +205,38 @@ class AlarmCheck(ABC):
         """Take in a batch, and evaluate once there is enough; offending frames are kept meanwhile."""
         signal = self.signal
         total, count, episodes = self.count(statistics)
-        signal.add(float(total), float(count), episodes)
+        signal.total += float(total)
+        signal.count += float(count)
+        signal.episodes += episodes
         if not signal.raised:
             fresh = _pick(statistics, self.offenders(statistics), self.cfg.num_frames)
             self._pictures = (self._pictures + fresh)[-self.cfg.num_frames :]
-        if not signal.ready(self.cfg.min_episodes):
+        if signal.episodes < self.cfg.min_episodes or not signal.count:
             return None
         was_raised = signal.raised
         rises = signal.check(float(self.value()), self.cfg.patience)
         if was_raised and not signal.raised:
-            log.info(
-                "monitor: %s is over at step %d (%.3g)", as_words(self.name), statistics.step, signal.value
-            )
+            name = as_words(self.name)
+            log.info("monitor: %s is over at step %d (%.3g)", name, statistics.step, signal.value)
         pictures, self._pictures = self._pictures, []
         return self._raise(statistics.step, pictures) if rises else None
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next evaluations depend on, in plain containers; pictures are not among it."""
-        return dict(vars(self.signal))
+        return {**vars(self.signal), **self.memory}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` gave; the limit stays that of the present settings."""
-        self.signal = Signal(**{**state, "limit": self.signal.limit})
+        self.memory = {name: state[name] for name in self.memory}
+        signal = {name: value for name, value in state.items() if name not in self.memory}
+        self.signal = Signal(**{**signal, "limit": self.signal.limit})
 
     def _raise(self, step: int, pictures: Sequence[UInt8Array]) -> Alarm:
         """Save offending frames [H, W, C] as `alarms/<name>_<step>/*.png`, and a line about the alarm."""
-        place = make_directory(self.folder / "alarms" / f"{self.name}_{step}")
+        place = self.folder / "alarms" / f"{self.name}_{step}"
         paths = [place / f"{number:02d}.png" for number in range(len(pictures))]
         for path, picture in zip(paths, pictures, strict=True):
-            save_picture(path, picture)
+            save_picture(make_directory(place) / path.name, picture)
         alarm = Alarm(
             name=self.name,
             step=step,
@@ -225,7 +261,7 @@ def _pick(statistics: Statistics, offenders: Offenders, count: int) -> list[UInt
     """Copies of up to `count` offending frames, the worst of each environment first."""
     chosen, score = offenders
     steps, envs = np.nonzero(chosen)
-    if not len(steps):
+    if not len(steps) or statistics.frame is None:
         return []
     by_score = np.argsort(-score[steps, envs], kind="stable")
     steps, envs = steps[by_score], envs[by_score]

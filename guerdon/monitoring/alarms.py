@@ -1,5 +1,7 @@
 """The alarms of the monitor: one small class each, listed in `ALARMS`.
 
+Those for models that give rewards instead of probabilities are in `reward_alarms.py`.
+
 A new alarm is a class here, its line in the table, its limit in `MonitorConfig`, and a test.
 """
 
@@ -7,7 +9,7 @@ A new alarm is a class here, its line in the table, its limit in `MonitorConfig`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from guerdon.core.errors import DataError
 from guerdon.core.types import FloatArray
 from guerdon.monitoring.alarm_check import AlarmCheck, MonitorSetup, Offenders, Statistics
+from guerdon.monitoring.reward_alarms import NonfiniteRewards, RewardCollapse, SuccessDrop
 
 MAX_DISTANCES = 4096
 """Feature distances that a drift value is made of, at most; later ones replace earlier ones."""
@@ -168,7 +171,7 @@ class Drift(AlarmCheck):
         super().__init__(setup)
         assert setup.contract.feature_mean is not None and setup.contract.feature_std is not None
         self._drift = FeatureDrift(setup.contract.feature_mean, setup.contract.feature_std)
-        self._distances: FloatArray = np.zeros(0, np.float32)
+        self.memory["distances"] = []
 
     @classmethod
     def missing(cls, setup: MonitorSetup) -> str:
@@ -179,7 +182,7 @@ class Drift(AlarmCheck):
         if statistics.features is None:
             return 0.0, 0, statistics.episodes
         fresh = self._drift.distances(statistics.features)
-        self._distances = np.concatenate([self._distances, fresh])[-MAX_DISTANCES:]
+        self.memory["distances"] = [*self.memory["distances"], *fresh.tolist()][-MAX_DISTANCES:]
         return 0.0, len(fresh), statistics.episodes
 
     def offenders(self, statistics: Statistics) -> Offenders:
@@ -187,17 +190,8 @@ class Drift(AlarmCheck):
 
     def value(self) -> float:
         """The median, so that a few odd frames do not speak for all."""
-        value = float(np.median(self._distances))
-        self._distances = self._distances[:0]
-        return value
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "distances": self._distances.tolist()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        signal = dict(state)
-        self._distances = np.array(signal.pop("distances"), np.float32)
-        super().load_state_dict(signal)
+        distances, self.memory["distances"] = self.memory["distances"], []
+        return float(np.median(distances))
 
 
 class Disagreement(AlarmCheck):
@@ -234,6 +228,9 @@ ALARMS: tuple[type[AlarmCheck], ...] = (
     EarlyFires,
     Drift,
     Disagreement,
+    SuccessDrop,
+    RewardCollapse,
+    NonfiniteRewards,
 )
 """Every alarm there is, in the order in which they are checked."""
 

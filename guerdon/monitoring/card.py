@@ -5,7 +5,6 @@ It is self-contained: inline SVG, base64 PNG, no script, no request. All text is
 
 from __future__ import annotations
 
-import base64
 import io
 import math
 from collections.abc import Mapping
@@ -29,9 +28,11 @@ from guerdon.fit.metrics import (
 )
 from guerdon.monitoring.page import (
     document,
+    figure,
     percent,
     plain,
     section,
+    strip,
     table,
     tiles,
     verdict_box,
@@ -48,9 +49,8 @@ def write_card(path: Path | str, inputs: CardInputs) -> Verdict:
     """Write the card to `path`, replacing an older one; return its verdict."""
     path = Path(path)
     verdict = judge(inputs)
-    page = _page(inputs, verdict).encode()
     make_directory(path.parent)
-    write_atomic(path, lambda file: file.write(page))
+    write_atomic(path, _page(inputs, verdict))
     return verdict
 
 
@@ -192,9 +192,9 @@ def _episode(inputs: CardInputs, name: str, number: int) -> str:
     plot.curve(plot.x_range, [limit, limit], style="limit").curve(step, prob)
     shown = np.unique(np.linspace(0, len(rows) - 1, FRAMES_PER_EPISODE).round().astype(np.int64))
     plot.dots(step[shown], prob[shown], 3.5)
-    strip = _pictures(inputs, rows[shown], STRIP_PIXELS)
     kind = "success" if scores.success[number] else "failure"
-    return f"<h3>{escape(name)}: episode {number} ({kind})</h3>{plot.svg()}<div class='strip'>{strip}</div>"
+    pictures = _pictures(inputs, rows[shown], STRIP_PIXELS)
+    return f"<h3>{escape(name)}: episode {number} ({kind})</h3>{plot.svg()}{pictures}"
 
 
 def _worst(inputs: CardInputs, *, positive: bool) -> str:
@@ -208,33 +208,30 @@ def _worst(inputs: CardInputs, *, positive: bool) -> str:
     if not len(rows):
         return "<p>None.</p>"
     count = f"{_count(len(wrong), 'frame')} in {_count(len(first), 'episode')}; the worst of each episode:"
-    pictures = _pictures(inputs, rows, WORST_PIXELS, episode=True)
-    return f"<p class='note'>{count}</p><div class='strip'>{pictures}</div>"
+    return f"<p class='note'>{count}</p>{_pictures(inputs, rows, WORST_PIXELS, episode=True)}"
 
 
 def _pictures(inputs: CardInputs, rows: IntArray, pixels: int, *, episode: bool = False) -> str:
     """A captioned picture of each of the frames; its border tells the label."""
     scores, parts = inputs.scores, []
     for row in rows.tolist():
-        number, step = int(scores.episode[row]), int(scores.step[row])
+        number, step, prob = int(scores.episode[row]), int(scores.step[row]), float(scores.prob_success[row])
         truth = "success" if scores.positive[row] else "failure"
-        name = f"episode {number}, step {step}" if episode else f"step {step}"
-        parts.append(
-            f'<figure class="{truth}"><img alt="episode {number}, step {step}, {truth}" '
-            f'src="{_png(inputs.frame(number, step), pixels)}">'
-            f"<figcaption><b>{escape(_short(float(scores.prob_success[row])))}</b> {name}</figcaption>"
-            "</figure>"
-        )
-    return "".join(parts)
+        place = f"episode {number}, step {step}"
+        shown = "&lt;0.001" if 0 < prob < 0.001 else f"{prob:.3f}"
+        caption = f"<b>{shown}</b> {place if episode else f'step {step}'}"
+        picture = _png(inputs.frame(number, step), pixels)
+        parts.append(figure(picture, "png", f"{place}, {truth}", caption, truth))
+    return strip(parts)
 
 
-def _png(frame: UInt8Array, pixels: int) -> str:
-    """A frame, no larger than `pixels`, as a data URL."""
+def _png(frame: UInt8Array, pixels: int) -> bytes:
+    """A frame, no larger than `pixels`."""
     picture = Image.fromarray(np.repeat(frame, 3, axis=-1) if frame.shape[-1] == 1 else np.asarray(frame))
     picture.thumbnail((pixels, pixels))
     file = io.BytesIO()
     picture.save(file, format="PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return file.getvalue()
 
 
 def _phase_table(inputs: CardInputs) -> str:
@@ -281,8 +278,3 @@ def _flatten(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _short(prob: float) -> str:
-    """A probability in the space of a caption."""
-    return "<0.001" if 0 < prob < 0.001 else f"{prob:.3f}"

@@ -8,50 +8,37 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from guerdon.config import MonitorConfig
 from guerdon.core.errors import DataError
-from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
-from guerdon.monitoring.alarm_check import Alarm, AlarmCheck, MonitorSetup, Statistics, as_words
+from guerdon.core.types import BoolArray
+from guerdon.monitoring.alarm_check import Alarm, AlarmCheck, MonitorSetup, Statistics, Watched, as_words
 from guerdon.monitoring.alarms import ALARMS, first_success_step
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.contract import Contract
 
+__all__ = ["RewardMonitor", "Watched"]
+
 log = logging.getLogger("guerdon")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Watched:
-    """T steps of N environments, as the reward model and the environment judged them."""
-
-    prob_success: FloatArray
-    """float32 [T, N]; NaN where a frame was not judged."""
-    done: BoolArray
-    """bool [T, N]; the episode ended with this step, terminated or truncated."""
-    elapsed: IntArray
-    """int64 [T, N]; the step within the episode, from 0."""
-    frame: Callable[[int, int], UInt8Array]
-    """(t, n) -> uint8 [H, W, C], the judged frame of that step and environment."""
-    env_success: BoolArray | None = None
-    """bool [T, N]; None where the environment does not tell."""
-    disagreement: FloatArray | None = None
-    """float32 [T, N]; deviation between the members of an ensemble."""
-    features: FloatArray | None = None
-    """float32 [K, F]; pooled encoder features of K judged frames, drawn at random."""
-
-    def __post_init__(self) -> None:
-        shape = self.prob_success.shape
-        if len(shape) != 2:
-            raise DataError(f"Watched.prob_success must have shape [T, N], not {list(shape)}")
-        for name in ("done", "elapsed", "env_success", "disagreement"):
-            value = getattr(self, name)
-            if value is not None and value.shape != shape:
-                raise DataError(f"Watched.{name} must have shape {list(shape)}, not {list(value.shape)}")
+RUNNING: dict[str, type[np.generic]] = {
+    **dict.fromkeys(("scored", "fired", "success", "early"), np.bool_),
+    "return": np.float64,
+}
+"""What is kept of a running episode."""
+COUNTS: dict[str, Callable[[Mapping[str, NDArray[Any]]], BoolArray]] = {
+    "episodes": lambda running: running["scored"],
+    "episodes_fired": lambda running: running["fired"],
+    "episodes_wrong": lambda running: running["fired"] & ~running["success"],
+    "episodes_early": lambda running: running["early"],
+    "episodes_success": lambda running: running["scored"] & running["success"],
+}
+"""What is counted of those that end."""
 
 
 class RewardMonitor:
@@ -59,8 +46,8 @@ class RewardMonitor:
 
     Args:
         cfg: limits.
-        contract: what the reward model promises.
-        threshold: above which a probability fires in this run.
+        contract: what an image model promises; None for a model that gives rewards instead of probabilities.
+        threshold: above which a probability fires in this run; None for a model that gives rewards.
         folder: of the run; gets `alarms.jsonl` and `alarms/<name>_<step>/*.png`.
         knows_success: whether the environment tells success; if so, every batch must carry it.
     """
@@ -68,38 +55,39 @@ class RewardMonitor:
     def __init__(
         self,
         cfg: MonitorConfig,
-        contract: Contract,
-        threshold: float,
+        contract: Contract | None,
+        threshold: float | None,
         folder: Path,
         *,
         knows_success: bool,
     ) -> None:
-        setup = MonitorSetup(
+        self.setup = MonitorSetup(
             cfg=cfg,
-            contract=contract,
-            threshold=float(threshold),
+            contract=Contract(model={}) if contract is None else contract,
+            threshold=math.nan if threshold is None else float(threshold),
+            gives_rewards=contract is None,
             knows_success=knows_success,
             folder=Path(folder),
         )
-        self.setup = setup
         self.cannot_watch: list[str] = []
-        """What the environment or the checkpoint does not allow to watch, in sentences."""
+        """What the environment or the model does not allow to watch, in sentences."""
         self.num_alarms = 0
         self.checks: dict[str, AlarmCheck] = {}
         """Name -> the alarm, for those that can be watched."""
-        self._running: dict[str, BoolArray] = {}
-        """What is known of the running episode of each environment: name -> bool [N]."""
-        self._first_success = first_success_step(setup)
-        if cfg.action == "off":
-            return
-        for alarm in ALARMS:
-            if not alarm.applies(setup):
+        self._running: dict[str, NDArray[Any]] = {}
+        """What is known of the running episode of each environment: name -> [N]."""
+        self._first_success = first_success_step(self.setup)
+        for alarm in ALARMS if cfg.action != "off" else ():
+            if not alarm.applies(self.setup):
                 continue
-            if missing := alarm.missing(setup):
+            missing = alarm.missing(self.setup)
+            if self.setup.gives_rewards and not alarm.for_rewards:
+                missing = "the model gives rewards, and no probabilities"
+            if missing:
                 self.cannot_watch.append(f"{as_words(alarm.name)}: {missing}")
                 log.info("monitor: cannot watch %s", self.cannot_watch[-1])
             else:
-                self.checks[alarm.name] = alarm(setup)
+                self.checks[alarm.name] = alarm(self.setup)
 
     def observe(self, step: int, batch: Watched) -> list[Alarm]:
         """Take in what happened up to environment step `step`; returns the alarms that rise now."""
@@ -138,63 +126,66 @@ class RewardMonitor:
                 saved = {**saved, "distances": state["distances"]}
             self.checks[name].load_state_dict(saved)
         renamed = {"judged": "scored"}  # in older checkpoints
-        self._running = {
-            renamed.get(name, name): np.array(values, np.bool_)
-            for name, values in (state["running"] or {}).items()
-        }
+        running = {renamed.get(name, name): values for name, values in (state["running"] or {}).items()}
+        self._running = {name: np.array(values, RUNNING[name]) for name, values in running.items()}
         self.num_alarms = int(state["num_alarms"])
 
     def _statistics(self, step: int, batch: Watched) -> Statistics:
         """Carry the running episodes on through [T, N] steps, and count those that end."""
         if self.setup.knows_success and batch.env_success is None:
             raise DataError("the monitor expects env_success in every batch, and this one has none")
-        prob, done, starts = batch.prob_success, batch.done, batch.elapsed == 0
-        scored = ~np.isnan(prob)
-        fired = scored & fires(prob, self.setup.threshold)
+        if self.setup.gives_rewards != (batch.rewards is not None):
+            told = "gives rewards" if self.setup.gives_rewards else "gives probabilities"
+            raise DataError(f"the monitor watches a model that {told}: make batches that say the same")
+        scored = ~np.isnan(batch.prob_success)
+        fired = scored & fires(batch.prob_success, self.setup.threshold)
         success = np.zeros_like(fired)
         if self.setup.knows_success and batch.env_success is not None:
             success = batch.env_success
         early = fired & (batch.elapsed < self._first_success)  # never, if that is NaN
-        running = self._running_episodes(done.shape[1])
-        episodes = episodes_fired = episodes_wrong = episodes_early = 0
-        for t in range(len(done)):
-            if starts[t].any():  # an episode that a reset from outside ended counts for nothing
-                for flags in running.values():
-                    flags[starts[t]] = False
+        gains = np.zeros(scored.shape)
+        if batch.rewards is not None:
+            gains = np.where(scored & np.isfinite(batch.rewards), batch.rewards, 0.0)
+        running = self._running_episodes(scored.shape[1])
+        counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
+        returns = 0.0
+        for t, ended in enumerate(batch.done):
+            starts = batch.elapsed[t] == 0
+            if starts.any():  # an episode that a reset from outside ended counts for nothing
+                _forget(running, starts)
             running["scored"] |= scored[t]
             running["fired"] |= fired[t]
             running["success"] |= success[t]
             running["early"] |= early[t] & ~running["success"]  # a fire after an early success is right
-            ended = done[t]
+            running["return"] += gains[t]
             if ended.any():
-                episodes += int((ended & running["scored"]).sum())
-                episodes_fired += int((ended & running["fired"]).sum())
-                episodes_wrong += int((ended & running["fired"] & ~running["success"]).sum())
-                episodes_early += int((ended & running["early"]).sum())
-                for flags in running.values():
-                    flags[ended] = False
+                for name, which in COUNTS.items():
+                    counts[name] += int((ended & which(running)).sum())
+                returns += float(running["return"][ended].sum())
+                _forget(running, ended)
         return Statistics(
+            **vars(batch),
             step=step,
             scored=scored,
             fired=fired,
             success=success,
             wrong=fired & ~success,
             early=early,
-            prob_success=prob,
-            disagreement=batch.disagreement,
-            features=batch.features,
-            frame=batch.frame,
-            episodes=episodes,
-            episodes_fired=episodes_fired,
-            episodes_wrong=episodes_wrong,
-            episodes_early=episodes_early,
+            returns=returns,
+            **counts,
         )
 
-    def _running_episodes(self, num_envs: int) -> dict[str, BoolArray]:
+    def _running_episodes(self, num_envs: int) -> dict[str, NDArray[Any]]:
         if not self._running:
-            names = ("scored", "fired", "success", "early")
-            self._running = {name: np.zeros(num_envs, np.bool_) for name in names}
+            self._running = {"scored": np.zeros(num_envs, np.bool_)}
         known = len(self._running["scored"])
         if known != num_envs:
             raise DataError(f"the monitor watches {known} environments, not {num_envs}")
+        for name, dtype in RUNNING.items():  # older checkpoints do not have all of them
+            self._running.setdefault(name, np.zeros(num_envs, dtype))
         return self._running
+
+
+def _forget(running: Mapping[str, NDArray[Any]], which: BoolArray) -> None:
+    for values in running.values():
+        values[which] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -97,10 +98,20 @@ def table(rows: Iterable[tuple[str, ...]], names: tuple[str, ...] = ()) -> str:
         f"<tr><th>{escape(first)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in rest)}</tr>"
         for first, *rest in rows
     )
-    kind = "wide" if names else "facts"
-    return (
-        f'<div class="scroll"><table class="{kind}">{f"<tr>{head}</tr>" if head else ""}{body}</table></div>'
-    )
+    kind, first_row = ("wide", f"<tr>{head}</tr>") if names else ("facts", "")
+    return f'<div class="scroll"><table class="{kind}">{first_row}{body}</table></div>'
+
+
+def figure(picture: bytes, kind: str, alt: str, caption: str = "", style: str = "") -> str:
+    """A picture in a format such as `png`, inside the page; `caption` is HTML."""
+    source = f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+    words = f"<figcaption>{caption}</figcaption>" if caption else ""
+    return f'<figure class="{style}"><img alt="{escape(alt)}" src="{source}">{words}</figure>'
+
+
+def strip(figures: Iterable[str]) -> str:
+    """Small pictures side by side."""
+    return f'<div class="strip">{"".join(figures)}</div>'
 
 
 def fold(words: str, body: str) -> str:

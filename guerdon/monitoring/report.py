@@ -6,7 +6,6 @@ is missing is left out, and a line says so. All text is escaped.
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -24,11 +23,13 @@ from guerdon.monitoring.page import (
     Level,
     Reason,
     document,
+    figure,
     fold,
     grade,
     percent,
     plain,
     section,
+    strip,
     table,
     tiles,
     verdict_box,
@@ -82,8 +83,7 @@ def write_report(folder: Path | str) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{display_path(folder)} is no folder of a run")
-    page = _page(read_run(folder)).encode()
-    write_atomic(folder / "report.html", lambda file: file.write(page))
+    write_atomic(folder / "report.html", _page(read_run(folder)))
     return folder / "report.html"
 
 
@@ -107,7 +107,7 @@ def judge_run(run: Run) -> tuple[Level, list[Reason]]:
         reasons.append((grade(gap <= GOOD_GAP, gap <= MAX_GAP), words))
     if run.alarms:
         on = run.last("monitor/alarms_on")
-        names = ", ".join(sorted({as_words(str(alarm.get("name"))) for alarm in run.alarms}))
+        names = ", ".join(sorted({as_words(alarm.name) for alarm in run.alarms}))
         over = on == 0
         text = f"{len(run.alarms)} alarm(s): {names}{'; all of them ended' if over else ''}."
         reasons.append(("care" if over else "bad", text))
@@ -182,7 +182,7 @@ def _plot(
         height=260,
         left=56,
     )
-    at = [float(alarm["step"]) for alarm in run.alarms]
+    at = [float(alarm.step) for alarm in run.alarms]
     plot.bands(at, at, style="alarm")
     for name in there:
         steps, values = run.series[name]
@@ -200,26 +200,23 @@ def _alarms(run: Run) -> str:
         return "<p>None.</p>" if watched else "<p>The run was not watched.</p>"
     parts = []
     for alarm in run.alarms:
-        name = as_words(str(alarm.get("name")))
-        value, limit = (plain(alarm[key]) for key in ("value", "limit"))
-        pictures = [_picture(run, str(path)) for path in alarm.get("frames") or ()]
-        strip = (
-            f'<div class="strip">{"".join(pictures)}</div>' if pictures else '<p class="note">No frames.</p>'
-        )
+        name, value, limit = escape(as_words(alarm.name)), plain(alarm.value), plain(alarm.limit)
+        pictures = [_picture(run, path) for path in alarm.frames]
         parts.append(
-            f"<h3>{escape(name)} at step {alarm['step']:,}: {value}, limit {limit}</h3>"
-            f'<p class="note">{escape(str(alarm.get("remedy", "")))}</p>{strip}'
+            f"<h3>{name} at step {alarm.step:,}: {value}, limit {limit}</h3>"
+            f'<p class="note">{escape(alarm.remedy)}</p>'
+            + (strip(pictures) if pictures else '<p class="note">No frames.</p>')
         )
     return "".join(parts)
 
 
-def _picture(run: Run, path: str) -> str:
+def _picture(run: Run, path: Path) -> str:
     """A saved frame as a figure; only files inside the run's folder are looked at."""
     place = (run.folder / path).resolve()
     if not place.is_relative_to(run.folder.resolve()) or place.suffix != ".png" or not place.is_file():
         run.notes.append(f"The frame {path} is not in the run's folder.")
         return ""
-    return f'<figure class="failure"><img alt="offending frame" src="{_data_url(place, "png")}"></figure>'
+    return figure(_content(place), "png", "offending frame", style="failure")
 
 
 def _monitor(run: Run) -> str:
@@ -240,7 +237,7 @@ def _monitor(run: Run) -> str:
             height=180,
             left=50,
         )
-        limits = {float(alarm["limit"]) for alarm in run.alarms if alarm.get("name") == signal}
+        limits = {float(alarm.limit) for alarm in run.alarms if alarm.name == signal}
         for limit in limits:
             plot.curve(plot.x_range, [limit, limit], style="limit")
         plots.append(plot.curve(steps, values).dots(steps[-1:], values[-1:]).svg())
@@ -253,9 +250,8 @@ def _films(run: Run) -> str:
         if path.stat().st_size > MAX_VIDEO_BYTES:
             run.notes.append(f"videos/{path.name} is too large to be shown here.")
             continue
-        name = escape(path.stem.replace("_", " "))
-        picture = f'<img alt="{name}" src="{_data_url(path, "gif")}">'
-        parts.append(f"<figure>{picture}<figcaption>{name}</figcaption></figure>")
+        name = path.stem.replace("_", " ")
+        parts.append(figure(_content(path), "gif", name, escape(name)))
     if len(run.videos) > MAX_VIDEOS:
         run.notes.append(f"{len(run.videos) - MAX_VIDEOS} more episodes are in videos/.")
     words = "Below each frame: the learned probability; dashed, the threshold; green, env success."
@@ -289,6 +285,6 @@ def _span(values: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
     return float(low - air * (low < 0)), float(high + air)
 
 
-def _data_url(path: Path, kind: str) -> str:
+def _content(path: Path) -> bytes:
     with storage_errors(path):
-        return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+        return path.read_bytes()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from guerdon.core.errors import GuerdonError
 from guerdon.core.types import BoolArray, FloatArray
 from guerdon.rewards.relabel import judged_frames
 
+Relabel: TypeAlias = Callable[[FloatArray], NDArray[np.floating]]
+Objective: TypeAlias = Callable[[], NDArray[np.floating]]
 MARGIN = 0.01
 """How far from the threshold the two probabilities lie, as a share of the room on that side."""
 
@@ -55,8 +57,8 @@ def probe_probabilities(
 
 
 def check_reward_path(
-    relabel: Callable[[FloatArray], NDArray[np.floating]],
-    objective: Callable[[], NDArray[np.floating]],
+    relabel: Relabel,
+    objective: Objective,
     done: BoolArray,
     cfg: RewardConfig,
     threshold: float,
@@ -80,11 +82,7 @@ def check_reward_path(
             "with these settings the learned reward has no influence: success_reward equals fail_reward, or "
             "reward_weight is 0"
         )
-    rewards_low = np.array(relabel(low))
-    objective_low = np.array(objective())
-    rewards_high = np.array(relabel(high))
-    objective_high = np.array(objective())
-    change = rewards_high - rewards_low
+    change, effect = _drive(relabel, objective, low, high)
     if not change[raised].any():
         raise RewardPathError(
             f"the training rewards stay the same when probabilities cross the threshold of {threshold:.4f}: "
@@ -97,12 +95,12 @@ def check_reward_path(
         )
     if change[~raised].any():
         raise RewardPathError("training rewards change on frames whose probability stayed the same")
-    _check_objective(objective_high - objective_low, weight)
+    _check_objective(effect, weight)
 
 
 def check_learned_rewards(
-    relabel: Callable[[FloatArray], NDArray[np.floating]],
-    objective: Callable[[], NDArray[np.floating]],
+    relabel: Relabel,
+    objective: Objective,
     shape: tuple[int, ...],
     weight: float,
 ) -> None:
@@ -119,9 +117,8 @@ def check_learned_rewards(
         raise RewardPathError("with these settings the learned reward has no influence: its weight is 0")
     raised = np.random.default_rng(0).random(shape) < 0.5
     raised.flat[0] = True
-    rewards_low = np.array(relabel(np.zeros(shape, np.float32)))
-    objective_low = np.array(objective())
-    change = np.array(relabel(raised.astype(np.float32))) - rewards_low
+    zeros = np.zeros(shape, np.float32)
+    change, effect = _drive(relabel, objective, zeros, raised.astype(np.float32))
     if not change[raised].any():
         raise RewardPathError(
             "the training rewards stay the same when the learned ones change: they are dropped on the way"
@@ -130,7 +127,16 @@ def check_learned_rewards(
         raise RewardPathError(
             "the training rewards do not follow the learned ones: they change elsewhere, or the other way"
         )
-    _check_objective(np.array(objective()) - objective_low, weight)
+    _check_objective(effect, weight)
+
+
+def _drive(
+    relabel: Relabel, objective: Objective, low: FloatArray, high: FloatArray
+) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+    """How much training rewards and objective change from `low` to `high`."""
+    rewards_low, objective_low = np.array(relabel(low)), np.array(objective())
+    rewards_high, objective_high = np.array(relabel(high)), np.array(objective())
+    return rewards_high - rewards_low, objective_high - objective_low
 
 
 def drive_targets(

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.core.atomic import storage_errors
+from guerdon.monitoring.alarm_check import ALARMS_FILE, Alarm
 
 LAST_SHARE = 0.2
 """The end of a run: so much of its steps."""
-ALARM_NUMBERS = ("step", "value", "limit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Run:
     folder: Path
     series: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
     """name -> (steps [K], values [K]), finite and in the order of the steps."""
-    alarms: Sequence[Mapping[str, Any]]
+    alarms: Sequence[Alarm]
     summary: Mapping[str, Any]
     config: str
     videos: Sequence[Path]
@@ -60,17 +60,13 @@ def read_run(folder: Path) -> Run:
     notes: list[str] = []
     lines = _json_lines(folder / "metrics.jsonl", notes)
     lines = [line for line in lines if is_number(line.get("step"))]
-    names = sorted({name for line in lines for name in line} - {"step"})
     series = {}
-    for name in names:
-        points = [
-            (line["step"], line[name]) for line in lines if is_number(line.get(name)) and "step" in line
-        ]
+    for name in sorted({name for line in lines for name in line} - {"step"}):
+        points = [(line["step"], line[name]) for line in lines if is_number(line.get(name))]
         if points:
             steps, values = np.array(sorted(points, key=lambda point: point[0]), np.float64).T
             series[name] = (steps, values)
-    alarms = _json_lines(folder / "alarms.jsonl", notes, needed=False)
-    unique = {(str(alarm.get("name")), alarm.get("step")): alarm for alarm in alarms}  # a resumed run repeats
+    alarms = [_alarm(line) for line in _json_lines(folder / ALARMS_FILE, notes, needed=False)]
     summary, text = _read(folder / "summary.json", notes), _read(folder / "config.yaml", notes)
     videos = sorted((folder / "videos").glob("*.gif"))
     if not videos:
@@ -78,12 +74,20 @@ def read_run(folder: Path) -> Run:
     return Run(
         folder=folder,
         series=series,
-        alarms=[alarm for alarm in unique.values() if all(is_number(alarm.get(k)) for k in ALARM_NUMBERS)],
+        alarms=list({(alarm.name, alarm.step): alarm for alarm in alarms if alarm}.values()),  # each once
         summary=_summary(summary, notes),
         config=text,
         videos=videos,
         notes=notes,
     )
+
+
+def _alarm(line: Mapping[str, Any]) -> Alarm | None:
+    numbers = {name: line.get(name) for name in ("step", "value", "limit")}
+    if not all(map(is_number, numbers.values())):
+        return None
+    frames = [Path(str(path)) for path in line.get("frames") or ()]
+    return Alarm(name=str(line.get("name")), remedy=str(line.get("remedy", "")), frames=frames, **numbers)  # type: ignore[arg-type]
 
 
 def _read(path: Path, notes: list[str]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.config import RewardConfig
-from guerdon.config.schema_reward import MixConfig
+from guerdon.config.schema_reward import CombineConfig
 from guerdon.core.errors import DataError
 from guerdon.core.running_stats import Moments
 from guerdon.core.types import BoolArray, FloatArray
@@ -107,7 +107,7 @@ def carry_forward(values: FloatArray, last: FloatArray | None = None) -> FloatAr
 def combine(
     env_rewards: NDArray[Any],
     learned: FloatArray,
-    cfg: MixConfig,
+    cfg: CombineConfig,
     scale: RewardScale | None = None,
     env_steps: int = 0,
 ) -> FloatArray:

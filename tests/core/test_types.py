@@ -8,7 +8,7 @@ import torch
 
 from guerdon.core.errors import DataError
 from guerdon.core.images import to_uint8_hwc, to_unit_chw
-from guerdon.core.types import Episode, FrameBatch, RewardLabels, TransitionBatch, is_positive
+from guerdon.core.types import Episode, FrameBatch, RewardLabels, is_positive
 
 
 def make(steps=4, **changes):
@@ -60,22 +60,6 @@ def test_a_batch_must_have_as_many_labels_as_frames():
     assert len(FrameBatch(frames={"c": np.zeros((3, 4, 4, 3), np.uint8)}, labels=labels)) == 3
     with pytest.raises(DataError, match=r"must have shape \[3"):
         FrameBatch(frames={"c": np.zeros((2, 4, 4, 3), np.uint8)}, labels=labels)
-
-
-def test_transitions_agree_in_size():
-    flags = np.zeros(2, np.bool_)
-    values = {
-        "obs": np.zeros((2, 5), np.float32),
-        "next_obs": np.zeros((2, 5), np.float32),
-        "action": np.zeros((2, 3), np.float32),
-        "env_reward": np.zeros(2, np.float32),
-        "terminated": flags,
-        "truncated": flags,
-        "success": flags,
-    }
-    assert len(TransitionBatch(**values)) == 2
-    with pytest.raises(DataError, match="next_obs"):
-        TransitionBatch(**{**values, "next_obs": np.zeros((2, 4), np.float32)})
 
 
 @pytest.mark.parametrize(
