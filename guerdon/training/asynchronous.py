@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.agents.replay import EnvStream
 from guerdon.config import AsynchronousConfig, LearnerConfig
 from guerdon.core.batches import StepChunk
 from guerdon.core.errors import ConfigError, GuerdonError, WorkerError, WorkerLostError
 from guerdon.core.progress import Stopwatch
 from guerdon.core.steps import StepBatch
+from guerdon.core.streams import EnvStream
 from guerdon.distributed.engine import Engine, Pending
 from guerdon.training.acting import PolicySpec
 from guerdon.training.env_workers import EnvWorkers
