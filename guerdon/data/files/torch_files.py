@@ -138,7 +138,7 @@ def read_zip(path: Path, *, work: Work) -> Any:
 
     if f"{root}byteorder" in entries and content(f"{root}byteorder").tobytes() != b"little":
         raise DataError("was written on a big-endian machine, which is not supported")
-    file = io.BytesIO(content(pickles[0]))
+    file = io.BytesIO(content(pickles[0]).data)
     return PickleMachine(file, ALLOWED, work=work, resolve_storage=resolve).run()
 
 
