@@ -17,8 +17,7 @@ from guerdon.core.progress import progress_bar
 from guerdon.core.types import BoolArray, Episode, Fault, display_path, with_control_mode
 from guerdon.data.collect.labelling import label_by_hold
 from guerdon.data.collect.run import CollectResult
-from guerdon.data.formats.realworld_parts import FILE_NAME
-from guerdon.data.formats.realworld_pkl import RecordedEpisode, RecordingWriter, read_recorded
+from guerdon.data.formats.realworld_pkl import FILE_NAME, RealworldPklWriter, RecordedEpisode, read_recorded
 from guerdon.envs.robot import RobotEnv
 from guerdon.envs.robot.vector import LearnerNames, control_mode, make_operator, robot_config
 
@@ -105,7 +104,7 @@ class RobotCollector:
                 operator.close()  # the terminal is the person's again
             raise
         self.source = with_control_mode(f"robot {self.robot.driver}", control_mode(self.robot))
-        self.writer = RecordingWriter(self.path)
+        self.writer = RealworldPklWriter(self.path)
 
     def _count_existing(self) -> None:
         if not self.path.parent.exists():
