@@ -26,7 +26,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
-from guerdon.core.types import SPLITS, BoolArray, Episode, FloatArray
+from guerdon.core.types import SPLITS, Episode, FloatArray
 
 JOURNAL = "journal.log"
 INDEX = "index.parquet"
@@ -66,6 +66,11 @@ class ShardFile:
     def row_bytes(self) -> int:
         """Bytes of a row; a vector may be empty."""
         return math.prod(self.shape) * int(np.dtype(self.dtype).itemsize)
+
+    def end(self, record: EpisodeRecord) -> int:
+        """The first row behind an episode, whose place is known."""
+        assert record.number is not None and record.first_frame is not None
+        return record.number + 1 if self.per_episode else record.first_frame + record.num_frames
 
     def map(self, shard: Path, num_rows: int) -> NDArray[Any]:
         """Map rows read-only; bytes behind them are left alone."""
@@ -258,7 +263,8 @@ class EpisodeRecord:
             values = self.labels if name == "labels" else self.scalars.get(name)
             if values is None or len(values) != self.num_frames:
                 return f"it has {0 if values is None else len(values)} {name} for {self.num_frames} frames"
-        return "its labels do not lie in [0, 1]" if bad_labels(self.labels).any() else None
+        in_range = self.labels.min() >= 0.0 and self.labels.max() <= 1.0  # false for NaN, too
+        return None if in_range else "its labels do not lie in [0, 1]"
 
     def to_line(self) -> bytes:
         """One journal line: a checksum, a blank, JSON, a newline."""
@@ -301,12 +307,6 @@ class EpisodeRecord:
         if not all(type(each) is int and 0 <= each < 2**62 for each in known):
             raise ValueError("it does not tell where the episode lies")
         return record
-
-
-def bad_labels(labels: NDArray[Any]) -> BoolArray:
-    """Which labels do not lie in [0, 1]; also NaN."""
-    bad: BoolArray = ~((labels >= 0.0) & (labels <= 1.0))
-    return bad
 
 
 def episode_digest(episode: Episode) -> bytes:

@@ -29,7 +29,7 @@ from guerdon.data.files.bounds import read_json
 from guerdon.data.formats.base import EpisodeWriter
 from guerdon.data.store import shard as layout
 from guerdon.data.store.episode_store import FORMAT, MANIFEST, SHARDS, EpisodeStore, read_manifest, shard_dirs
-from guerdon.data.store.shard_index import ShardIndex, index_table, read_journal, write_index
+from guerdon.data.store.shard_index import index_table, read_journal, usable, write_index
 
 log = logging.getLogger("guerdon")
 
@@ -264,13 +264,13 @@ def seal(shard: Path, schema: layout.ShardSchema) -> None:
     """
     journal = shard / layout.JOURNAL
     records, problems = read_journal(journal)
-    index = ShardIndex.of(records, schema, problems)
-    table = index_table(index, schema)
+    good, more = usable(records, schema)
+    table = index_table(good, schema, problems := problems + more)
     write_atomic(shard / layout.INDEX, lambda file: write_index(table, file))
-    if not index.problems:
+    if not problems:
         journal.unlink()
     else:
-        for problem in index.problems:
+        for problem in problems:
             log.warning("%s: %s; the journal is kept as journal.damaged", display_path(journal), problem)
         journal.rename(shard / "journal.damaged")
     fsync_directory(shard)
