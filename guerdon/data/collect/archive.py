@@ -25,7 +25,6 @@ class BackgroundWriter:
         self._idle = threading.Condition()
         self._waiting = 0
         self._error: BaseException | None = None
-        self.num_written = 0
         self._thread = threading.Thread(target=self._run, name="guerdon-writer", daemon=True)
         self._thread.start()
 
@@ -76,7 +75,6 @@ class BackgroundWriter:
         try:
             if batch and self._error is None:
                 self._writer.add_many([episode for episode, _ in batch])
-                self.num_written += len(batch)
         except BaseException as error:  # handed to the stepping thread by check()
             self._error = error
         finally:

@@ -15,8 +15,8 @@ from guerdon.config import CollectConfig, EnvConfig
 from guerdon.core.errors import ConfigError, EmergencyStopError, RobotError
 from guerdon.core.progress import progress_bar
 from guerdon.core.types import BoolArray, Episode, Fault, display_path, with_control_mode
-from guerdon.data.collect.labelling import label_by_hold
 from guerdon.data.collect.run import CollectResult
+from guerdon.data.datasets.cleaning import label_by_hold
 from guerdon.data.formats.realworld_pkl import FILE_NAME, RealworldPklWriter, RecordedEpisode, read_recorded
 from guerdon.envs.robot import RobotEnv
 from guerdon.envs.robot.vector import LearnerNames, control_mode, make_operator, robot_config

@@ -206,8 +206,6 @@ def named(source: Path | str) -> Iterator[None]:
         raise DataError(f"{name}: is truncated: the data ends in the middle of an object") from None
     except MemoryError:
         raise DataError(f"{name}: does not fit into memory") from None
-    except (zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        raise DataError(f"{name}: is damaged: {one_line(error)}") from error
     except Exception as error:  # hostile bytes can fail in any way; none of them may end a run
         detail = one_line(error) or type(error).__name__
         raise DataError(f"{name}: is damaged or not of this kind: {detail}") from error

@@ -56,9 +56,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{display_path(path)} has store version {manifest.get('version')!r}; this Guerdon knows 1"
         )
     try:
-        manifest["cameras"] = {
-            name: list(size) for name, size in camera_sizes(manifest.get("cameras")).items()
-        }
+        manifest["cameras"] = camera_sizes(manifest.get("cameras"))
     except DataError as error:
         raise DataError(f"{place} cannot be used: {error}") from error
     counts = [manifest.get("num_episodes", 0), manifest.get("num_frames", 0)]
@@ -133,7 +131,7 @@ class EpisodeStore:
         self.faults: list[Fault] = []
         self.cameras: dict[str, tuple[int, int, int]] = {
             name: size
-            for name, size in camera_sizes(self.manifest["cameras"]).items()
+            for name, size in self.manifest["cameras"].items()
             if cameras is None or name in cameras
         }
         self._shards: list[_Shard] = []

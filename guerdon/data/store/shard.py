@@ -126,9 +126,9 @@ class ShardSchema:
         """For `shard.json`."""
         return {
             "version": 1,
-            "cameras": {name: list(shape) for name, shape in self.cameras.items()},
-            "vectors": dict(self.vectors),
-            "scalars": list(self.scalars),
+            "cameras": self.cameras,
+            "vectors": self.vectors,
+            "scalars": self.scalars,
         }
 
     @classmethod

@@ -174,14 +174,10 @@ def _read_table(path: Path, schema: ShardSchema, rows: int) -> tuple[pa.Table, l
                 break
         table = pa.Table.from_batches(batches, batches[0].schema if batches else None).slice(0, limit)
         noted = (file.schema_arrow.metadata or {}).get(SET_ASIDE)
-    return table, [] if noted is None else _texts(noted)
-
-
-def _texts(noted: bytes) -> list[str]:
     try:
-        return [one_line(each, 300) for each in json.loads(noted)]
+        return table, [one_line(each, 300) for each in json.loads(noted or b"[]")]
     except (ValueError, TypeError, RecursionError):
-        return ["the list of what was set aside is damaged"]
+        return table, ["the list of what was set aside is damaged"]
 
 
 def _records(table: pa.Table, schema: ShardSchema) -> list[EpisodeRecord]:

@@ -48,7 +48,6 @@ class StoreWriter(EpisodeWriter):
     def __init__(self, path: Path | str, *, max_shard_bytes: int = 4 << 30) -> None:
         """Open or make the store at `path`; a shard is sealed when its frames exceed `max_shard_bytes`."""
         self.path = Path(path)
-        self.num_added = 0
         self._max_shard_bytes = max_shard_bytes
         self._shard: _OpenShard | None = None
         try:
@@ -97,7 +96,6 @@ class StoreWriter(EpisodeWriter):
         finally:
             if self._shard is not None:
                 self._shard.commit()
-            self.num_added += len(places)
         return places
 
     def _portions(self, episodes: list[Episode]) -> Iterator[list[Episode]]:
@@ -134,12 +132,11 @@ class StoreWriter(EpisodeWriter):
     def _agree_on_cameras(self, schema: layout.ShardSchema) -> None:
         """The first episode decides the store's cameras; all later ones must have the same."""
         manifest = read_manifest(self.path)
-        cameras = {name: list(shape) for name, shape in schema.cameras.items()}
         if not manifest["cameras"]:
-            _write_manifest(self.path, {**manifest, "cameras": cameras})
-        elif manifest["cameras"] != cameras:
+            _write_manifest(self.path, {**manifest, "cameras": schema.cameras})
+        elif manifest["cameras"] != schema.cameras:
             raise DataError(
-                f"the episode has the cameras {cameras}, but the store {display_path(self.path)} "
+                f"the episode has the cameras {schema.cameras}, but the store {display_path(self.path)} "
                 f"has {manifest['cameras']}"
             )
 
@@ -205,7 +202,9 @@ class _OpenShard:
             for file in self.schema.vector_files:
                 self._put(file, [getattr(item, file.field) for item in episodes])
         except OSError as error:
-            self._truncate_frames()
+            for file in self.schema.camera_files:  # so that a full disk has room for the lines of the others
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._files[file.name], self._num_frames * file.row_bytes)
             raise storage_error(self.path, error, kept=self._num_episodes) from error
         first = self._num_episodes
         for episode, digest in zip(episodes, layout.episode_digests(episodes), strict=True):
@@ -222,12 +221,6 @@ class _OpenShard:
         if file.row_bytes:
             data = [np.ascontiguousarray(array).data.cast("B") for array in arrays]
             _pwrite_all(self._files[file.name], data, first_row * file.row_bytes)
-
-    def _truncate_frames(self) -> None:
-        """Free what a failed write took, so that a full disk has room for the journal line of the others."""
-        for file in self.schema.camera_files:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._files[file.name], self._num_frames * file.row_bytes)
 
     def commit(self) -> None:
         """Sync the bytes, then the journal lines that vouch for them."""
@@ -309,7 +302,7 @@ def _refresh_manifest(store: Path) -> None:
     _write_manifest(
         store,
         {
-            "cameras": {name: list(shape) for name, shape in opened.cameras.items()},
+            "cameras": opened.cameras,
             "num_episodes": opened.num_episodes,
             "num_frames": opened.num_frames,
             "content_hash": opened.content_hash,
