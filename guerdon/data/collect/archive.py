@@ -15,12 +15,15 @@ from guerdon.data.formats import EpisodeWriter, get_format
 log = logging.getLogger("guerdon")
 
 
+MAX_BATCH = 64
+"""Episodes that are written with one sync."""
+
+
 class BackgroundWriter:
     """Writes episodes on a thread of its own, several with one sync; a failure is raised at the next call."""
 
-    def __init__(self, writer: EpisodeWriter, *, max_batch: int = 64) -> None:
+    def __init__(self, writer: EpisodeWriter) -> None:
         self._writer = writer
-        self._max_batch = max_batch
         self._queue: queue.SimpleQueue[tuple[Episode, Callable[[], None]] | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._waiting = 0
@@ -65,7 +68,7 @@ class BackgroundWriter:
     def _run(self) -> None:
         while True:
             batch = [self._queue.get()]
-            while batch[-1] is not None and len(batch) < self._max_batch and not self._queue.empty():
+            while batch[-1] is not None and len(batch) < MAX_BATCH and not self._queue.empty():
                 batch.append(self._queue.get())
             self._write([item for item in batch if item is not None])
             if batch[-1] is None:

@@ -226,12 +226,12 @@ def _load_transitions(path: Path) -> list[Any]:
         before = _version(path)
         try:
             content = _load_once(path)
-        except FileNotFoundError:
+        except DataError:  # a part that was joined is gone
             if _version(path) == before:
                 raise
-            continue
-        if _version(path) == before:
-            return content
+        else:
+            if _version(path) == before:
+                return content
     return _load_once(path)
 
 

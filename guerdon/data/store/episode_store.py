@@ -83,7 +83,6 @@ class _Shard:
     """An opened shard."""
 
     path: Path
-    schema: layout.ShardSchema
     records: list[EpisodeRecord]
     """Of the episodes whose bytes are all there."""
     facts: dict[str, Any]
@@ -199,9 +198,7 @@ class EpisodeStore:
                 for files in (chosen, schema.vector_files)
             )
             facts = _facts_of_shard(records)
-            return _Shard(
-                path=path, schema=schema, records=kept, facts=facts, cameras=cameras, vectors=vectors
-            )
+            return _Shard(path=path, records=kept, facts=facts, cameras=cameras, vectors=vectors)
         except DataError as error:
             self._set_aside(path, str(error))
         except (OSError, ValueError) as error:  # a file that became shorter a moment ago, or cannot be opened
@@ -264,7 +261,7 @@ class EpisodeStore:
             raise KeyError(name)
         return [getattr(each, name) for each in self._records]
 
-    def frames(self, camera: str, rows: ArrayLike, out: UInt8Array | None = None) -> UInt8Array:
+    def frames(self, camera: str, rows: ArrayLike) -> UInt8Array:
         """Frames of one camera at `rows` (int [N], any order) -> uint8 [N, H, W, C]."""
         if camera not in self.cameras:
             raise DataError(
@@ -273,7 +270,7 @@ class EpisodeStore:
         wanted = np.asarray(rows, np.int64)
         if wanted.size and not (int(wanted.min()) >= 0 and int(wanted.max()) < self.num_frames):
             raise DataError(f"frame rows must lie in 0..{self.num_frames - 1}")
-        result = np.empty((len(wanted), *self.cameras[camera]), np.uint8) if out is None else out
+        result = np.empty((len(wanted), *self.cameras[camera]), np.uint8)
         number = self.episode[wanted]
         local, owner = self._first_frame[number] + self.step[wanted], self._owner[number]
         for shard in np.unique(owner):
