@@ -192,10 +192,13 @@ class EpisodeStore:
             for problem in problems:
                 self._set_aside(path, problem)
             kept = self._without_lost_bytes(path, schema, records)
-            chosen = [each for each in schema.camera_files if each.field in self.cameras]
             cameras, vectors = (
-                {each.field: each.map(path, each.end(kept[-1]) if kept else 0) for each in files}
-                for files in (chosen, schema.vector_files)
+                {
+                    each.field: each.map(path, each.end(kept[-1]) if kept else 0)
+                    for each in schema.files
+                    if each.is_camera == is_camera and (not is_camera or each.field in self.cameras)
+                }
+                for is_camera in (True, False)
             )
             facts = _facts_of_shard(records)
             return _Shard(path=path, records=kept, facts=facts, cameras=cameras, vectors=vectors)
@@ -237,7 +240,7 @@ class EpisodeStore:
     ) -> list[EpisodeRecord]:
         """Set aside the episodes of a shard whose bytes are missing (a truncated file)."""
         kept = records
-        for file in (*schema.camera_files, *schema.vector_files):
+        for file in schema.files:
             there = (path / file.name).stat().st_size if (path / file.name).exists() else 0
             lost = sum(file.end(each) * file.row_bytes > there for each in records)
             if lost:

@@ -17,7 +17,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,16 @@ class ShardFile:
     dtype: Any
     shape: tuple[int, ...]
     """Of a row."""
-    per_episode: bool = False
-    """Whether there is one row for each episode, and not one for each frame."""
+
+    @property
+    def is_camera(self) -> bool:
+        """Whether it has images, and not vectors."""
+        return self.dtype is np.uint8
+
+    @property
+    def per_episode(self) -> bool:
+        """Whether there is one row for each episode, and not one for each frame."""
+        return self.field == "initial_state" and not self.is_camera
 
     @property
     def row_bytes(self) -> int:
@@ -101,35 +109,20 @@ class ShardSchema:
         )
 
     @property
-    def camera_files(self) -> list[ShardFile]:
-        """One for each camera; numbered, since a camera's name need not be a good file name."""
-        return [
+    def files(self) -> list[ShardFile]:
+        """One for each camera, numbered, since a camera's name need not be a good file name; then vectors."""
+        cameras = [
             ShardFile(field=camera, name=f"frames-{number:02d}.u8", dtype=np.uint8, shape=size)
             for number, (camera, size) in enumerate(self.cameras.items())
         ]
-
-    @property
-    def vector_files(self) -> list[ShardFile]:
-        """One for each vector field."""
-        return [
-            ShardFile(
-                field=name,
-                name=f"{name}.f32",
-                dtype=np.float32,
-                shape=(size,),
-                per_episode=name == "initial_state",
-            )
+        return cameras + [
+            ShardFile(field=name, name=f"{name}.f32", dtype=np.float32, shape=(size,))
             for name, size in self.vectors.items()
         ]
 
     def to_dict(self) -> dict[str, Any]:
         """For `shard.json`."""
-        return {
-            "version": 1,
-            "cameras": self.cameras,
-            "vectors": self.vectors,
-            "scalars": self.scalars,
-        }
+        return {"version": 1, **asdict(self)}
 
     @classmethod
     def from_dict(cls, data: Any) -> ShardSchema:

@@ -102,7 +102,7 @@ def load_index(shard: Path, schema: ShardSchema) -> tuple[list[EpisodeRecord], l
         return good, problems + more
     except FileNotFoundError:
         pass  # sealed, maybe at this moment: the index was there before the journal went
-    files = [(shard / each.name, each.row_bytes) for each in schema.camera_files]
+    files = [(shard / each.name, each.row_bytes) for each in schema.files if each.is_camera]
     rows = max((file.stat().st_size // size for file, size in files if file.exists()), default=0)
     if (shard / INDEX).exists():
         try:

@@ -171,8 +171,8 @@ class _OpenShard:
         self._num_episodes = 0
         self._pending: list[layout.EpisodeRecord] = []
         self._journal_end = 0
-        names = [each.name for each in (*schema.camera_files, *schema.vector_files)]
-        self._files = {name: _create(path / name) for name in [*names, layout.JOURNAL]}
+        names = [*(each.name for each in schema.files), layout.JOURNAL]
+        self._files = {name: _create(path / name) for name in names}
         fsync_directory(path)
 
     @classmethod
@@ -197,14 +197,13 @@ class _OpenShard:
         it again, and it is these takings that slow down the stepping thread, not the bytes.
         """
         try:
-            for file in self.schema.camera_files:
-                self._put(file, [item.frames[file.field] for item in episodes])
-            for file in self.schema.vector_files:
-                self._put(file, [getattr(item, file.field) for item in episodes])
+            for file in self.schema.files:
+                sources = (item.frames if file.is_camera else vars(item) for item in episodes)
+                self._put(file, [source[file.field] for source in sources])
         except OSError as error:
-            for file in self.schema.camera_files:  # so that a full disk has room for the lines of the others
+            for file in self.schema.files:  # so that a full disk has room for the lines of the others
                 with contextlib.suppress(OSError):
-                    os.ftruncate(self._files[file.name], self._num_frames * file.row_bytes)
+                    os.ftruncate(self._files[file.name], self._first_row(file) * file.row_bytes)
             raise storage_error(self.path, error, kept=self._num_episodes) from error
         first = self._num_episodes
         for episode, digest in zip(episodes, layout.episode_digests(episodes), strict=True):
@@ -217,10 +216,12 @@ class _OpenShard:
         return [f"{self.path.name}/{number:06d}" for number in range(first, self._num_episodes)]
 
     def _put(self, file: layout.ShardFile, arrays: list[NDArray[Any]]) -> None:
-        first_row = self._num_episodes if file.per_episode else self._num_frames
         if file.row_bytes:
             data = [np.ascontiguousarray(array).data.cast("B") for array in arrays]
-            _pwrite_all(self._files[file.name], data, first_row * file.row_bytes)
+            _pwrite_all(self._files[file.name], data, self._first_row(file) * file.row_bytes)
+
+    def _first_row(self, file: layout.ShardFile) -> int:
+        return self._num_episodes if file.per_episode else self._num_frames
 
     def commit(self) -> None:
         """Sync the bytes, then the journal lines that vouch for them."""
