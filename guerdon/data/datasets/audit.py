@@ -56,9 +56,7 @@ class AuditReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, ready for JSON."""
-        plain = asdict(self)
-        findings = [{**each, "examples": list(each["examples"])} for each in plain["findings"]]
-        return {**plain, "ok": self.ok, "findings": findings}
+        return {**asdict(self), "ok": self.ok}
 
 
 @dataclass

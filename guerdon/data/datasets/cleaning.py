@@ -103,8 +103,7 @@ class ProcessReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, ready for JSON."""
-        plain = dataclasses.asdict(self)
-        return {**plain, "faults": list(plain["faults"]), "audit": self.audit.to_dict()}
+        return {**dataclasses.asdict(self), "audit": self.audit.to_dict()}
 
 
 def process(
