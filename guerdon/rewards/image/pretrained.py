@@ -130,6 +130,8 @@ def _read_flax(path: Path) -> Any:
     The published file holds jax arrays, which pickle themselves as a call around numpy's own parts; those
     parts go through the same checks as everywhere. Nothing of jax is imported.
     """
+    if path.is_file() and not path.stat().st_size:
+        raise DataError(f"{display_path(path)}: is truncated: it has no bytes")
     return safe_pickle.load(path, more={_JAX_ARRAY: Allowed(".".join(_JAX_ARRAY), _jax_array)})
 
 
