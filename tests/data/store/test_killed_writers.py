@@ -14,7 +14,7 @@ import pytest
 
 from guerdon.core.atomic import NumberedFiles, write_atomic
 from guerdon.core.types import Episode, Fault
-from guerdon.data.formats import get_format
+from guerdon.data.formats import get_format, realworld_pkl
 from guerdon.data.formats.realworld_pkl import RealworldPklWriter, RecordedEpisode
 
 FORK = multiprocessing.get_context("fork")
@@ -92,6 +92,21 @@ def test_parts_of_an_older_version_are_read_and_joined(tmp_path):
     RealworldPklWriter(tmp_path / "old").close()
     assert markers(tmp_path / "old", "realworld-pkl") == [5, 7]
     assert not parts.exists()
+
+
+def test_a_part_that_is_joined_while_it_is_read_is_read_from_the_file(tmp_path, monkeypatch):
+    writer = RealworldPklWriter(tmp_path)
+    writer.add(recorded(7))
+    real = realworld_pkl._load_list
+
+    def too_late(path):
+        monkeypatch.setattr(realworld_pkl, "_load_list", real)
+        writer.close()
+        return real(path)
+
+    monkeypatch.setattr(realworld_pkl, "_load_list", too_late)
+    (item,) = realworld_pkl.read_recorded(tmp_path)
+    assert isinstance(item, RecordedEpisode)
 
 
 # Killed writers
