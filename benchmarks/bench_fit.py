@@ -27,7 +27,7 @@ from guerdon.core.types import Episode
 from guerdon.data.collect.run import collect
 from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.data.store.shard import EpisodeRecord, ShardSchema, episode_digest
-from guerdon.data.store.shard_index import ShardIndex, index_table, write_index
+from guerdon.data.store.shard_index import index_table, usable, write_index
 from guerdon.fit import fit_reward_model
 from guerdon.fit.metrics import confusion
 from guerdon.fit.trainer import RewardModelTrainer
@@ -112,7 +112,7 @@ def sparse_data(path: Path) -> Path:
     kinds = [EpisodeRecord.of(item, episode_digest(item)) for item in records]
     with (shard / "index.parquet").open("wb") as file:
         schema = ShardSchema.of(records[0])
-        write_index(index_table(ShardIndex.of(kinds * count, schema, []), schema), file)
+        write_index(index_table(usable(kinds * count, schema)[0], schema), file)
     os.truncate(shard / "frames-00.u8", 4 * count * records[0].frames["base_camera"].nbytes)
     return path
 

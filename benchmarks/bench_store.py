@@ -20,7 +20,7 @@ from guerdon.core.types import Episode
 from guerdon.data.collect.run import collect
 from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.data.store.shard import EpisodeRecord, ShardSchema, episode_digest
-from guerdon.data.store.shard_index import ShardIndex, index_table, write_index
+from guerdon.data.store.shard_index import index_table, usable, write_index
 from guerdon.data.summary import convert, inspect
 
 EPISODES, BATCH, BATCHES = 200, 256, 5
@@ -102,7 +102,7 @@ def sparse_store(path: Path) -> EpisodeStore:
     with (shard / "index.parquet").open("wb") as file:
         schema = ShardSchema.of(episode)
         records = [EpisodeRecord.of(episode, episode_digest(episode))] * count
-        write_index(index_table(ShardIndex.of(records, schema, []), schema), file)
+        write_index(index_table(usable(records, schema)[0], schema), file)
     os.truncate(shard / "frames-00.u8", count * 50 * 64 * 64 * 3)
     return EpisodeStore(path)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from guerdon.core.errors import DataError
 from guerdon.core.progress import progress
-from guerdon.core.types import DataSummary, Episode, Fault, display_path
-from guerdon.data.formats import detect_format, get_format
+from guerdon.core.types import BoolArray, DataSummary, Episode, Fault, display_path
+from guerdon.data.formats import find_format, get_format
 from guerdon.data.formats.native import Native
 from guerdon.data.store.episode_store import EpisodeStore
 
@@ -18,76 +19,63 @@ Cameras: TypeAlias = Mapping[str, tuple[int, int, int]]
 WRITE_BATCH = 32
 
 
-@dataclass
-class _Counts:
-    """Running totals of the episodes with the same cameras."""
-
-    episodes: int = 0
-    frames: int = 0
-    success: int = 0
-    incomplete: int = 0
-    positive: int = 0
-    sources: list[str] = field(default_factory=list)
-
-    def add(self, episode: Episode) -> None:
-        self.episodes += 1
-        self.frames += episode.num_frames
-        self.positive += episode.num_positive_frames
-        self.incomplete += not episode.complete
-        self.success += episode.complete and episode.success
-        self.sources.append(episode.source)
-
-
 def inspect(path: Path | str, format: str | None = None) -> DataSummary:
     """What is at `path`; the format is detected unless given. Reads everything once, changes nothing."""
     path = Path(path)
-    kind = detect_format(path) if format is None else get_format(format)
+    kind = find_format(path, format)
     if isinstance(kind, Native):
-        return _inspect_store(path)
-    by_cameras: dict[tuple[tuple[str, tuple[int, int, int]], ...], _Counts] = {}
+        store = EpisodeStore(path)
+        return _summary(
+            path,
+            kind.name,
+            cameras=store.cameras,
+            faults=store.faults,
+            success=store.success,
+            complete=store.complete,
+            num_frames=store.num_frames,
+            num_positive_frames=int((store.labels >= 0.5).sum()),
+            content_hash=store.content_hash,
+        )
+    by_cameras: dict[tuple[tuple[str, tuple[int, int, int]], ...], list[tuple[Any, ...]]] = {}
     faults: list[Fault] = []
     for item in progress(kind.read(path), "reading", unit="episode"):
         if isinstance(item, Fault):
             faults.append(item)
         else:
-            by_cameras.setdefault(tuple(sorted(item.camera_shapes.items())), _Counts()).add(item)
-    most = max(by_cameras, key=lambda key: by_cameras[key].episodes, default=())
-    for key, counts in by_cameras.items():
+            facts = (item.source, item.success, item.complete, item.num_frames, item.num_positive_frames)
+            by_cameras.setdefault(tuple(sorted(item.camera_shapes.items())), []).append(facts)
+    most = max(by_cameras, key=lambda key: len(by_cameras[key]), default=())
+    for key, episodes in by_cameras.items():
         if key != most:
             reason = mismatch(dict(key), dict(most))
-            faults += [Fault(path=source, reason=reason) for source in counts.sources]
-    return _summary(path, kind.name, by_cameras.get(most, _Counts()), dict(most), faults, None)
-
-
-def _inspect_store(path: Path) -> DataSummary:
-    store = EpisodeStore(path)
-    counts = _Counts(
-        episodes=store.num_episodes,
-        frames=store.num_frames,
-        success=int((store.success & store.complete).sum()),
-        incomplete=int((~store.complete).sum()),
-        positive=int((store.labels >= 0.5).sum()),
+            faults += [Fault(path=source, reason=reason) for source, *_ in episodes]
+    columns = list(zip(*by_cameras.get(most, ()), strict=True)) or [()] * 5
+    return _summary(
+        path,
+        kind.name,
+        cameras=dict(most),
+        faults=faults,
+        success=np.array(columns[1], np.bool_),
+        complete=np.array(columns[2], np.bool_),
+        num_frames=sum(columns[3]),
+        num_positive_frames=sum(columns[4]),
     )
-    return _summary(path, Native.name, counts, store.cameras, store.faults, store.content_hash)
 
 
 def _summary(
-    path: Path, format: str, counts: _Counts, cameras: Cameras, faults: list[Fault], content_hash: str | None
+    path: Path, format: str, *, faults: list[Fault], success: BoolArray, complete: BoolArray, **known: Any
 ) -> DataSummary:
     files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
     return DataSummary(
         path=str(path),
         format=format,
-        num_episodes=counts.episodes,
-        num_frames=counts.frames,
-        num_success_episodes=counts.success,
-        num_failure_episodes=counts.episodes - counts.incomplete - counts.success,
-        num_incomplete_episodes=counts.incomplete,
-        num_positive_frames=counts.positive,
-        cameras=cameras,
+        num_episodes=len(success),
+        num_success_episodes=int((success & complete).sum()),
+        num_failure_episodes=int((~success & complete).sum()),
+        num_incomplete_episodes=int((~complete).sum()),
         faults=tuple(faults),
         bytes=sum(item.stat().st_size for item in files),
-        content_hash=content_hash,
+        **known,
     )
 
 
@@ -130,7 +118,7 @@ def convert(
     source, target = Path(source), Path(target)
     if source.resolve() == target.resolve():
         raise DataError(f"source and target are the same: {display_path(source)}")
-    kind = detect_format(source) if format is None else get_format(format)
+    kind = find_format(source, format)
     summary = inspect(source, kind.name)
     if summary.num_episodes == 0:
         first = f"; {summary.faults[0].path}: {summary.faults[0].reason}" if summary.faults else ""

@@ -13,7 +13,7 @@ from guerdon.core.errors import ConfigError, DataError, RobotError
 from guerdon.core.types import control_mode_of
 from guerdon.data.collect.robot import RobotCollector, collect_robot
 from guerdon.data.datasets.cleaning import process
-from guerdon.data.formats.realworld_pkl import RecordedEpisode, RecordingWriter, read_recorded
+from guerdon.data.formats.realworld_pkl import RealworldPklWriter, RecordedEpisode, read_recorded
 from guerdon.data.store import EpisodeStore
 from guerdon.data.summary import inspect
 from tests.robot.conftest import HOLD, SIZE, section
@@ -91,7 +91,7 @@ def test_parts_that_are_in_the_file_already_are_not_read_twice(robot, tmp_path):
     parts = tmp_path / "data.pkl.parts"
     Killed(section(robot), settings(tmp_path), 2, 0).run()
     shutil.copytree(parts, tmp_path / "copy")
-    RecordingWriter(tmp_path).close()
+    RealworldPklWriter(tmp_path).close()
     assert (tmp_path / "data.pkl").exists()
     assert not parts.exists()
     (tmp_path / "copy").rename(parts)  # as if it was killed before they were removed

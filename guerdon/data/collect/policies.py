@@ -73,25 +73,22 @@ class CheckpointPolicy:
             )
         make_activation = getattr(torch.nn, ACTIVATIONS[activation])
         layers: list[torch.nn.Module] = []
-        count = len(weights) // 2
         try:
-            for number in range(count):
-                weight, bias = weights[f"{number}.weight"], weights[f"{number}.bias"]
+            for number in range(len(weights) // 2):
                 linear = torch.nn.Linear(1, 1)
-                linear.weight = torch.nn.Parameter(weight.float(), requires_grad=False)
-                linear.bias = torch.nn.Parameter(bias.float(), requires_grad=False)
-                layers += [linear] if number == count - 1 else [linear, make_activation()]
-            size = int(weights["0.weight"].shape[1])
-            with torch.no_grad():
-                torch.nn.Sequential(*layers)(torch.zeros(1, size))  # layers that do not fit each other
+                for part in ("weight", "bias"):
+                    parameter = torch.nn.Parameter(weights[f"{number}.{part}"].float(), requires_grad=False)
+                    setattr(linear, part, parameter)
+                layers += [linear, make_activation()]
+            self._network = torch.nn.Sequential(*layers[:-1]).eval()
+            self._size = int(weights["0.weight"].shape[1])
+            self._network(torch.zeros(1, self._size))  # layers that do not fit each other
         except Exception as error:  # hostile bytes can fail in any way
             raise DataError(
                 f"{display_path(path / 'policy.safetensors')} does not fit an mlp: {one_line(error)}"
             ) from error
         if description.get("squash"):
-            layers.append(torch.nn.Tanh())
-        self._network = torch.nn.Sequential(*layers).eval()
-        self._size = size
+            self._network.append(torch.nn.Tanh())
         self._noise = noise
         self._rng = np.random.default_rng(seed)
 

@@ -18,18 +18,13 @@ from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import BoolArray, Episode, FloatArray, IntArray, UInt8Array, is_positive
+from guerdon.data.store.shard import SCALARS
 
 STEP_FIELDS: Mapping[str, Any] = {
-    "labels": np.float32,
-    "actions": np.float32,
-    "intended": np.float32,
-    "states": np.float32,
-    "env_rewards": np.float32,
-    "terminated": np.bool_,
-    "truncated": np.bool_,
-    "is_grasped": np.bool_,
-    "at_rest": np.bool_,
+    **dict.fromkeys(("labels", "actions", "intended", "states"), np.float32),
+    **SCALARS,
 }
+"""Field of an `Episode` with an entry for each step -> its type."""
 POOL_BYTES = 1 << 30
 """Spare slots are allotted only as far as they fit in this many bytes."""
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,64 +14,18 @@ from guerdon.config import CollectConfig, EnvConfig
 from guerdon.core.errors import ConfigError, EmergencyStopError, RobotError
 from guerdon.core.progress import progress_bar
 from guerdon.core.types import BoolArray, Episode, Fault, display_path, with_control_mode
-from guerdon.data.collect.labelling import label_by_hold
 from guerdon.data.collect.run import CollectResult
-from guerdon.data.formats.realworld_parts import FILE_NAME
-from guerdon.data.formats.realworld_pkl import RecordedEpisode, RecordingWriter, read_recorded
+from guerdon.data.datasets.cleaning import label_by_hold
+from guerdon.data.formats.realworld_pkl import FILE_NAME, RealworldPklWriter, RecordedEpisode, read_recorded
 from guerdon.envs.robot import RobotEnv
 from guerdon.envs.robot.vector import LearnerNames, control_mode, make_operator, robot_config
 
 log = logging.getLogger("guerdon")
 
+_Step: TypeAlias = tuple[Mapping[str, Any], float, bool, Mapping[str, Any]]
+"""(next_obs, env_reward, terminated, info)."""
 MAX_BROKEN = 3
 """Episodes in a row that may break off with an error of the robot before recording is given up."""
-
-
-@dataclass
-class _RunningEpisode:
-    """The steps of the episode that is being driven."""
-
-    first_obs: Mapping[str, Any]
-    seed: int
-    steps: list[tuple[Mapping[str, Any], float, bool, Mapping[str, Any]]] = field(default_factory=list)
-    """(next_obs, env_reward, terminated, info) of each."""
-
-    def recorded(self, hold_steps: int, time_scale: float, source: str, *, complete: bool) -> RecordedEpisode:
-        """The episode with its labels."""
-        next_obs, env_rewards, terminated, infos = zip(*self.steps, strict=True)
-
-        def column(name: str, dtype: type[np.generic]) -> Any:
-            return np.asarray([info[name] for info in infos], dtype)
-
-        at_target, key = column("at_target", np.bool_), str(infos[-1]["operator_key"])
-        ended: BoolArray = np.asarray(terminated, np.bool_)
-        last = np.arange(len(infos)) == len(infos) - 1
-        found = label_by_hold(at_target, hold_steps, key)
-        episode = Episode(
-            frames={
-                name: np.stack([obs[name] for obs in next_obs]) for name in next_obs[0] if name != "state"
-            },
-            labels=found.labels,
-            success=found.success,
-            actions=column("action_taken", np.float32),
-            states=np.asarray([obs["state"] for obs in next_obs], np.float32),
-            initial_state=np.asarray(self.first_obs["state"], np.float32),
-            env_rewards=np.asarray(env_rewards, np.float32),
-            terminated=ended,
-            truncated=last & ~ended,
-            seed=self.seed,
-            source=source,
-            complete=complete,
-        )
-        return RecordedEpisode(
-            episode=episode,
-            at_target=at_target,
-            hold_steps=hold_steps,
-            key=key,
-            # A simulated robot's time may run faster, but no camera gets older by that.
-            frame_age={"oldest": column("frame_age", np.float32) / np.float32(time_scale)},
-            intervened=column("intervened", np.bool_),
-        )
 
 
 class RobotCollector:
@@ -105,7 +58,7 @@ class RobotCollector:
                 operator.close()  # the terminal is the person's again
             raise
         self.source = with_control_mode(f"robot {self.robot.driver}", control_mode(self.robot))
-        self.writer = RecordingWriter(self.path)
+        self.writer = RealworldPklWriter(self.path)
 
     def _count_existing(self) -> None:
         if not self.path.parent.exists():
@@ -173,20 +126,60 @@ class RobotCollector:
         """One episode, on disk when it returns; also what there is of one that breaks off."""
         seed = int(np.random.SeedSequence([self.seed, 1, sum(self.counts.values())]).generate_state(1)[0])
         first_obs, _ = self.env.reset(seed=seed)
-        running, over = _RunningEpisode(first_obs, seed), False
+        steps: list[_Step] = []
+        over = False
         rest = np.zeros(self.robot.action_size, np.float32)  # the arm stays unless somebody drives
         try:
             while not over:
                 obs, env_reward, terminated, truncated, info = self.env.step(rest)
-                running.steps.append((obs, float(env_reward), terminated, info))
+                steps.append((obs, float(env_reward), terminated, info))
                 self.steps += 1
                 over = terminated or truncated
         finally:
-            if running.steps:
-                hold, scale = self.robot.success_hold_steps, self.robot.time_scale
-                recorded = running.recorded(hold, scale, self.source, complete=over)
+            if steps:
+                recorded = self._recorded(first_obs, seed, steps, complete=over)
                 self.writer.add(recorded)
                 self._count(recorded.episode)
+
+    def _recorded(
+        self, first_obs: Mapping[str, Any], seed: int, steps: list[_Step], *, complete: bool
+    ) -> RecordedEpisode:
+        """The episode of these steps, with its labels."""
+        next_obs, env_rewards, terminated, infos = zip(*steps, strict=True)
+
+        def column(name: str, dtype: type[np.generic]) -> Any:
+            return np.asarray([info[name] for info in infos], dtype)
+
+        hold, key = self.robot.success_hold_steps, str(infos[-1]["operator_key"])
+        at_target = column("at_target", np.bool_)
+        ended: BoolArray = np.asarray(terminated, np.bool_)
+        last = np.arange(len(infos)) == len(infos) - 1
+        found = label_by_hold(at_target, hold, key)
+        episode = Episode(
+            frames={
+                name: np.stack([obs[name] for obs in next_obs]) for name in next_obs[0] if name != "state"
+            },
+            labels=found.labels,
+            success=found.success,
+            actions=column("action_taken", np.float32),
+            states=np.asarray([obs["state"] for obs in next_obs], np.float32),
+            initial_state=np.asarray(first_obs["state"], np.float32),
+            env_rewards=np.asarray(env_rewards, np.float32),
+            terminated=ended,
+            truncated=last & ~ended,
+            seed=seed,
+            source=self.source,
+            complete=complete,
+        )
+        return RecordedEpisode(
+            episode=episode,
+            at_target=at_target,
+            hold_steps=hold,
+            key=key,
+            # A simulated robot's time may run faster, but no camera gets older by that.
+            frame_age={"oldest": column("frame_age", np.float32) / np.float32(self.robot.time_scale)},
+            intervened=column("intervened", np.bool_),
+        )
 
     def close(self) -> None:
         """Let go of the robot, then make one file of the recording."""

@@ -166,7 +166,7 @@ def _loop(env: VectorDataCollectorWrapper, policy: Policy, cfg: CollectConfig, s
                     return steps, f"gave up after {episodes} episodes"
                 seen = obs if getattr(policy, "takes_observations", False) else _states(env, obs)
                 actions = policy.act(seen)
-                env.recording.intended = getattr(policy, "intended", None)
+                env.intended = getattr(policy, "intended", None)
                 obs, _, terminated, truncated, _ = env.step(actions)
                 done = np.asarray(terminated) | np.asarray(truncated)
                 steps += env.num_envs

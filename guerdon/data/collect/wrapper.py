@@ -29,13 +29,12 @@ from guerdon.envs.observations import (
 RenderMode: TypeAlias = Literal["always", "on_demand"]
 
 
-class _Recording:
+class _RecordsEpisodes:
     """What the single and the vector wrapper share: they differ in the batch axis and in auto-reset."""
 
     def __init__(
         self,
         env: AnyEnv,
-        num_envs: int,
         save_dir: Path | str,
         target_success: int | None = None,
         target_failure: int | None = None,
@@ -47,14 +46,32 @@ class _Recording:
         only_at_rest: bool = False,
         archive: EpisodeArchive | None = None,
     ) -> None:
+        """Record `env`.
+
+        Args:
+            env: its info must have `success`; its frames come from the observation or from rendering.
+            save_dir: where the episodes go; what is there already is never overwritten.
+            target_success: how many successes to keep, those that are there included; None: no limit.
+            target_failure: the same for failures.
+            reward_render_mode: `always` records every frame; `on_demand` renders and records only the final
+                frame of each episode, which is what a terminal reward scores.
+            cameras: camera names; the first one is RLinf's `main_images`.
+            format: any writable format of `guerdon.data.formats`.
+            keep_states: whether to keep state vectors beside the frames.
+            only_at_rest: render an episode's first frame and those of a robot that stands still, as the info
+                `is_robot_static` tells; while it moves the last picture is kept again.
+            archive: where the episodes go instead of `save_dir`; its limits then hold instead of the targets.
+        """
+        super().__init__(env)  # type: ignore[call-arg]  # of Gymnasium's wrapper
         if reward_render_mode not in ("always", "on_demand"):
             raise ConfigError(
                 f"reward_render_mode must be 'always' or 'on_demand', not {reward_render_mode!r}"
             )
         self.archive = archive or open_archive(save_dir, format, target_success, target_failure)
+        """Counts of what was kept."""
         spec = getattr(env, "spec", None)
         self._recorder = EpisodeRecorder(
-            num_envs,
+            env.num_envs if isinstance(env, VectorEnv) else 1,
             self.archive.add,
             capacity=(spec.max_episode_steps if spec is not None else None) or 64,
             source=_source(env),
@@ -68,6 +85,15 @@ class _Recording:
         self.intended: FloatArray | None = None
         """float32 [N, A]; what the demonstrator means by the next step's actions, where it tells."""
 
+    def close(self, **kwargs: Any) -> None:
+        """Keep unfinished episodes apart and finish writing, then close the environment."""
+        try:
+            if not self.archive.is_full:
+                self._recorder.truncate()
+            self.archive.close()
+        finally:
+            super().close(**kwargs)  # type: ignore[misc]
+
     def _states(self, obs: Any, *, final: bool) -> FloatArray | None:
         """State vectors [N, S], from the environment itself where it offers them, if they are wanted.
 
@@ -79,7 +105,7 @@ class _Recording:
             return state_from(obs)
         return self._native.final_state() if final else self._native.state()
 
-    def step(
+    def _record_step(
         self,
         env_ids: IntArray,
         obs: Any,
@@ -138,7 +164,7 @@ class _Recording:
                 self._last_pictures[name][fresh] = images
         return {name: pictures[shown] for name, pictures in self._last_pictures.items()}
 
-    def reset(self, env_ids: IntArray, obs: Any, info: Mapping[str, Any]) -> None:
+    def _record_reset(self, env_ids: IntArray, obs: Any, info: Mapping[str, Any]) -> None:
         """New episodes begin in `env_ids` with `obs` [N, ...]; what was running is kept as unfinished."""
         if self.archive.is_full or len(env_ids) == 0:
             return
@@ -151,14 +177,8 @@ class _Recording:
             None if seeds is None else to_numpy(seeds)[env_ids].astype(np.int64),
         )
 
-    def close(self) -> None:
-        """Keep unfinished episodes apart and finish writing."""
-        if not self.archive.is_full:
-            self._recorder.truncate()
-        self.archive.close()
 
-
-class DataCollectorWrapper(gym.Wrapper[Any, Any, Any, Any]):
+class DataCollectorWrapper(_RecordsEpisodes, gym.Wrapper[Any, Any, Any, Any]):
     """Records every episode of an environment until the targets are met; afterwards it only steps.
 
     `DataCollectorWrapper(env, ...)` takes single and vector environments; for a vector environment it
@@ -171,68 +191,18 @@ class DataCollectorWrapper(gym.Wrapper[Any, Any, Any, Any]):
             return VectorDataCollectorWrapper(env, *args, **kwargs)
         return super().__new__(cls)
 
-    def __init__(
-        self,
-        env: gym.Env[Any, Any],
-        save_dir: Path | str,
-        target_success: int | None = None,
-        target_failure: int | None = None,
-        reward_render_mode: RenderMode = "always",
-        *,
-        cameras: Sequence[str] = ("base_camera",),
-        format: str = "pkl-episode",
-        keep_states: bool = True,
-        only_at_rest: bool = False,
-        archive: EpisodeArchive | None = None,
-    ) -> None:
-        """Record `env`.
-
-        Args:
-            env: its info must have `success`; its frames come from the observation or from rendering.
-            save_dir: where the episodes go; what is there already is never overwritten.
-            target_success: how many successes to keep, those that are there included; None: no limit.
-            target_failure: the same for failures.
-            reward_render_mode: `always` records every frame; `on_demand` renders and records only the final
-                frame of each episode, which is what a terminal reward scores.
-            cameras: camera names; the first one is RLinf's `main_images`.
-            format: any writable format of `guerdon.data.formats`.
-            keep_states: whether to keep state vectors beside the frames.
-            only_at_rest: render an episode's first frame and those of a robot that stands still, as the info
-                `is_robot_static` tells; while it moves the last picture is kept again.
-            archive: where the episodes go instead of `save_dir`; its limits then hold instead of the targets.
-        """
-        super().__init__(env)
-        self.recording = _Recording(
-            env,
-            1,
-            save_dir,
-            target_success,
-            target_failure,
-            reward_render_mode,
-            cameras=cameras,
-            format=format,
-            keep_states=keep_states,
-            only_at_rest=only_at_rest,
-            archive=archive,
-        )
-
-    @property
-    def archive(self) -> EpisodeArchive:
-        """Counts of what was kept."""
-        return self.recording.archive
-
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset; an episode that was running is kept as unfinished."""
         obs, info = self.env.reset(seed=seed, options=options)
-        self.recording.reset(np.zeros(1, np.int64), _batched(obs), _batched(info))
+        self._record_reset(np.zeros(1, np.int64), _batched(obs), _batched(info))
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step and record."""
         obs, env_reward, terminated, truncated, info = self.env.step(action)
-        self.recording.step(
+        self._record_step(
             np.zeros(1, np.int64),
             _batched(obs),
             np.asarray(to_numpy(action))[None],
@@ -243,37 +213,24 @@ class DataCollectorWrapper(gym.Wrapper[Any, Any, Any, Any]):
         )
         return obs, env_reward, terminated, truncated, info
 
-    def close(self) -> None:
-        """Finish writing, then close the environment."""
-        try:
-            self.recording.close()
-        finally:
-            super().close()
 
-
-class VectorDataCollectorWrapper(VectorWrapper):
+class VectorDataCollectorWrapper(_RecordsEpisodes, VectorWrapper):
     """`DataCollectorWrapper` for vector environments, in all of Gymnasium's auto-reset modes."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], *args: Any, **kwargs: Any) -> None:
         """Record `env`; the arguments after it are those of `DataCollectorWrapper`."""
-        super().__init__(env)
-        self.recording = _Recording(env, env.num_envs, *args, **kwargs)
+        super().__init__(env, *args, **kwargs)
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._ended: BoolArray = np.zeros(env.num_envs, np.bool_)
-
-    @property
-    def archive(self) -> EpisodeArchive:
-        """Counts of what was kept."""
-        return self.recording.archive
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset all environments, or those of `options["reset_mask"]`."""
         obs, info = self.env.reset(seed=seed, options=options)
-        mask = np.ones(self.num_envs, np.bool_) if options is None else options.get("reset_mask")
+        mask = None if options is None else options.get("reset_mask")
         mask = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask, np.bool_)
-        self.recording.reset(np.flatnonzero(mask), obs, info)
+        self._record_reset(np.flatnonzero(mask), obs, info)
         self._ended[mask] = False
         return obs, info
 
@@ -285,22 +242,15 @@ class VectorDataCollectorWrapper(VectorWrapper):
         same_step = self._mode == AutoresetMode.SAME_STEP
         next_obs = with_final(obs, info.get("final_obs"), done) if same_step else obs
         stepped = np.flatnonzero(~self._ended)
-        self.recording.step(stepped, next_obs, actions, to_numpy(env_rewards), term, trunc, info)
+        self._record_step(stepped, next_obs, actions, to_numpy(env_rewards), term, trunc, info)
         if same_step:
-            self.recording.reset(np.flatnonzero(done), obs, info)
+            self._record_reset(np.flatnonzero(done), obs, info)
         elif self._mode == AutoresetMode.NEXT_STEP:
-            self.recording.reset(np.flatnonzero(self._ended), obs, info)
+            self._record_reset(np.flatnonzero(self._ended), obs, info)
             self._ended = done
         else:
             self._ended |= done
         return obs, env_rewards, terminated, truncated, info
-
-    def close(self, **kwargs: Any) -> None:
-        """Finish writing, then close the environments."""
-        try:
-            self.recording.close()
-        finally:
-            super().close(**kwargs)
 
 
 def _batched(value: Any) -> Any:

@@ -14,7 +14,7 @@ from guerdon.core.progress import progress
 from guerdon.core.types import BoolArray, Episode, Fault, FloatArray, UInt8Array
 from guerdon.data.datasets.probe import CHANCE, blind_camera_message, probe, probe_steps, small_pictures
 from guerdon.data.datasets.split import episode_cells, grey_cells, groups, near_duplicates
-from guerdon.data.formats import detect_format, get_format
+from guerdon.data.formats import find_format
 from guerdon.data.store.shard import content_hash, episode_digest
 from guerdon.data.summary import inspect, usable
 
@@ -56,9 +56,7 @@ class AuditReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, ready for JSON."""
-        plain = asdict(self)
-        findings = [{**each, "examples": list(each["examples"])} for each in plain["findings"]]
-        return {**plain, "ok": self.ok, "findings": findings}
+        return {**asdict(self), "ok": self.ok}
 
 
 @dataclass
@@ -88,7 +86,7 @@ def _found(level: Level, check: str, message: str, examples: Iterable[str] = ())
 def audit(path: Path | str, format: str | None = None) -> AuditReport:
     """Read the data set at `path` once and report what a trainer should know about it."""
     path = Path(path)
-    kind = detect_format(path) if format is None else get_format(format)
+    kind = find_format(path, format)
     summary = inspect(path, kind.name)
     faults: list[Fault] = []
     notes = _Notes()

@@ -1,5 +1,9 @@
 """From a robot's recording to data for a reward model: cleaned, labelled, split by episode, audited.
 
+A single frame at the target pose does not prove success: an arm on its way past the target is there for a
+moment. Frames at the target count only if the pose was held, or if the operator called it a success. If the
+operator calls an episode a failure, no frame of it shows success, wherever the arm was.
+
 Frames are left out, never changed, and each is counted under the first reason that applies to it. What is
 left is for reward models; demonstrations for a policy are read from the recording itself, in which no step is
 missing.
@@ -20,13 +24,14 @@ from guerdon.core import strict_json
 from guerdon.core.atomic import write_atomic
 from guerdon.core.errors import DataError
 from guerdon.core.types import BoolArray, Episode, Fault, FloatArray, UInt8Array, display_path
-from guerdon.data.collect.labelling import HoldLabels, label_by_hold
 from guerdon.data.collect.recorder import STEP_FIELDS
 from guerdon.data.datasets.audit import AuditReport, audit
 from guerdon.data.datasets.split import episode_cells, groups, near_duplicates, split_episodes
 from guerdon.data.formats.realworld_pkl import RecordedEpisode, read_recorded
 from guerdon.data.summary import write_all
 
+SUCCESS_KEY, FAILURE_KEY = "c", "a"
+"""The keys that robot operators are used to."""
 STILL_ACTION = 1e-5
 """An action whose absolute values add up to less moves nothing."""
 MAX_AGE = 0.25
@@ -37,6 +42,47 @@ MIN_VAL_EPISODES = 2
 """A fit wants so many at least; of a small recording a larger share is taken for them."""
 REASONS = ("doubtful", "stale", "duplicate", "blurred", "before_motion", "still")
 """Why frames are left out, in the order of the checks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldLabels:
+    """The labels of one episode of T frames."""
+
+    labels: FloatArray
+    """float32 [T]; 1 where the frame shows success."""
+    doubtful: BoolArray
+    """bool [T]; at the target, but not for long enough to tell: of no use to a reward model."""
+
+    @property
+    def success(self) -> bool:
+        """Whether the episode is one."""
+        return bool(self.labels.any())
+
+
+def label_by_hold(at_target: BoolArray, hold_steps: int, key: str = "") -> HoldLabels:
+    """Labels of an episode's frames.
+
+    Args:
+        at_target: bool [T]; whether the arm was at the target pose.
+        hold_steps: frames in a row at the target that make a success.
+        key: what the operator ended the episode with: `c`, `a`, or nothing.
+    """
+    count = len(at_target)
+    labels, doubtful = np.zeros(count, np.float32), np.zeros(count, np.bool_)
+    if key == FAILURE_KEY:
+        return HoldLabels(labels=labels, doubtful=doubtful)
+    for start, stop in _stretches(at_target):
+        held = stop - start >= hold_steps or (key == SUCCESS_KEY and stop == count)
+        (labels if held else doubtful)[start:stop] = 1
+    if key == SUCCESS_KEY:
+        labels[-1] = 1.0  # what the operator saw when the key was pressed
+    return HoldLabels(labels=labels, doubtful=doubtful)
+
+
+def _stretches(flags: BoolArray) -> list[tuple[int, int]]:
+    """(start, stop) of each run of true values."""
+    edges = np.diff(np.concatenate(([0], flags.astype(np.int8), [0])))
+    return list(zip(np.flatnonzero(edges > 0).tolist(), np.flatnonzero(edges < 0).tolist(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +103,7 @@ class ProcessReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, ready for JSON."""
-        plain = dataclasses.asdict(self)
-        return {**plain, "faults": list(plain["faults"]), "audit": self.audit.to_dict()}
+        return {**dataclasses.asdict(self), "audit": self.audit.to_dict()}
 
 
 def process(

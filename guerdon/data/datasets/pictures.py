@@ -13,7 +13,7 @@ from guerdon.core.errors import DataError
 from guerdon.core.progress import progress
 from guerdon.core.types import Episode, IntArray, UInt8Array, display_path
 from guerdon.data.datasets.split import sampled_steps
-from guerdon.data.formats import detect_format, get_format
+from guerdon.data.formats import find_format
 
 if TYPE_CHECKING:  # with it comes torch, which a preview does without
     from guerdon.data.datasets.frames import RewardDataset
@@ -35,7 +35,7 @@ def write_preview(path: Path | str, target: Path | str, format: str | None = Non
     A row is an episode: evenly spaced frames of its first camera, with their labels as coloured borders.
     """
     path = Path(path)
-    kind = detect_format(path) if format is None else get_format(format)
+    kind = find_format(path, format)
     shown: dict[bool, list[Episode]] = {True: [], False: []}
     for item in kind.read(path):
         if isinstance(item, Episode) and len(shown[item.success]) < ROWS_PER_KIND:

@@ -23,7 +23,6 @@ from guerdon.core.types import display_path
 
 MAX_BYTES = 16 << 20
 """Of a small file; JSON of this size takes some 300 MB in memory at most."""
-_FALLBACK_MEMORY = 4 << 30
 _SPARE = 1 << 30  # bytes that a file may give beyond its own size, for one image can be named by many steps
 _STEP = 64  # bytes; a step that is stored takes more
 _SPARE_STEPS = 1000
@@ -39,11 +38,8 @@ def memory_budget() -> int:
         available = Path("/proc/meminfo").read_bytes().partition(b"MemAvailable:")[2]
         return int(available.split(maxsplit=1)[0]) * 1024 // 2
     except (OSError, ValueError, IndexError):
-        pass
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    except (OSError, ValueError):
-        return _FALLBACK_MEMORY // 2
+        pass  # not Linux
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 class _Brief(reprlib.Repr):
@@ -147,7 +143,7 @@ def as_array(value: Any) -> NDArray[Any]:
     if isinstance(value, np.ndarray) or is_tensor(value):
         return to_numpy(value)
     if isinstance(value, list | tuple | range):
-        return np.asarray(_Listed().plain(value, 0)[0])
+        return np.asarray(_lists(value, 0, {})[0])
     if isinstance(value, bool | int | float | complex | np.generic):
         return np.asarray(value)
     single = np.empty((), dtype=object)
@@ -155,37 +151,30 @@ def as_array(value: Any) -> NDArray[Any]:
     return single
 
 
-class _Listed:
-    """Makes nested lists ready for `np.asarray`, which would visit what they share again and again."""
+def _lists(value: Any, depth: int, known: dict[int, tuple[Any, int]]) -> tuple[Any, int]:
+    """(lists of numbers and arrays, bytes that an array of them takes).
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, int]] = {}
-
-    def plain(self, value: Any, depth: int) -> tuple[Any, int]:
-        """(lists of numbers and arrays, bytes that an array of them takes)."""
-        if isinstance(value, np.ndarray | np.generic) or is_tensor(value):
-            array = to_numpy(value)
-            if array.dtype.kind not in _KINDS:
-                raise DataError(f"has a list with an array of {array.dtype} where numbers are needed")
-            return array, max(array.nbytes, _NUMBER)
-        if value is None or isinstance(value, bool | int | float | complex):
-            return value, _NUMBER
-        if isinstance(value, range):
+    `np.asarray` alone would visit what they share again and again; `known` has what was visited.
+    """
+    if isinstance(value, np.ndarray | np.generic) or is_tensor(value):
+        array = to_numpy(value)
+        if array.dtype.kind not in _KINDS:
+            raise DataError(f"has a list with an array of {array.dtype} where numbers are needed")
+        return array, max(array.nbytes, _NUMBER)
+    if value is None or isinstance(value, bool | int | float | complex):
+        return value, _NUMBER
+    if not isinstance(value, list | tuple | range):
+        raise DataError(f"has a list with a {type(value).__name__} where numbers are needed")
+    if depth == _MAX_DEPTH:
+        raise DataError(f"has lists that are nested more than {_MAX_DEPTH} deep")
+    if id(value) not in known:
+        plain: Any = value
+        if isinstance(value, range):  # whose `len` may overflow
             size = _NUMBER * max(0, -(-(value.stop - value.start) // value.step))
-            _check_listed(size)
-            return value, size
-        if not isinstance(value, list | tuple):
-            raise DataError(f"has a list with a {type(value).__name__} where numbers are needed")
-        if depth == _MAX_DEPTH:
-            raise DataError(f"has lists that are nested more than {_MAX_DEPTH} deep")
-        if id(value) not in self._known:
-            parts = [self.plain(item, depth + 1) for item in value]
-            size = sum(part[1] for part in parts) + _NUMBER
-            _check_listed(size)
-            self._known[id(value)] = [part[0] for part in parts], size
-        return self._known[id(value)]
-
-
-def _check_listed(size: int) -> None:
-    if size > _MAX_LISTED:
-        raise DataError(f"has lists of more than {_MAX_LISTED // _NUMBER} numbers; arrays are needed")
+        else:
+            parts = [_lists(item, depth + 1, known) for item in value]
+            plain, size = [part for part, _ in parts], sum(size for _, size in parts) + _NUMBER
+        if size > _MAX_LISTED:
+            raise DataError(f"has lists of more than {_MAX_LISTED // _NUMBER} numbers; arrays are needed")
+        known[id(value)] = plain, size
+    return known[id(value)]

@@ -25,7 +25,6 @@ from guerdon.data.files import safe_pickle
 logger = logging.getLogger("guerdon")
 
 _PIECE = 1 << 20
-_CONTAINERS = (list, tuple, set, frozenset)
 _MAX_ITEMS = 1_000_000
 """In a checkpoint; a list that is referred to twice counts twice."""
 
@@ -67,27 +66,22 @@ def load_torch(path: Path) -> Any:
 
 
 def _check_plain(content: Any, source: str) -> None:
-    """Refuse containers that refer to each other so often that copying them would not end.
+    """Refuse containers that refer to each other so often that copying them would not end."""
+    try:
+        few = _count_items(content, {}) <= _MAX_ITEMS
+    except RecursionError:
+        few = False
+    if not few:
+        raise DataError(f"{source}: has more than {_MAX_ITEMS} items, is nested too deep or refers to itself")
 
-    Each is looked at once, and how much there is below it is remembered.
-    """
-    sizes: dict[int, int] = {}
-    above: set[int] = set()
-    rest: list[tuple[Any, bool]] = [(content, False)]
-    while rest:
-        item, is_done = rest.pop()
-        parts = list(
-            item.values() if isinstance(item, dict) else item if isinstance(item, _CONTAINERS) else ()
-        )
-        if is_done:
-            sizes[id(item)] = 1 + sum(sizes.get(id(part), 1) for part in parts)
-            above.discard(id(item))
-        elif id(item) not in sizes:
-            above.add(id(item))
-            rest.append((item, True))
-            rest += [(part, False) for part in parts if isinstance(part, (dict, *_CONTAINERS))]
-        if sizes.get(id(item), 0) > _MAX_ITEMS or any(id(part) in above for part in parts):
-            raise DataError(f"{source}: has more than {_MAX_ITEMS} items, or refers to itself")
+
+def _count_items(item: Any, known: dict[int, int]) -> int:
+    if not isinstance(item, dict | list | tuple | set | frozenset):
+        return 1
+    if id(item) not in known:
+        parts = item.values() if isinstance(item, dict) else item
+        known[id(item)] = 1 + sum(_count_items(part, known) for part in parts)
+    return known[id(item)]
 
 
 def load_npz(path: Path) -> dict[str, NDArray[Any]]:

@@ -71,9 +71,8 @@ def check_sizes(what: str, sizes: Any) -> tuple[int, ...]:
 
     An array without elements takes no bytes of a file, however long its other axes are: those are bounded.
     """
-    if not isinstance(sizes, tuple | list) or len(sizes) > _MAX_AXES:
-        raise DataError(f"{what} is not a list of sizes: {one_line(sizes)}")
-    if not all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
+    fits = isinstance(sizes, tuple | list) and len(sizes) <= _MAX_AXES
+    if not fits or not all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
         raise DataError(f"{what} is not a list of sizes: {one_line(sizes)}")
     if 0 in sizes and max(sizes) > _MAX_EMPTY_AXIS:
         raise DataError(f"{what} is {one_line(sizes)}: long, and without an element")

@@ -11,11 +11,10 @@ import math
 import mmap
 import os
 import pickle
-import struct
 import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from io import BufferedIOBase
+from io import BufferedIOBase, BytesIO
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -26,43 +25,38 @@ from guerdon.core.errors import DataError, UnsafeDataError
 from guerdon.core.types import display_path
 from guerdon.data.files.bounds import memory_budget, one_line
 from guerdon.data.files.rebuild import check_sizes
-from guerdon.data.files.unpickler import PickleMachine, Work
+from guerdon.data.files.unpickler import Names, PickleMachine, Work
 
 _MAP_FROM = 64 << 20  # larger files are memory-mapped instead of read
 _NPZ_RATIO, _NPZ_SPARE = 64, 64 << 20  # bytes that an archive may unpack to, for each of its own, and beside
 
 
-def work_for(size: int) -> Work:
-    """What may be done for a file of `size` bytes."""
-    return Work.for_file(size, memory_budget())
-
-
-def load(source: Path | str | BinaryIO, *, max_bytes: int | None = None) -> Any:
+def load(source: Path | str | BinaryIO, *, max_bytes: int | None = None, more: Names | None = None) -> Any:
     """Read one pickle.
 
     Args:
         source: a path, or a file that is open for reading.
         max_bytes: files beyond this size are refused; by default half of the available memory.
+        more: names that it may use beside the usual ones.
     """
     if isinstance(source, Path | str):
-        with named(source), _open(source, max_bytes) as data:
-            return _run(data)
-    name = getattr(source, "name", "<stream>")
-    with named(name):
+        with named(source), _open(source, max_bytes) as (file, size):
+            return _run(file, size, more)
+    with named(getattr(source, "name", "<stream>")):
         limit = memory_budget() if max_bytes is None else max_bytes
         raw = source.read(limit + 1)
         _check_size(len(raw), limit)
-        return _run(memoryview(raw))
+        return _run(BytesIO(raw), len(raw), more)
 
 
 def loads(data: bytes, *, name: str = "<bytes>") -> Any:
     """Read one pickle from memory; `name` stands for the file in messages."""
     with named(name):
         _check_size(len(data), None)
-        return _run(memoryview(data))
+        return _run(BytesIO(data), len(data))
 
 
-def load_npy(path: Path | str, *, max_bytes: int | None = None) -> NDArray[Any]:
+def load_npy(path: Path | str) -> NDArray[Any]:
     """Read a `.npy` file; plain arrays are memory-mapped and read-only, object arrays are built safely."""
     with named(path), Path(path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -70,8 +64,9 @@ def load_npy(path: Path | str, *, max_bytes: int | None = None) -> NDArray[Any]:
         shape, fortran, dtype = _npy_header(file, size)
         if dtype.hasobject:
             start = file.tell()
-            with _open(path, max_bytes) as data:
-                content = _run(data[start:])
+            with _open(path, None) as (data, _):
+                data.seek(start)
+                content = _run(data, size - start)
             if not isinstance(content, np.ndarray) or content.size != math.prod(shape):
                 raise DataError("holds something else than the array that its header promises")
             return content.reshape(shape)
@@ -119,7 +114,7 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
         return array
 
 
-def load_torch(path: Path | str, *, max_bytes: int | None = None) -> Any:
+def load_torch(path: Path | str) -> Any:
     """Read what `torch.save` wrote, to the CPU; tensors of the usual (zip) layout are memory-mapped."""
     from guerdon.data.files import torch_files
 
@@ -128,24 +123,31 @@ def load_torch(path: Path | str, *, max_bytes: int | None = None) -> Any:
             is_zip = file.read(4) == b"PK\x03\x04"
             size = os.fstat(file.fileno()).st_size
         if is_zip:
-            return torch_files.read_zip(Path(path), work=work_for(size))
-        with _open(path, max_bytes) as data:
-            return torch_files.read_stream(data, work=work_for(size))
+            return torch_files.read_zip(Path(path), work=_work_for(size))
+        with _open(path, None) as (data, _):
+            return torch_files.read_stream(data, size, work=_work_for(size))
 
 
-def _run(data: memoryview) -> Any:
+def _run(file: IO[bytes], size: int, more: Names | None = None) -> Any:
+    """The object in a pickle of `size` bytes that begins where `file` stands."""
     from guerdon.data.files import torch_files  # and with it torch, which only pickles need
 
-    work = work_for(len(data))
-    machine = PickleMachine(data, torch_files.names(work), work=work)
-    if data[0] == pickle.PROTO[0]:
-        return machine.run()
+    work = _work_for(size)
+    is_pickle = file.read(1) == pickle.PROTO
+    file.seek(-1, os.SEEK_CUR)
     try:
-        return machine.run()
+        return PickleMachine(file, {**torch_files.names(work), **(more or {})}, work=work).run()
     except UnsafeDataError:
         raise
-    except Exception as error:  # without its first byte anything may look like opcodes for a while
+    except Exception as error:
+        if is_pickle:
+            raise
+        # Without its first byte anything may look like opcodes for a while.
         raise DataError("is not a pickle of protocol 2 or later") from error
+
+
+def _work_for(size: int) -> Work:
+    return Work.for_file(size, memory_budget())
 
 
 def _check_size(size: int, max_bytes: int | None) -> None:
@@ -156,16 +158,16 @@ def _check_size(size: int, max_bytes: int | None) -> None:
 
 
 @contextmanager
-def _open(path: Path | str, max_bytes: int | None) -> Iterator[memoryview]:
-    """The bytes of a file, read or (large files) memory-mapped."""
+def _open(path: Path | str, max_bytes: int | None) -> Iterator[tuple[IO[bytes], int]]:
+    """(the content of a file, read or (large files) memory-mapped; its size)."""
     with Path(path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         _check_size(size, memory_budget() if max_bytes is None else max_bytes)
         if size < _MAP_FROM:
-            yield memoryview(file.read())
+            yield BytesIO(file.read()), size
             return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-            yield view
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            yield cast("IO[bytes]", mapped), size
 
 
 def _npy_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -200,12 +202,10 @@ def named(source: Path | str) -> Iterator[None]:
         raise DataError(f"{name}: does not exist") from None
     except OSError as error:
         raise DataError(f"{name}: cannot be read: {error.strerror or one_line(error)}") from error
-    except (EOFError, struct.error):
+    except EOFError:
         raise DataError(f"{name}: is truncated: the data ends in the middle of an object") from None
     except MemoryError:
         raise DataError(f"{name}: does not fit into memory") from None
-    except (zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        raise DataError(f"{name}: is damaged: {one_line(error)}") from error
     except Exception as error:  # hostile bytes can fail in any way; none of them may end a run
         detail = one_line(error) or type(error).__name__
         raise DataError(f"{name}: is damaged or not of this kind: {detail}") from error

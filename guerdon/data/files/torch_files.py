@@ -7,13 +7,14 @@ tensor cannot claim to be larger than its storage.
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
 import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -137,8 +138,8 @@ def read_zip(path: Path, *, work: Work) -> Any:
 
     if f"{root}byteorder" in entries and content(f"{root}byteorder").tobytes() != b"little":
         raise DataError("was written on a big-endian machine, which is not supported")
-    data = memoryview(content(pickles[0]).data)
-    return PickleMachine(data, ALLOWED, work=work, resolve_storage=resolve).run()
+    file = io.BytesIO(content(pickles[0]).data)
+    return PickleMachine(file, ALLOWED, work=work, resolve_storage=resolve).run()
 
 
 def _entry_content(mapped: NDArray[np.uint8], info: zipfile.ZipInfo) -> NDArray[np.uint8]:
@@ -150,8 +151,11 @@ def _entry_content(mapped: NDArray[np.uint8], info: zipfile.ZipInfo) -> NDArray[
     return mapped[start : start + info.file_size]
 
 
-def read_stream(data: memoryview, *, work: Work) -> Any:
-    """The object in torch's older layout: five pickles, then the storages that they refer to."""
+def read_stream(file: IO[bytes], size: int, *, work: Work) -> Any:
+    """The object in torch's older layout: five pickles, then the storages that they refer to.
+
+    `file` has `size` bytes and stands at its beginning.
+    """
     storages: dict[str, NDArray[np.uint8]] = {}
     taken = 0
 
@@ -160,35 +164,30 @@ def read_stream(data: memoryview, *, work: Work) -> Any:
         dtype, key, count = _storage_id(pid)
         if key not in storages:
             taken += count * dtype.itemsize
-            if taken > len(data):
+            if taken > size:
                 raise DataError("claims more tensor data than the file holds")
             storages[key] = np.empty(count * dtype.itemsize, np.uint8)
         return _as_storage(storages[key], dtype)
 
-    position, table = 0, names(work)
+    def read() -> Any:
+        return PickleMachine(file, table, work=work).run()
 
-    def read(resolve_storage: Callable[[Any], torch.Tensor] | None = None) -> Any:
-        nonlocal position
-        machine = PickleMachine(data, table, position=position, work=work, resolve_storage=resolve_storage)
-        value = machine.run()
-        position = machine.position
-        return value
-
-    if bytes(data[:1]) != pickle.PROTO or read() != LEGACY_MAGIC or read() != _LEGACY_VERSION:
+    table = names(work)
+    is_pickle = file.read(1) == pickle.PROTO
+    file.seek(0)
+    if not is_pickle or read() != LEGACY_MAGIC or read() != _LEGACY_VERSION:
         raise DataError("is not a file of torch.save")
     read()  # sizes of C types on the machine that wrote the file
-    result = read(resolve)
+    result = PickleMachine(file, table, work=work, resolve_storage=resolve).run()
     keys = read()
     if type(keys) is not list or not all(type(key) is str for key in keys) or set(keys) != set(storages):
         raise DataError("has a damaged list of tensor storages")
     for key in keys:
-        target = storages[key]
-        position += 8  # the number of elements, which the reference to the storage gave already
-        raw = data[position : position + target.size]
-        if len(raw) < target.size:
+        file.read(8)  # the number of elements, which the reference to the storage gave already
+        raw = file.read(storages[key].size)
+        if len(raw) < storages[key].size:
             raise EOFError
-        target[:] = np.frombuffer(raw, np.uint8)
-        position += target.size
+        storages[key][:] = np.frombuffer(raw, np.uint8)
     return result
 
 
@@ -198,7 +197,7 @@ def names(work: Work) -> Names:
     def storage_from_bytes(raw: Any) -> Any:
         if type(raw) is not bytes:
             raise DataError("has a damaged tensor storage")
-        return read_stream(memoryview(raw), work=work)
+        return read_stream(io.BytesIO(raw), len(raw), work=work)
 
     key = ("torch.storage", "_load_from_bytes")
     return {**ALLOWED, key: Allowed(".".join(key), storage_from_bytes)}

@@ -1,25 +1,23 @@
 """A pickle machine that can build plain data and do nothing else.
 
 Python's own unpickler imports and calls whatever a file names, lets a file set attributes of what it finds
-(BUILD), and takes memory for a size before it looks whether the bytes are there. This machine reads the same
-opcodes (protocol 2 and later), but
+(BUILD), and takes memory for a size before it looks whether the bytes are there. This machine executes the
+opcodes that `pickletools.genops` reads (protocol 2 and later), but
 - a name is looked up in a table of allowed functions and tokens and nowhere else; nothing is imported;
 - only those functions are called, and each checks its arguments (`guerdon.data.files.rebuild`);
 - BUILD fills new numpy arrays and dtypes with a checked state and touches nothing else;
-- every size is compared with the bytes that are left before they are taken;
 - what objects take is counted, for a byte in the file can stand for two hundred in memory; and so is what the
   functions copy, for one object can be given to them any number of times.
 """
 
 from __future__ import annotations
 
-import pickle
 import pickletools
-import struct
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from types import SimpleNamespace
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 
@@ -29,12 +27,10 @@ from guerdon.data.files.rebuild import Allowed, check_keys, set_state
 
 Names: TypeAlias = Mapping[tuple[str, str], Any]
 
-_MAX_LINE = 1024  # of a module or function name
 _ROOT_STATE = "_metadata"  # the one attribute that torch sets on the OrderedDict of a state dict
 _MAX_ARGUMENTS = 16
 _MAX_INTEGER = 1024  # bytes
 _SIZED = (bytes, bytearray, str, list, tuple, dict)
-_TOO_MANY = "holds more objects than fit into memory, or than a file of its size may hold"
 _ODD_KEY = 2000  # units; see `check_keys`
 
 
@@ -43,7 +39,7 @@ class Work:
     """What may still be done for one file, by all pickles that it consists of."""
 
     units: int
-    """Of 64 bytes or a microsecond, roughly; see `_UNITS`."""
+    """Of 64 bytes or a microsecond, roughly; see `_HANDLERS`."""
     copies: int
     """Bytes and items that functions are given, which they may copy."""
 
@@ -56,7 +52,7 @@ class Work:
         """Before objects are made."""
         self.units -= units
         if self.units < 0:
-            raise DataError(_TOO_MANY)
+            raise DataError("holds more objects than fit into memory, or than a file of its size may hold")
 
     def take_copies(self, arguments: tuple[Any, ...]) -> None:
         """Before a function is given these; legitimate ones stand in the file once."""
@@ -71,22 +67,21 @@ class Work:
 
 
 class PickleMachine:
-    """Reads one pickle from `data` at `position`; afterwards `position` is the first byte behind it.
+    """Reads one pickle from a file; afterwards the file stands behind it.
 
+    `BytesIO` and `mmap` are fit for hostile content: they take no memory for bytes that are not there.
     Messages of its errors do not name the file; the caller adds that.
     """
 
     def __init__(
         self,
-        data: memoryview,
+        file: IO[bytes],
         names: Names,
         *,
-        position: int = 0,
         work: Work,
         resolve_storage: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.data = data
-        self.position = position
+        self._file = file
         self._names = names
         self._work = work
         self._resolve_storage = resolve_storage
@@ -96,53 +91,24 @@ class PickleMachine:
 
     def run(self) -> Any:
         """The object that the pickle holds."""
-        data, size, stop, work = self.data, len(self.data), pickle.STOP[0], self._work
-        while self.position < size:
-            opcode = data[self.position]
-            self.position += 1
-            if opcode == stop:
-                return self._stack.pop()
-            handler = _HANDLERS.get(opcode)
-            if handler is None:
-                raise DataError(f"uses the pickle opcode {_opcode_name(opcode)}, which is not supported")
-            work.units -= _UNITS[opcode]
-            if work.units < 0:
-                raise DataError(_TOO_MANY)
-            handler(self)
-        raise EOFError
+        for name, argument in self._opcodes():
+            if name == "STOP":
+                break
+            if name not in _HANDLERS:
+                raise DataError(f"uses the pickle opcode {name}, which is not supported")
+            units, handler = _HANDLERS[name]
+            self._work.take(units)
+            handler(self, argument)
+        return self._stack.pop()
 
-    # Reading bytes
-
-    def _take(self, count: int) -> memoryview:
-        end = self.position + count
-        if count < 0 or end > len(self.data):
-            raise EOFError
-        chunk = self.data[self.position : end]
-        self.position = end
-        return chunk
-
-    def _byte(self) -> int:
-        position = self.position
-        if position >= len(self.data):
-            raise EOFError
-        self.position = position + 1
-        return self.data[position]
-
-    def _count(self, width: int) -> int:
-        return self._byte() if width == 1 else int.from_bytes(self._take(width), "little")
-
-    def _integer(self, width: int) -> int:
-        if width > _MAX_INTEGER:
-            raise DataError(f"has an integer of {width} bytes")
-        return _signed(self._take(width))
-
-    def _line(self) -> str:
-        chunk = bytes(self.data[self.position : self.position + _MAX_LINE])
-        length = chunk.find(b"\n")
-        if length < 0:
-            raise EOFError
-        self.position += length + 1
-        return str(chunk[:length], "utf-8")
+    def _opcodes(self) -> Iterator[tuple[str, Any]]:
+        """(name, argument) of each, up to STOP."""
+        file = SimpleNamespace(read=self._file.read, readline=self._file.readline)  # `tell` costs time
+        try:
+            for opcode, argument, _ in pickletools.genops(file):  # type: ignore[arg-type]
+                yield opcode.name, argument
+        except ValueError as error:
+            raise DataError(f"is truncated or damaged: {one_line(error)}") from error
 
     # Names and calls
 
@@ -156,9 +122,9 @@ class PickleMachine:
             )
         self._stack.append(found)
 
-    def _global(self) -> None:
-        module = self._line()
-        self._find(module, self._line())
+    def _global(self, module_and_name: str) -> None:
+        module, _, name = module_and_name.partition(" ")
+        self._find(module, name)
 
     def _reduce(self) -> None:
         arguments = self._stack.pop()
@@ -180,8 +146,8 @@ class PickleMachine:
         else:
             raise UnsafeDataError(f"asks to set the state of a {type(target).__name__}; nothing was run")
 
-    def _instance(self) -> None:
-        self._global()  # names the class if it is a foreign one
+    def _instance(self, module_and_name: str) -> None:
+        self._global(module_and_name)  # names the class if it is a foreign one
         self._refuse()
 
     def _refuse(self) -> None:
@@ -192,7 +158,12 @@ class PickleMachine:
             raise UnsafeDataError("refers to an object outside the file; nothing was run")
         self._stack.append(self._resolve_storage(self._stack.pop()))
 
-    # Containers
+    # Values and containers
+
+    def _integer(self, value: int) -> None:
+        if value.bit_length() >= 8 * _MAX_INTEGER:
+            raise DataError(f"has an integer of {value.bit_length() // 8 + 1} bytes")
+        self._stack.append(value)
 
     def _checked(self, keys: list[Any]) -> list[Any]:
         """The same keys, if they may be those of a dict or set."""
@@ -220,23 +191,23 @@ class PickleMachine:
     def _set_items(self, items: list[Any]) -> None:
         self._top(dict).update(zip(self._checked(items[::2]), items[1::2], strict=True))
 
-    def _add_items(self) -> None:
-        items = self._checked(self._pop_mark())
-        self._top(set).update(items)
+    def _add_items(self, items: list[Any]) -> None:
+        self._top(set).update(self._checked(items))
 
     def _tuple_of(self, count: int) -> None:
         if len(self._stack) < count:
             raise DataError("builds a tuple from nothing")
         self._stack[-count:] = [tuple(self._stack[-count:])]
 
+    def _push_made(self, make: Callable[[list[Any]], Any]) -> None:
+        made = make(self._pop_mark())  # first, since it changes the stack
+        self._stack.append(made)
+
     def _pop(self) -> None:
         if self._stack:
             self._stack.pop()
         else:
             self._pop_mark()
-
-    def _memoize(self) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
 
     def _put(self, index: int) -> None:
         self._memo[index] = self._stack[-1]
@@ -247,95 +218,50 @@ class PickleMachine:
         self._stack.append(self._memo[index])
 
 
-def _opcode_name(opcode: int) -> str:
-    return next((info.name for info in pickletools.opcodes if info.code == chr(opcode)), f"0x{opcode:02x}")
+_Handler: TypeAlias = Callable[[PickleMachine, Any], Any]
 
 
-_Handler: TypeAlias = Callable[[PickleMachine], Any]
+def _each(opcodes: str, units: int, handler: _Handler) -> dict[str, tuple[int, _Handler]]:
+    return dict.fromkeys(opcodes.split(), (units, handler))
 
 
-def _push(make: Callable[[PickleMachine], Any]) -> _Handler:
-    def push(machine: PickleMachine) -> None:
-        value = make(machine)  # first, since it may take items from the stack or change the stack
-        machine._stack.append(value)
-
-    return push
-
-
-def _text(width: int) -> _Handler:
-    return _push(lambda m: str(m._take(m._count(width)), "utf-8", "surrogatepass"))
-
-
-def _bytes(width: int) -> _Handler:
-    return _push(lambda m: bytes(m._take(m._count(width))))
-
-
-def _signed(data: memoryview) -> int:
-    return int.from_bytes(data, "little", signed=True)
-
-
-_HANDLERS: dict[int, _Handler] = {
-    code[0]: handler
-    for code, handler in {
-        pickle.PROTO: lambda m: m._take(1),
-        pickle.FRAME: lambda m: m._take(8),  # the frame itself follows in line
-        pickle.NONE: _push(lambda m: None),
-        pickle.NEWTRUE: _push(lambda m: True),
-        pickle.NEWFALSE: _push(lambda m: False),
-        pickle.BININT: _push(lambda m: _signed(m._take(4))),
-        pickle.BININT1: _push(PickleMachine._byte),
-        pickle.BININT2: _push(lambda m: m._count(2)),
-        pickle.LONG1: _push(lambda m: _signed(m._take(m._byte()))),
-        pickle.LONG4: _push(lambda m: m._integer(_signed(m._take(4)))),
-        pickle.BINFLOAT: _push(lambda m: struct.unpack(">d", m._take(8))[0]),
-        pickle.SHORT_BINUNICODE: _text(1),
-        pickle.BINUNICODE: _text(4),
-        pickle.BINUNICODE8: _text(8),
-        pickle.SHORT_BINBYTES: _bytes(1),
-        pickle.BINBYTES: _bytes(4),
-        pickle.BINBYTES8: _bytes(8),
-        pickle.BYTEARRAY8: _push(lambda m: bytearray(m._take(m._count(8)))),
-        pickle.EMPTY_TUPLE: _push(lambda m: ()),
-        pickle.EMPTY_LIST: _push(lambda m: []),
-        pickle.EMPTY_DICT: _push(lambda m: {}),
-        pickle.EMPTY_SET: _push(lambda m: set()),
-        pickle.MARK: PickleMachine._mark,
-        pickle.TUPLE: _push(lambda m: tuple(m._pop_mark())),
-        pickle.TUPLE1: lambda m: m._tuple_of(1),
-        pickle.TUPLE2: lambda m: m._tuple_of(2),
-        pickle.TUPLE3: lambda m: m._tuple_of(3),
-        pickle.FROZENSET: _push(lambda m: frozenset(m._checked(m._pop_mark()))),
-        pickle.APPEND: lambda m: m._extend([m._stack.pop()]),
-        pickle.APPENDS: lambda m: m._extend(m._pop_mark()),
-        pickle.SETITEM: lambda m: m._set_items([m._stack.pop(-2), m._stack.pop()]),
-        pickle.SETITEMS: lambda m: m._set_items(m._pop_mark()),
-        pickle.ADDITEMS: PickleMachine._add_items,
-        pickle.POP: PickleMachine._pop,
-        pickle.POP_MARK: PickleMachine._pop_mark,
-        pickle.DUP: _push(lambda m: m._stack[-1]),
-        pickle.MEMOIZE: PickleMachine._memoize,
-        pickle.BINPUT: lambda m: m._put(m._byte()),
-        pickle.LONG_BINPUT: lambda m: m._put(m._count(4)),
-        pickle.BINGET: lambda m: m._get(m._byte()),
-        pickle.LONG_BINGET: lambda m: m._get(m._count(4)),
-        pickle.GLOBAL: PickleMachine._global,
-        pickle.STACK_GLOBAL: lambda m: m._find(m._stack.pop(-2), m._stack.pop()),
-        pickle.INST: PickleMachine._instance,
-        pickle.REDUCE: PickleMachine._reduce,
-        pickle.BUILD: PickleMachine._build,
-        **dict.fromkeys((pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX), PickleMachine._refuse),
-        **dict.fromkeys((pickle.EXT1, pickle.EXT2, pickle.EXT4), PickleMachine._refuse),
-        pickle.BINPERSID: PickleMachine._persistent,
-    }.items()
+_HANDLERS: dict[str, tuple[int, _Handler]] = {
+    **_each("PROTO FRAME", 1, lambda m, arg: None),  # the frame itself follows in line
+    **_each("NONE", 1, lambda m, arg: m._stack.append(None)),
+    **_each("NEWTRUE", 1, lambda m, arg: m._stack.append(True)),
+    **_each("NEWFALSE", 1, lambda m, arg: m._stack.append(False)),
+    **_each("BININT BININT1 BININT2 LONG1 BINFLOAT", 1, lambda m, arg: m._stack.append(arg)),
+    **_each("SHORT_BINUNICODE BINUNICODE BINUNICODE8", 1, lambda m, arg: m._stack.append(arg)),
+    **_each("SHORT_BINBYTES BINBYTES BINBYTES8", 1, lambda m, arg: m._stack.append(arg)),
+    **_each("BYTEARRAY8", 2, lambda m, arg: m._stack.append(arg)),
+    **_each("LONG4", 1, PickleMachine._integer),
+    **_each("EMPTY_TUPLE", 1, lambda m, arg: m._stack.append(())),
+    **_each("EMPTY_LIST", 2, lambda m, arg: m._stack.append([])),
+    **_each("EMPTY_DICT", 2, lambda m, arg: m._stack.append({})),
+    **_each("EMPTY_SET", 8, lambda m, arg: m._stack.append(set())),
+    **_each("MARK", 2, lambda m, arg: m._mark()),
+    **_each("TUPLE", 1, lambda m, arg: m._push_made(tuple)),
+    **_each("TUPLE1", 1, lambda m, arg: m._tuple_of(1)),
+    **_each("TUPLE2", 1, lambda m, arg: m._tuple_of(2)),
+    **_each("TUPLE3", 1, lambda m, arg: m._tuple_of(3)),
+    **_each("FROZENSET", 4, lambda m, arg: m._push_made(lambda items: frozenset(m._checked(items)))),
+    **_each("APPEND", 1, lambda m, arg: m._extend([m._stack.pop()])),
+    **_each("APPENDS", 1, lambda m, arg: m._extend(m._pop_mark())),
+    **_each("SETITEM", 4, lambda m, arg: m._set_items([m._stack.pop(-2), m._stack.pop()])),
+    **_each("SETITEMS", 4, lambda m, arg: m._set_items(m._pop_mark())),
+    **_each("ADDITEMS", 2, lambda m, arg: m._add_items(m._pop_mark())),
+    **_each("POP", 1, lambda m, arg: m._pop()),
+    **_each("POP_MARK", 1, lambda m, arg: m._pop_mark()),
+    **_each("DUP", 1, lambda m, arg: m._stack.append(m._stack[-1])),
+    **_each("MEMOIZE", 2, lambda m, arg: m._put(len(m._memo))),
+    **_each("BINPUT LONG_BINPUT", 2, PickleMachine._put),
+    **_each("BINGET LONG_BINGET", 1, PickleMachine._get),
+    **_each("GLOBAL", 1, PickleMachine._global),
+    **_each("STACK_GLOBAL", 1, lambda m, arg: m._find(m._stack.pop(-2), m._stack.pop())),
+    **_each("REDUCE", 8, lambda m, arg: m._reduce()),
+    **_each("BUILD", 4, lambda m, arg: m._build()),
+    **_each("INST", 1, PickleMachine._instance),
+    **_each("OBJ NEWOBJ NEWOBJ_EX EXT1 EXT2 EXT4", 1, lambda m, arg: m._refuse()),
+    **_each("BINPERSID", 1, lambda m, arg: m._persistent()),
 }
-
-_HEAVY = {
-    **dict.fromkeys(
-        (pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.BYTEARRAY8, pickle.ADDITEMS, pickle.MARK), 2
-    ),
-    **dict.fromkeys((pickle.MEMOIZE, pickle.BINPUT, pickle.LONG_BINPUT), 2),
-    **dict.fromkeys((pickle.FROZENSET, pickle.SETITEM, pickle.SETITEMS, pickle.BUILD), 4),
-    **dict.fromkeys((pickle.EMPTY_SET, pickle.REDUCE), 8),
-}
-_UNITS = [_HEAVY.get(bytes([code]), 1) for code in range(256)]
-"""What an opcode may add to memory, in units of 64 bytes."""
+"""Opcode -> (what it may add to memory, in units of 64 bytes; what to do with its argument)."""

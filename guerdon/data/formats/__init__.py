@@ -19,7 +19,7 @@ from guerdon.data.formats.realworld_pkl import RealworldPkl
 from guerdon.data.formats.reward_pt import RewardPt
 from guerdon.data.formats.rlinf_episode import RlinfEpisode
 
-__all__ = ["FORMATS", "EpisodeWriter", "Format", "detect_format", "get_format"]
+__all__ = ["FORMATS", "EpisodeWriter", "Format", "detect_format", "find_format", "get_format"]
 
 FORMATS: dict[str, Format] = {
     each.name: each
@@ -60,6 +60,11 @@ def _format_of(plugin: Plugin) -> Format:
     if not (isinstance(cls, type) and issubclass(cls, Format)):
         raise ConfigError(f"{cls!r} of {plugin.distributions} is no class that derives from Format")
     return cls()
+
+
+def find_format(path: Path, name: str | None) -> Format:
+    """The format of that name, or the one that is detected at `path`."""
+    return detect_format(path) if name is None else get_format(name)
 
 
 def detect_format(path: Path | str) -> Format:

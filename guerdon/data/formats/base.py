@@ -88,17 +88,51 @@ class Format(ABC):
         raise DataError(f"the format {self.name} can be read but not written")
 
 
-class LabelledFormat(Format):
-    """One file for each episode, in a directory for successes and one for failures below `path`."""
+class EpisodeFiles(Format):
+    """A format with one file for each episode."""
+
+    @abstractmethod
+    def files(self, path: Path) -> list[Path]:
+        """The files at or below `path` that may hold episodes, in reading order."""
+
+    @abstractmethod
+    def read_file(self, path: Path) -> Episode:
+        """The episode in one file; may raise whatever a damaged file sets off."""
+
+    def read(self, path: Path) -> Iterator[Episode | Fault]:
+        """One episode or fault for each file."""
+        for file in self.files(existing(path)):
+            yield read_or_fault(file, partial(self.read_file, file))
+
+
+class LabelledFiles(EpisodeFiles):
+    """With a directory for successes and one for failures below `path`."""
 
     kinds: ClassVar[tuple[str, str]]
     """The names of the two directories."""
     suffix: ClassVar[str]
+    writer_class: ClassVar[type[LabelledWriter]]
+
+    def files(self, path: Path) -> list[Path]:
+        """The file itself; or those in the directory, then those in the directories below it."""
+        if path.is_file():
+            return [path]
+        return [*files_in(path, self.suffix), *labelled_files(path, self.kinds, self.suffix)]
 
     def count(self, path: Path) -> tuple[int, int]:
         """By the directories alone: a collector asks before every run, and reading all files takes long."""
         success, failure = (len(files_in(path / kind, self.suffix)) for kind in self.kinds)
         return success, failure
+
+    def writer(self, path: Path) -> EpisodeWriter:
+        """Append to the two directories below `path`."""
+        success, failure = (Path(path) / kind for kind in self.kinds)
+        return self.writer_class(success, failure)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether an episode's file lies where truncated episodes are kept."""
+    return path.absolute().parent.parent.name == UNFINISHED
 
 
 # Writers
@@ -172,12 +206,6 @@ def read_or_fault(path: Path, make: Callable[[], T], part: str = "") -> T | Faul
         return make()
     except Exception as error:  # hostile bytes can fail in any way, and the other files are read all the same
         return to_fault(path, error, part)
-
-
-def read_files(paths: Iterable[Path], read: Callable[[Path], Episode]) -> Iterator[Episode | Fault]:
-    """One episode or fault for each file."""
-    for path in paths:
-        yield read_or_fault(path, partial(read, path))
 
 
 def files_in(directory: Path, *suffixes: str) -> list[Path]:

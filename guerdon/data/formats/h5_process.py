@@ -13,7 +13,6 @@ import os
 import resource
 import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -43,7 +42,6 @@ MEMORY = 512 << 20
 """Bytes that a child may take above what it holds at the start and the frames that it reads."""
 IDLE_SECONDS = 3.0
 _MAX_CRASHES = 3
-_HEAD = struct.Struct("<I")
 _MAX_HEAD = 64 << 20
 _DTYPES = {"uint8": np.uint8, "float32": np.float32, "bool": np.bool_}
 
@@ -169,40 +167,37 @@ class _Child:
         self._process.stdin.flush()
 
     def answer(self, seconds: float) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-        """The next message; raises TimeoutError, or EOFError if the child is gone."""
-        end = time.monotonic() + seconds
-        (size,) = _HEAD.unpack(self._bytes(_HEAD.size, end))
-        if size > _MAX_HEAD:
-            raise EOFError
-        try:  # a crash may come after a broken answer
-            head: dict[str, Any] = json.loads(bytes(self._bytes(size, end)))
-            kinds = [(_DTYPES[kind], tuple(shape)) for _, kind, shape in head.get("arrays", ())]
-            if sum(math.prod(shape) * np.dtype(kind).itemsize for kind, shape in kinds) > memory_budget():
-                raise MemoryError
-            arrays: list[NDArray[Any]] = [np.empty(shape, kind) for kind, shape in kinds]
-        except (ValueError, KeyError, TypeError, MemoryError) as error:
+        """The next message; raises EOFError if the child is gone, TimeoutError after it has ended it."""
+        end = time.monotonic() + max(0.0, seconds)
+        watch = threading.Timer(max(0.0, seconds), self._process.kill)
+        watch.start()
+        try:
+            return self._read()
+        except (ValueError, KeyError, TypeError, MemoryError) as error:  # a broken answer before a crash
             raise EOFError from error
+        except EOFError:
+            if time.monotonic() >= end:
+                raise TimeoutError from None
+            raise
+        finally:
+            watch.cancel()
+
+    def _read(self) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+        """A line of JSON, and the bytes of the arrays that it lists."""
+        answers = self._process.stdout
+        assert answers is not None
+        line = answers.readline(_MAX_HEAD)
+        if not line.endswith(b"\n"):
+            raise EOFError
+        head: dict[str, Any] = json.loads(line)
+        kinds = [(_DTYPES[kind], tuple(shape)) for _, kind, shape in head.get("arrays", ())]
+        if sum(math.prod(shape) * np.dtype(kind).itemsize for kind, shape in kinds) > memory_budget():
+            raise MemoryError
+        arrays: list[NDArray[Any]] = [np.empty(shape, kind) for kind, shape in kinds]
         for array in arrays:
-            if array.size:
-                self._fill(array.data.cast("B"), end)
-        return head, arrays
-
-    def _bytes(self, size: int, end: float) -> bytearray:
-        data = bytearray(size)
-        self._fill(memoryview(data), end)
-        return data
-
-    def _fill(self, view: memoryview, end: float) -> None:
-        assert self._process.stdout is not None
-        handle = self._process.stdout.fileno()
-        while view:
-            ready, _, _ = select.select([handle], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
-                raise TimeoutError
-            got = os.readv(handle, [view])
-            if not got:
+            if array.size and answers.readinto(array.data.cast("B")) < array.nbytes:  # type: ignore[attr-defined]
                 raise EOFError
-            view = view[got:]
+        return head, arrays
 
 
 # In the child
@@ -212,16 +207,14 @@ def serve(idle_seconds: float) -> None:
     """Answer requests, one line of JSON each, until there are none for a while."""
     from guerdon.data.formats import maniskill_h5
 
-    answers = os.fdopen(os.dup(1), "wb")
+    answers, requests = os.fdopen(os.dup(1), "wb"), os.fdopen(0, "rb")
     os.dup2(2, 1)  # whatever prints does not print into the answers
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import h5py  # noqa: F401 - before memory is limited
 
     _send(answers, {"kind": "ready"})
-    while select.select([0], [], [], idle_seconds)[0]:
-        request = json.loads(_line() or b"null")
-        if request is None:
-            return
+    while select.select([requests], [], [], idle_seconds)[0] and (line := requests.readline()):
+        request = json.loads(line)
         if "path" in request:
             limit_memory(0)
             on_start: Callable[[str], None] = lambda name: _send(answers, {"kind": "begin", "name": name})  # noqa: E731
@@ -240,20 +233,8 @@ def limit_memory(frames: int) -> None:
     )
 
 
-def _line() -> bytes:
-    """A line from the input, without reading ahead."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        char = os.read(0, 1)
-        if not char:
-            return b""
-        line += char
-    return bytes(line)
-
-
 def _send(answers: BinaryIO, head: dict[str, Any]) -> None:
-    text = json.dumps(head).encode()
-    answers.write(_HEAD.pack(len(text)) + text)
+    answers.write(json.dumps(head).encode() + b"\n")
     answers.flush()
 
 

@@ -174,7 +174,10 @@ def _observed(group: Any, count: int) -> tuple[dict[str, UInt8Array], FloatArray
         for camera in sensors:
             sensor = _member(sensors, camera)
             if "rgb" in sensor:
-                frames[camera] = values.stack_images(_after_reset(_images(sensor), count), camera)
+                data = _member(sensor, "rgb")
+                is_bytes = getattr(data, "dtype", None) == np.uint8  # what is not has to be small
+                images = _checked(data, "rgb", memory_budget() if is_bytes else _MAX_NUMBERS)
+                frames[camera] = values.stack_images(_after_reset(images, count), camera)
     parts = [part for key in ("agent", "extra") if key in obs for part in _leaves(_member(obs, key))]
     rows = [np.asarray(part, np.float32).reshape(len(part), -1) for part in parts]
     for row in rows:
@@ -217,14 +220,6 @@ def _member(group: Any, name: str) -> Any:
 
 def _array(group: Any, name: str) -> NDArray[Any]:
     return _checked(_member(group, name), name)
-
-
-def _images(sensor: Any) -> NDArray[Any]:
-    """The data set `rgb` of a sensor; only what is not bytes already has to be small."""
-    data = _member(sensor, "rgb")
-    return _checked(
-        data, "rgb", memory_budget() if getattr(data, "dtype", None) == np.uint8 else _MAX_NUMBERS
-    )
 
 
 def _checked(data: Any, name: str, max_bytes: int = _MAX_NUMBERS) -> NDArray[Any]:

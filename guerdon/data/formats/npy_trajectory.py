@@ -20,9 +20,8 @@ from guerdon.core.types import Episode, Fault, UInt8Array, display_path, is_posi
 from guerdon.data.files.bounds import Allowance, as_array
 from guerdon.data.files.safe_pickle import load_npy
 from guerdon.data.formats import base, values
-from guerdon.data.formats.base import LabelledFormat, LabelledWriter, read_files
 
-KINDS = POSITIVE, NEGATIVE = "positive", "negative"
+POSITIVE = "positive"
 _OBJECT_HEADER = b"'descr': '|O'"
 
 
@@ -48,7 +47,7 @@ def read_trajectory(path: Path, *, success_once: bool = False) -> Episode:
         labels=labels,
         success=is_positive(labels, success_once),
         source=display_path(path),
-        complete=path.absolute().parent.parent.name != base.UNFINISHED,
+        complete=not base.is_unfinished(path),
     )
 
 
@@ -66,12 +65,11 @@ def _frames(value: Any, camera: str, room: Allowance) -> UInt8Array:
 def read_directories(positive_dir: Path, negative_dir: Path) -> Iterator[Episode | Fault]:
     """All trajectories of two directories, whatever their names."""
     for directory, positive in ((positive_dir, True), (negative_dir, False)):
-        yield from read_files(
-            base.files_in(directory, ".npy"), partial(read_trajectory, success_once=positive)
-        )
+        for file in base.files_in(directory, ".npy"):
+            yield base.read_or_fault(file, partial(read_trajectory, file, success_once=positive))
 
 
-class NpyTrajectoryWriter(LabelledWriter):
+class NpyTrajectoryWriter(base.LabelledWriter):
     """Numbers the trajectories of each directory on their own."""
 
     def __init__(self, positive_dir: Path, negative_dir: Path) -> None:
@@ -88,33 +86,21 @@ class NpyTrajectoryWriter(LabelledWriter):
         return str(self._files[positive].write(self.directories[positive], write))
 
 
-class NpyTrajectory(LabelledFormat):
+class NpyTrajectory(base.LabelledFiles):
     """A directory with `positive/` and `negative/`, a directory of `.npy` trajectories, or one of them."""
 
     name: ClassVar[str] = "npy-trajectory"
-    kinds, suffix = KINDS, ".npy"
+    kinds, suffix = (POSITIVE, "negative"), ".npy"
+    writer_class = NpyTrajectoryWriter
     looks_for: ClassVar[str] = "positive/*.npy and negative/*.npy"
 
     def detect(self, path: Path) -> bool:
         """Whether there is a `.npy` file with an object in it where trajectories are kept."""
-        return any(_is_trajectory(file) for file in _files(path))
+        return any(_is_trajectory(file) for file in self.files(path))
 
-    def read(self, path: Path) -> Iterator[Episode | Fault]:
-        """Positive ones first, then negative ones, then truncated ones."""
-        for file in _files(base.existing(path)):
-            positive = file.absolute().parent.name == POSITIVE
-            yield base.read_or_fault(file, partial(read_trajectory, file, success_once=positive))
-
-    def writer(self, path: Path) -> NpyTrajectoryWriter:
-        """Append to `positive/` and `negative/` below `path`."""
-        return NpyTrajectoryWriter(Path(path) / POSITIVE, Path(path) / NEGATIVE)
-
-
-def _files(path: Path) -> list[Path]:
-    """The files that may be trajectories, in reading order."""
-    if path.is_file():
-        return [path]
-    return [*base.files_in(path, ".npy"), *base.labelled_files(path, KINDS, ".npy")]
+    def read_file(self, path: Path) -> Episode:
+        """One trajectory."""
+        return read_trajectory(path, success_once=path.absolute().parent.name == POSITIVE)
 
 
 def _is_trajectory(path: Path) -> bool:

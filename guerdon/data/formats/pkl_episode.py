@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from guerdon.core.atomic import NumberedFiles
 from guerdon.core.errors import DataError
-from guerdon.core.types import Episode, Fault, is_positive
+from guerdon.core.types import Episode, is_positive
 from guerdon.data.files.bounds import Allowance
 from guerdon.data.files.safe_pickle import load
 from guerdon.data.formats import base, values
-from guerdon.data.formats.base import LabelledFormat, LabelledWriter, read_files
 
-KINDS = SUCCESS, FAILURE = "success", "failure"
+SUCCESS = "success"
 _NAME = re.compile(r"episode_\d+\.pkl")
 _COLUMNS = {
     "actions": "action",
@@ -32,31 +31,6 @@ _COLUMNS = {
     "is_grasped": "grasp",
 }
 """Field of an `Episode` -> key of a frame."""
-
-
-def read_episode(path: Path) -> Episode:
-    """One file."""
-    record = load(path)
-    frames = values.require(record, "frames")
-    if not isinstance(frames, list | tuple) or not frames:
-        raise DataError("has no frames")
-    room = Allowance.of(path)
-    room.take_steps(len(frames))
-    observations = [values.require(frame, "obs", f"frame {step}") for step, frame in enumerate(frames)]
-    count = len(frames)
-    labels = values.to_labels([_label(frame, step) for step, frame in enumerate(frames)], count)
-    columns = {name: [frame.get(key) for frame in frames] for name, key in _COLUMNS.items()}
-    extras = values.extras_from(record, path)
-    if path.absolute().parent.parent.name == base.UNFINISHED:
-        extras["complete"] = False
-    return Episode(
-        labels=labels,
-        success=is_positive(labels, _declared_success(record, path)),
-        initial_state=values.to_vector(record.get("initial_state"), "initial_state"),
-        **values.observed(observations, room, values.main_camera(record)),
-        **values.step_fields(columns, count, room),
-        **extras,
-    )
 
 
 def _label(frame: Mapping[str, Any], step: int) -> Any:
@@ -106,7 +80,7 @@ def _frame_record(episode: Episode, step: int) -> dict[str, Any]:
     return record if label in (0.0, 1.0) else {**record, "success_label": label}
 
 
-class PklEpisodeWriter(LabelledWriter):
+class PklEpisodeWriter(base.LabelledWriter):
     """Numbers the episodes of both directories together."""
 
     def __init__(self, success_dir: Path, failure_dir: Path) -> None:
@@ -119,29 +93,46 @@ class PklEpisodeWriter(LabelledWriter):
         return str(self._files.write(directory, lambda file: pickle.dump(record, file, protocol=5)))
 
 
-class PklEpisode(LabelledFormat):
+class PklEpisode(base.LabelledFiles):
     """A directory with `success/` and `failure/`, a directory of episode files, or one of them."""
 
     name: ClassVar[str] = "pkl-episode"
-    kinds, suffix = KINDS, ".pkl"
+    kinds, suffix = (SUCCESS, "failure"), ".pkl"
+    writer_class = PklEpisodeWriter
     looks_for: ClassVar[str] = "success/episode_*.pkl and failure/episode_*.pkl"
 
     def detect(self, path: Path) -> bool:
         """Whether there is a file with the name of an episode."""
-        return any(_NAME.fullmatch(file.name) for file in _files(path))
+        return any(_NAME.fullmatch(file.name) for file in self.files(path))
 
-    def read(self, path: Path) -> Iterator[Episode | Fault]:
+    def files(self, path: Path) -> list[Path]:
         """In the order of the counter, whatever the directory; truncated episodes come last."""
-        return read_files(_files(base.existing(path)), read_episode)
+        if path.is_file():
+            return [path]
+        loose = [file for file in base.files_in(path, self.suffix) if _NAME.fullmatch(file.name)]
+        placed = base.labelled_files(path, self.kinds, self.suffix)
+        return loose + sorted(placed, key=lambda file: (file.parent.parent != path, file.name))
 
-    def writer(self, path: Path) -> PklEpisodeWriter:
-        """Append to `success/` and `failure/` below `path`."""
-        return PklEpisodeWriter(Path(path) / SUCCESS, Path(path) / FAILURE)
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    loose = [file for file in base.files_in(path, ".pkl") if _NAME.fullmatch(file.name)]
-    placed = base.labelled_files(path, KINDS, ".pkl")
-    return loose + sorted(placed, key=lambda file: (file.parent.parent != path, file.name))
+    def read_file(self, path: Path) -> Episode:
+        """One episode."""
+        record = load(path)
+        frames = values.require(record, "frames")
+        if not isinstance(frames, list | tuple) or not frames:
+            raise DataError("has no frames")
+        room = Allowance.of(path)
+        room.take_steps(len(frames))
+        observations = [values.require(frame, "obs", f"frame {step}") for step, frame in enumerate(frames)]
+        count = len(frames)
+        labels = values.to_labels([_label(frame, step) for step, frame in enumerate(frames)], count)
+        columns = {name: [frame.get(key) for frame in frames] for name, key in _COLUMNS.items()}
+        extras = values.extras_from(record, path)
+        if base.is_unfinished(path):
+            extras["complete"] = False
+        return Episode(
+            labels=labels,
+            success=is_positive(labels, _declared_success(record, path)),
+            initial_state=values.to_vector(record.get("initial_state"), "initial_state"),
+            **values.observed(observations, room, values.main_camera(record)),
+            **values.step_fields(columns, count, room),
+            **extras,
+        )

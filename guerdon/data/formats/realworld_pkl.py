@@ -6,16 +6,21 @@ action led to: `next_obs`, and `obs` only where a file has no `next_obs`. A rewa
 frame shows success. An episode ends with a termination or a truncation; what follows the last of them is an
 episode that is not complete.
 
-The writers lose nothing: what the layout has no place for stands in `episode_info` of an episode's last
+The writer loses nothing: what the layout has no place for stands in `episode_info` of an episode's last
 transition. There is no frame before the first action in an `Episode`, so the first `obs` repeats the first
 `next_obs`. `rewards` holds the success labels; the environment's rewards are in `episode_info`.
-`realworld_parts.py` describes how a file grows.
+
+An episode is a file of its own first, in `data.pkl.parts/`; closing makes one file of all of them. Several
+writers may do so at the same time. Readers see what a killed writer left in `data.pkl.parts/`. A part has a
+token in `episode_info` of its last transition, by which it is known once it is in the file.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,21 +28,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from guerdon.core.errors import DataError
-from guerdon.core.types import BoolArray, Episode, Fault, FloatArray, is_positive
+from guerdon.core.atomic import NumberedFiles, clear_stale, locked_directory, make_directory, write_atomic
+from guerdon.core.errors import DataError, StorageError
+from guerdon.core.types import BoolArray, Episode, Fault, FloatArray, display_path, is_positive
 from guerdon.data.files.bounds import Allowance
+from guerdon.data.files.safe_pickle import load
 from guerdon.data.formats import values
 from guerdon.data.formats.base import Format, SpooledWriter, existing, head_of, read_or_fault
-from guerdon.data.formats.realworld_parts import (
-    FILE_NAME,
-    INFO,
-    PartsWriter,
-    data_file,
-    ends,
-    find_parts,
-    load_transitions,
-)
 
+FILE_NAME = "data.pkl"
+_INFO, _PART = "episode_info", "part"
+_MAX_LOOKS = 4
+_PREFIX, _SUFFIX = "episode_", ".pkl"
+_NAME, _OLD_NAME = re.compile(r"episode_[0-9]{6,}\.pkl"), re.compile(r"[0-9]{1,18}\.pkl")
 _ARRAYS = ("labels", "env_rewards", "terminated", "truncated", "is_grasped")
 
 
@@ -61,7 +64,7 @@ class RecordedEpisode:
 def read_recorded(path: Path) -> Iterator[RecordedEpisode | Fault]:
     """The episodes of a `data.pkl` as they were recorded."""
     given, path = Path(path), data_file(Path(path))
-    if not find_parts(path):
+    if not _find_parts(path):
         existing(given)
         existing(path)
     opened = read_or_fault(path, partial(_open, path))
@@ -79,7 +82,7 @@ def _read_recorded(steps: Sequence[Any], ended: bool, path: Path, room: Allowanc
         [values.require(step, key, f"transition {index}") for index, step in enumerate(steps)]
         for key in ("rewards", "terminations", "truncations")
     )
-    count, info = len(steps), steps[-1].get(INFO) or {}
+    count, info = len(steps), steps[-1].get(_INFO) or {}
     numbers = values.to_column(rewards, count, "rewards", np.float32)
     if numbers is None:
         raise DataError("has no rewards, and so no labels")
@@ -120,8 +123,8 @@ def _read_recorded(steps: Sequence[Any], ended: bool, path: Path, room: Allowanc
 
 def _open(path: Path) -> tuple[list[tuple[Sequence[Any], bool]], Allowance]:
     """(what `_split` gives, what the file and the parts beside it may give together)."""
-    content = load_transitions(path)
-    parts = [part for _, part in find_parts(path)]
+    content = _load_transitions(path)
+    parts = [part for _, part in _find_parts(path)]
     room = Allowance.of(*(file for file in (path, *parts) if file.exists()))
     room.take_steps(len(content))
     return list(_split(content)), room
@@ -131,7 +134,7 @@ def _split(transitions: Sequence[Any]) -> Iterator[tuple[Sequence[Any], bool]]:
     """(transitions of one episode, whether it ended)."""
     start = 0
     for index, transition in enumerate(transitions):
-        if ends(transition):
+        if _ends(transition):
             yield transitions[start : index + 1], True
             start = index + 1
     if start < len(transitions):
@@ -177,7 +180,7 @@ def to_transitions(episode: Episode, recorded: RecordedEpisode | None = None) ->
             }
         )
     arrays = {name: _copy(getattr(episode, name)) for name in _ARRAYS}
-    transitions[-1][INFO] = {
+    transitions[-1][_INFO] = {
         **arrays,
         **values.extras_of(episode),
         "success": episode.success,
@@ -185,7 +188,7 @@ def to_transitions(episode: Episode, recorded: RecordedEpisode | None = None) ->
         "camera_names": list(episode.frames),
     }
     if recorded is not None:
-        transitions[-1][INFO] |= {
+        transitions[-1][_INFO] |= {
             "hold_steps": recorded.hold_steps,
             "key": recorded.key,
             "frame_age": {camera: _copy(ages) for camera, ages in recorded.frame_age.items()},
@@ -209,34 +212,146 @@ def _to_tensors(value: Any) -> Any:
     return torch.from_numpy(np.array(value)[None])
 
 
-class RecordingWriter(PartsWriter):
-    """Writes the `data.pkl` of a robot, also beside others: every episode is on disk when `add` returns."""
+# The files
 
-    def add(self, recorded: RecordedEpisode) -> None:
-        """Keep one episode."""
-        self.write(to_transitions(recorded.episode, recorded))
+
+def data_file(path: Path) -> Path:
+    """The `data.pkl` at or below `path`."""
+    return path if path.suffix == ".pkl" and not path.is_dir() else path / FILE_NAME
+
+
+def _load_transitions(path: Path) -> list[Any]:
+    """The transitions of a file and of the parts beside it; again if a writer has joined them meanwhile."""
+    for _ in range(_MAX_LOOKS - 1):
+        before = _version(path)
+        try:
+            content = _load_once(path)
+        except DataError:  # a part that was joined is gone
+            if _version(path) == before:
+                raise
+        else:
+            if _version(path) == before:
+                return content
+    return _load_once(path)
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Changes when the file is replaced."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _load_once(path: Path) -> list[Any]:
+    parts = _find_parts(path)
+    content = _load_list(path) if path.exists() or not parts else []
+    joined = {token for step in content if (token := _token(step))}
+    for first, part in parts:
+        if first is not None and first < len(content):
+            continue  # it is in the file already: only its removal was interrupted
+        steps = _load_list(part)
+        if steps and _token(steps[-1]) in joined:
+            continue  # the same
+        content = _closed(content)
+        content += steps
+    return content
+
+
+def _load_list(path: Path) -> list[Any]:
+    content = load(path)
+    if not isinstance(content, list):
+        raise DataError(f"{display_path(path)}: holds a {type(content).__name__}, not a list of transitions")
+    return content
+
+
+def _token(transition: Any) -> str | None:
+    info = transition.get(_INFO) if isinstance(transition, Mapping) else None
+    token = info.get(_PART) if isinstance(info, Mapping) else None
+    return token if isinstance(token, str) else None
+
+
+def _parts_folder(path: Path) -> Path:
+    return path.with_name(f"{path.name}.parts")
+
+
+def _find_parts(path: Path) -> list[tuple[int | None, Path]]:
+    """Files of episodes that are not in `data.pkl` yet, in order.
+
+    Those of an older version are named by the number of their first transition, which is returned too.
+    """
+    folder = _parts_folder(path)
+    files = sorted(folder.glob(f"*{_SUFFIX}")) if folder.is_dir() else []
+    old = [(int(file.stem), file) for file in files if _OLD_NAME.fullmatch(file.name)]
+    return [*sorted(old), *((None, file) for file in files if _NAME.fullmatch(file.name))]
+
+
+def _ends(transition: Any) -> bool:
+    """Whether an episode ends with this transition."""
+    if not isinstance(transition, Mapping):
+        return False
+    flags = (transition.get("terminations"), transition.get("truncations"))
+    return any(flag is not None and bool(values.to_scalar(flag, "an end flag")) for flag in flags)
+
+
+def _closed(transitions: list[Any]) -> list[Any]:
+    """The transitions that are there, with an end after the last, so that the next episode stays apart."""
+    if not transitions or _ends(transitions[-1]) or not isinstance(transitions[-1], Mapping):
+        return transitions
+    import torch
+
+    last = dict(transitions[-1])
+    last["truncations"] = torch.tensor([[True]])
+    last[_INFO] = {**(last.get(_INFO) or {}), "complete": False}
+    return [*transitions[:-1], last]
 
 
 class RealworldPklWriter(SpooledWriter):
-    """Adds episodes to a `data.pkl`; they are on disk when `add` returns, and one file after `close`."""
+    """Adds episodes to a `data.pkl`, also beside other writers; what is in it already is kept.
+
+    They are on disk when `add` returns, and one file after `close`.
+    """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._parts = PartsWriter(path)
-        self._num_added = 0
+        super().__init__(data_file(Path(path)))
+        self._folder = _parts_folder(self.path)
+        make_directory(self.path.parent)
+        for place in (self.path.parent, self._folder):
+            clear_stale(place)
+        with locked_directory(self.path.parent):
+            there = self.path.exists() or bool(_find_parts(self.path))
+            self._num_transitions = len(_load_transitions(self.path)) if there else 0  # raises if damaged
 
-    def add(self, episode: Episode) -> str:
+    def add(self, episode: Episode | RecordedEpisode) -> str:
         """Write one episode; return where its transitions begin, if nobody else writes."""
-        self._reserve(episode)
-        transitions = to_transitions(episode)
-        self._parts.write(transitions)
-        first = self._parts.num_before + self._num_added
-        self._num_added += len(transitions)
-        return f"{self.path}#{first}"
+        if isinstance(episode, RecordedEpisode):  # of a robot, which does not wait: none is refused
+            transitions = to_transitions(episode.episode, episode)
+        else:
+            self._reserve(episode)
+            transitions = to_transitions(episode)
+        transitions[-1][_INFO][_PART] = secrets.token_hex(8)
+        with locked_directory(self.path.parent):  # whoever joins the parts removes their folder
+            files = NumberedFiles([make_directory(self._folder)], prefix=_PREFIX, suffix=_SUFFIX)
+            files.write(self._folder, lambda file: pickle.dump(transitions, file, protocol=5))
+        self._num_transitions += len(transitions)
+        return f"{self.path}#{self._num_transitions - len(transitions)}"
 
     def close(self) -> None:
-        """Make one file."""
-        self._parts.close()
+        """Make one file of all episodes, also those of other writers; safe to call twice."""
+        with locked_directory(self.path.parent):
+            parts = _find_parts(self.path)
+            if parts:
+                content = _load_transitions(self.path)
+                try:
+                    write_atomic(self.path, lambda file: pickle.dump(content, file, protocol=5))
+                except StorageError as error:
+                    kept = f"all episodes are safe in {display_path(self._folder)}, and read from there"
+                    raise StorageError(f"{error}; {kept}") from error
+            for _, part in parts:
+                part.unlink()
+            if self._folder.is_dir() and not any(self._folder.iterdir()):
+                self._folder.rmdir()
         self._free()
 
 
@@ -249,8 +364,8 @@ class RealworldPkl(Format):
     def detect(self, path: Path) -> bool:
         """Whether there is a `data.pkl`, or the file is a pickled list."""
         if path.is_dir():
-            return (path / FILE_NAME).is_file() or bool(find_parts(path / FILE_NAME))
-        return path.name == FILE_NAME or (path.suffix == ".pkl" and is_pickled_list(path))
+            return (path / FILE_NAME).is_file() or bool(_find_parts(path / FILE_NAME))
+        return path.name == FILE_NAME or (path.suffix == ".pkl" and _is_pickled_list(path))
 
     def read(self, path: Path) -> Iterator[Episode | Fault]:
         """In the order of recording."""
@@ -259,10 +374,10 @@ class RealworldPkl(Format):
 
     def writer(self, path: Path) -> RealworldPklWriter:
         """Append to the `data.pkl` at or below `path`."""
-        return RealworldPklWriter(data_file(Path(path)))
+        return RealworldPklWriter(path)
 
 
-def is_pickled_list(path: Path) -> bool:
+def _is_pickled_list(path: Path) -> bool:
     """Whether the first bytes are those of a pickle whose first object is a list."""
     head = head_of(path, 16)
     start = 11 if head[2:3] == pickle.FRAME else 2

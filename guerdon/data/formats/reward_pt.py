@@ -71,18 +71,16 @@ def _load(path: Path) -> _Payload:
     for camera, each in views.items():
         if len(each) != count:
             raise DataError(f"missing camera key: {camera!r} has {len(each)} of {count} frames")
-    if metadata.get("episode_ids") is None:
-        episode_ids = (labels >= 0.5).astype(np.int64)
-    else:
-        episode_ids = values.to_row(metadata["episode_ids"], count, "episode_ids").astype(np.int64)
-    steps = metadata.get("step_ids")
+
+    def ids(key: str, otherwise: IntArray) -> IntArray:
+        given = metadata.get(key)
+        return otherwise if given is None else values.to_row(given, count, key).astype(np.int64)
+
     return _Payload(
         images=views,
         labels=labels,
-        episode_ids=episode_ids,
-        step_ids=np.arange(count)
-        if steps is None
-        else values.to_row(steps, count, "step_ids").astype(np.int64),
+        episode_ids=ids("episode_ids", (labels >= 0.5).astype(np.int64)),
+        step_ids=ids("step_ids", np.arange(count)),
         episodes=metadata.get("episodes") or {},
         metadata=metadata,
         room=room,

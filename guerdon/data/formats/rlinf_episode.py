@@ -12,7 +12,7 @@ the last frame if there is no such reward.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,48 +20,14 @@ import numpy as np
 
 from guerdon.core.errors import DataError
 from guerdon.core.images import is_tensor
-from guerdon.core.types import Episode, Fault, FloatArray, display_path, is_positive
+from guerdon.core.types import Episode, FloatArray, display_path, is_positive
 from guerdon.data.files.bounds import Allowance
 from guerdon.data.files.safe_pickle import load
 from guerdon.data.formats import values
-from guerdon.data.formats.base import Format, existing, files_in, read_files
+from guerdon.data.formats.base import EpisodeFiles, files_in
 
 _NAME = re.compile(r"rank_(\d+)_env_(\d+)_episode_(\d+)(?:_step_(\d+))?_(success|fail)\.pkl")
 _LABEL_KEYS = ("success", "is_obj_placed")
-
-
-def read_episode(path: Path) -> Episode:
-    """One file."""
-    record = load(path)
-    room = Allowance.of(path)
-    actions = _list(record, "actions", room)
-    count = len(actions)
-    if count == 0:
-        raise DataError("has no actions, and so no frames")
-    observations, first = _aligned(record, "observations", count, room)
-    infos, _ = _aligned(record, "infos", count, room)
-    columns = {key: _aligned(record, key, count, room)[0] for key in ("rewards", "terminated", "truncated")}
-    columns |= {"actions": actions, "env_rewards": columns["rewards"]}
-    if all(isinstance(info, Mapping) and "is_grasped" in info for info in infos):
-        columns["is_grasped"] = [info["is_grasped"] for info in infos]
-    fields = values.step_fields(columns, count, room)
-    declared = path.stem.endswith("_success")
-    if record.get("success") is not None:
-        declared = bool(values.to_scalar(record["success"], "success"))
-    labels = _labels(infos, fields["env_rewards"], declared)
-    ended = [flags.any() for name in ("terminated", "truncated") if (flags := fields[name]) is not None]
-    before = (
-        values.to_vectors([first.get("states")], 1, "states", room) if isinstance(first, Mapping) else None
-    )
-    return Episode(
-        labels=labels,
-        success=is_positive(labels, declared),
-        initial_state=None if before is None else before[0],
-        source=display_path(path),
-        complete=any(ended) if ended else True,
-        **values.observed(observations, room),
-        **fields,
-    )
 
 
 def _list(record: Any, key: str, room: Allowance) -> Sequence[Any]:
@@ -97,7 +63,7 @@ def _labels(infos: Sequence[Any], rewards: FloatArray | None, declared: bool) ->
     return labels
 
 
-class RlinfEpisode(Format):
+class RlinfEpisode(EpisodeFiles):
     """A directory of RLinf's episode pickles, or one of them."""
 
     name: ClassVar[str] = "rlinf-episode"
@@ -105,16 +71,47 @@ class RlinfEpisode(Format):
 
     def detect(self, path: Path) -> bool:
         """Whether there is a file with such a name."""
-        return bool(_files(path))
+        return bool(self.files(path))
 
-    def read(self, path: Path) -> Iterator[Episode | Fault]:
+    def files(self, path: Path) -> list[Path]:
         """In the order of rank, environment and episode."""
-        return read_files(_files(existing(path)), read_episode)
+        candidates = [path] if path.is_file() else files_in(path, ".pkl")
+        matches = [(match, file) for file in candidates if (match := _NAME.fullmatch(file.name))]
+        return [file for _, file in sorted(matches, key=lambda pair: [int(pair[0][n]) for n in (1, 2, 3)])]
 
-
-def _files(path: Path) -> list[Path]:
-    candidates = [path] if path.is_file() else files_in(path, ".pkl")
-    matches = [(match, file) for file in candidates if (match := _NAME.fullmatch(file.name))]
-    return [
-        file for _, file in sorted(matches, key=lambda pair: [int(pair[0][group]) for group in (1, 2, 3)])
-    ]
+    def read_file(self, path: Path) -> Episode:
+        """One episode."""
+        record = load(path)
+        room = Allowance.of(path)
+        actions = _list(record, "actions", room)
+        count = len(actions)
+        if count == 0:
+            raise DataError("has no actions, and so no frames")
+        observations, first = _aligned(record, "observations", count, room)
+        infos, _ = _aligned(record, "infos", count, room)
+        columns = {
+            key: _aligned(record, key, count, room)[0] for key in ("rewards", "terminated", "truncated")
+        }
+        columns |= {"actions": actions, "env_rewards": columns["rewards"]}
+        if all(isinstance(info, Mapping) and "is_grasped" in info for info in infos):
+            columns["is_grasped"] = [info["is_grasped"] for info in infos]
+        fields = values.step_fields(columns, count, room)
+        declared = path.stem.endswith("_success")
+        if record.get("success") is not None:
+            declared = bool(values.to_scalar(record["success"], "success"))
+        labels = _labels(infos, fields["env_rewards"], declared)
+        ended = [flags.any() for name in ("terminated", "truncated") if (flags := fields[name]) is not None]
+        before = (
+            values.to_vectors([first.get("states")], 1, "states", room)
+            if isinstance(first, Mapping)
+            else None
+        )
+        return Episode(
+            labels=labels,
+            success=is_positive(labels, declared),
+            initial_state=None if before is None else before[0],
+            source=display_path(path),
+            complete=any(ended) if ended else True,
+            **values.observed(observations, room),
+            **fields,
+        )

@@ -34,8 +34,8 @@ from guerdon.core.types import (
 )
 from guerdon.data.files.bounds import one_line, read_json
 from guerdon.data.store import shard as layout
-from guerdon.data.store.shard import camera_sizes
-from guerdon.data.store.shard_index import ShardIndex, joined, load_index
+from guerdon.data.store.shard import EpisodeRecord, camera_sizes
+from guerdon.data.store.shard_index import joined, load_index
 
 FORMAT = "guerdon-store"
 MANIFEST = "manifest.json"
@@ -56,9 +56,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{display_path(path)} has store version {manifest.get('version')!r}; this Guerdon knows 1"
         )
     try:
-        manifest["cameras"] = {
-            name: list(size) for name, size in camera_sizes(manifest.get("cameras")).items()
-        }
+        manifest["cameras"] = camera_sizes(manifest.get("cameras"))
     except DataError as error:
         raise DataError(f"{place} cannot be used: {error}") from error
     counts = [manifest.get("num_episodes", 0), manifest.get("num_frames", 0)]
@@ -85,21 +83,20 @@ class _Shard:
     """An opened shard."""
 
     path: Path
-    schema: layout.ShardSchema
-    index: ShardIndex
+    records: list[EpisodeRecord]
     """Of the episodes whose bytes are all there."""
     facts: dict[str, Any]
-    """What the manifest has to say of it: `facts_of_shard` of all episodes in its index."""
+    """What the manifest has to say of it: `_facts_of_shard` of all episodes in its index."""
     cameras: dict[str, UInt8Array]
     vectors: dict[str, FloatArray]
 
 
-def facts_of_shard(index: ShardIndex) -> dict[str, Any]:
+def _facts_of_shard(records: Sequence[EpisodeRecord]) -> dict[str, Any]:
     """What a manifest remembers of a shard, so that its loss is noticed."""
     return {
-        "num_episodes": len(index),
-        "num_frames": int(index.length.sum()),
-        "content_hash": layout.content_hash(index.digest),
+        "num_episodes": len(records),
+        "num_frames": sum(each.num_frames for each in records),
+        "content_hash": layout.content_hash([each.digest for each in records]),
     }
 
 
@@ -133,7 +130,7 @@ class EpisodeStore:
         self.faults: list[Fault] = []
         self.cameras: dict[str, tuple[int, int, int]] = {
             name: size
-            for name, size in camera_sizes(self.manifest["cameras"]).items()
+            for name, size in self.manifest["cameras"].items()
             if cameras is None or name in cameras
         }
         self._shards: list[_Shard] = []
@@ -141,17 +138,18 @@ class EpisodeStore:
             opened = {item.name: shard for item in items if (shard := self._open(item)) is not None}
             self._check_manifest(place, manifest, items, opened)
             self._shards += opened.values()
-        indices = [item.index for item in self._shards]
-        lengths: IntArray = joined([index.length for index in indices], np.int64)
-        self.labels: FloatArray = joined([index.labels for index in indices], np.float32)
+        self._records = [record for item in self._shards for record in item.records]
+        lengths: IntArray = np.array([each.num_frames for each in self._records], np.int64)
+        self.labels: FloatArray = joined([each.labels for each in self._records], np.float32)
         self.starts: IntArray = np.append(0, np.cumsum(lengths)).astype(np.int64)
         self.episode: IntArray = np.repeat(np.arange(len(lengths)), lengths)
         self.step: IntArray = np.arange(len(self.labels)) - np.repeat(self.starts[:-1], lengths)
-        self.success: BoolArray = joined([index.success for index in indices], np.bool_)
-        self.complete: BoolArray = joined([index.complete for index in indices], np.bool_)
-        self._owner: IntArray = np.repeat(np.arange(len(indices)), [len(index) for index in indices])
-        self._first_episode: IntArray = np.cumsum([0, *(len(index) for index in indices)])
-        self._first_frame: IntArray = joined([index.first_frame for index in indices], np.int64)
+        self.success: BoolArray = np.array([each.success for each in self._records], np.bool_)
+        self.complete: BoolArray = np.array([each.complete for each in self._records], np.bool_)
+        self._owner: IntArray = np.repeat(
+            np.arange(len(self._shards)), [len(item.records) for item in self._shards]
+        )
+        self._first_frame: IntArray = np.array([each.first_frame for each in self._records], np.int64)
 
     @property
     def num_frames(self) -> int:
@@ -190,17 +188,20 @@ class EpisodeStore:
             self._set_aside(path, f"has the cameras {dict(schema.cameras)}, the store has {self.cameras}")
             return None
         try:
-            index = load_index(path, schema)
-            for problem in index.problems:
+            records, problems = load_index(path, schema)
+            for problem in problems:
                 self._set_aside(path, problem)
-            kept = self._without_lost_bytes(path, schema, index)
-            chosen = [each for each in schema.camera_files if each.field in self.cameras]
+            kept = self._without_lost_bytes(path, schema, records)
             cameras, vectors = (
-                {each.field: each.map(path, int(kept.ends(each)[-1]) if len(kept) else 0) for each in files}
-                for files in (chosen, schema.vector_files)
+                {
+                    each.field: each.map(path, each.end(kept[-1]) if kept else 0)
+                    for each in schema.files
+                    if each.is_camera == is_camera and (not is_camera or each.field in self.cameras)
+                }
+                for is_camera in (True, False)
             )
-            facts = facts_of_shard(index)
-            return _Shard(path=path, schema=schema, index=kept, facts=facts, cameras=cameras, vectors=vectors)
+            facts = _facts_of_shard(records)
+            return _Shard(path=path, records=kept, facts=facts, cameras=cameras, vectors=vectors)
         except DataError as error:
             self._set_aside(path, str(error))
         except (OSError, ValueError) as error:  # a file that became shorter a moment ago, or cannot be opened
@@ -234,39 +235,36 @@ class EpisodeStore:
             )
             self._set_aside(store / MANIFEST, reason)
 
-    def _without_lost_bytes(self, path: Path, schema: layout.ShardSchema, index: ShardIndex) -> ShardIndex:
+    def _without_lost_bytes(
+        self, path: Path, schema: layout.ShardSchema, records: list[EpisodeRecord]
+    ) -> list[EpisodeRecord]:
         """Set aside the episodes of a shard whose bytes are missing (a truncated file)."""
-        good = np.ones(len(index), np.bool_)
-        for file in (*schema.camera_files, *schema.vector_files):
-            rows, row_bytes = index.ends(file), file.row_bytes
+        kept = records
+        for file in schema.files:
             there = (path / file.name).stat().st_size if (path / file.name).exists() else 0
-            whole = rows <= there // row_bytes if row_bytes else np.ones(len(rows), np.bool_)
-            if not whole.all():
+            lost = sum(file.end(each) * file.row_bytes > there for each in records)
+            if lost:
                 reason = (
-                    f"is truncated: {there} bytes of {int(rows[-1]) * row_bytes}; "
-                    f"{int((~whole).sum())} of {len(index)} episodes set aside"
+                    f"is truncated: {there} bytes of {file.end(records[-1]) * file.row_bytes}; "
+                    f"{lost} of {len(records)} episodes set aside"
                 )
                 self._set_aside(path / file.name, reason)
-                good &= whole
-        return index.keep(good)
+                kept = [each for each in kept if file.end(each) * file.row_bytes <= there]
+        return kept
 
     def at_rest(self) -> BoolArray | None:
         """Whether the robot stood still in each frame, bool [F]; None if an episode does not tell."""
-        indices = [item.index for item in self._shards if len(item.index)]
-        if not indices or any("at_rest" not in index.scalars for index in indices):
+        if not self._records or any("at_rest" not in each.scalars for each in self._records):
             return None
-        return joined([index.scalars["at_rest"] for index in indices], np.bool_)
+        return joined([each.scalars["at_rest"] for each in self._records], np.bool_)
 
     def episode_column(self, name: str) -> list[Any]:
         """One value per episode: `success`, `complete`, `seed`, `split`, `source` or `digest`."""
-        if name in ("success", "complete"):
-            values: list[Any] = getattr(self, name).tolist()
-            return values
-        if name not in ("seed", "split", "source", "digest"):
+        if name not in ("success", "complete", "seed", "split", "source", "digest"):
             raise KeyError(name)
-        return [value for item in self._shards for value in getattr(item.index, name)]
+        return [getattr(each, name) for each in self._records]
 
-    def frames(self, camera: str, rows: ArrayLike, out: UInt8Array | None = None) -> UInt8Array:
+    def frames(self, camera: str, rows: ArrayLike) -> UInt8Array:
         """Frames of one camera at `rows` (int [N], any order) -> uint8 [N, H, W, C]."""
         if camera not in self.cameras:
             raise DataError(
@@ -275,7 +273,7 @@ class EpisodeStore:
         wanted = np.asarray(rows, np.int64)
         if wanted.size and not (int(wanted.min()) >= 0 and int(wanted.max()) < self.num_frames):
             raise DataError(f"frame rows must lie in 0..{self.num_frames - 1}")
-        result = np.empty((len(wanted), *self.cameras[camera]), np.uint8) if out is None else out
+        result = np.empty((len(wanted), *self.cameras[camera]), np.uint8)
         number = self.episode[wanted]
         local, owner = self._first_frame[number] + self.step[wanted], self._owner[number]
         for shard in np.unique(owner):
@@ -299,23 +297,19 @@ class EpisodeStore:
         """Episode `number`; its frames are views of the map, not copies."""
         if not 0 <= number < self.num_episodes:
             raise DataError(f"{display_path(self.path)} has {self.num_episodes} episodes, no number {number}")
-        start, end = int(self.starts[number]), int(self.starts[number + 1])
-        shard = int(self._owner[number])
-        item = self._shards[shard]
-        within = number - int(self._first_episode[shard])
+        record, item = self._records[number], self._shards[self._owner[number]]
         first = int(self._first_frame[number])
-        frames = slice(first, first + end - start)
-        rows = slice(*(edge - int(self.starts[self._first_episode[shard]]) for edge in (start, end)))
-        vectors: dict[str, Any] = {name: array[frames] for name, array in item.vectors.items()}
+        rows = slice(first, first + record.num_frames)
+        vectors: dict[str, Any] = {name: array[rows] for name, array in item.vectors.items()}
         if "initial_state" in vectors:
-            vectors["initial_state"] = item.vectors["initial_state"][int(item.index.number[within])]
-        scalars: dict[str, Any] = {name: values[rows] for name, values in item.index.scalars.items()}
-        facts = {name: getattr(item.index, name)[within] for name in ("seed", "split", "source")}
+            vectors["initial_state"] = item.vectors["initial_state"][record.number]
+        scalars: dict[str, Any] = dict(record.scalars)
+        facts: dict[str, Any] = {
+            name: getattr(record, name) for name in ("success", "complete", "seed", "split", "source")
+        }
         return Episode(
-            frames={name: images[frames] for name, images in item.cameras.items()},
-            labels=self.labels[start:end],
-            success=bool(self.success[number]),
-            complete=bool(self.complete[number]),
+            frames={name: images[rows] for name, images in item.cameras.items()},
+            labels=self.labels[self.starts[number] : self.starts[number + 1]],
             **vectors,
             **scalars,
             **facts,

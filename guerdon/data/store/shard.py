@@ -17,7 +17,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
-from guerdon.core.types import SPLITS, BoolArray, Episode, FloatArray
+from guerdon.core.types import SPLITS, Episode, FloatArray
 
 JOURNAL = "journal.log"
 INDEX = "index.parquet"
@@ -59,13 +59,26 @@ class ShardFile:
     dtype: Any
     shape: tuple[int, ...]
     """Of a row."""
-    per_episode: bool = False
-    """Whether there is one row for each episode, and not one for each frame."""
+
+    @property
+    def is_camera(self) -> bool:
+        """Whether it has images, and not vectors."""
+        return self.dtype is np.uint8
+
+    @property
+    def per_episode(self) -> bool:
+        """Whether there is one row for each episode, and not one for each frame."""
+        return self.field == "initial_state" and not self.is_camera
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row; a vector may be empty."""
         return math.prod(self.shape) * int(np.dtype(self.dtype).itemsize)
+
+    def end(self, record: EpisodeRecord) -> int:
+        """The first row behind an episode, whose place is known."""
+        assert record.number is not None and record.first_frame is not None
+        return record.number + 1 if self.per_episode else record.first_frame + record.num_frames
 
     def map(self, shard: Path, num_rows: int) -> NDArray[Any]:
         """Map rows read-only; bytes behind them are left alone."""
@@ -96,35 +109,20 @@ class ShardSchema:
         )
 
     @property
-    def camera_files(self) -> list[ShardFile]:
-        """One for each camera; numbered, since a camera's name need not be a good file name."""
-        return [
+    def files(self) -> list[ShardFile]:
+        """One for each camera, numbered, since a camera's name need not be a good file name; then vectors."""
+        cameras = [
             ShardFile(field=camera, name=f"frames-{number:02d}.u8", dtype=np.uint8, shape=size)
             for number, (camera, size) in enumerate(self.cameras.items())
         ]
-
-    @property
-    def vector_files(self) -> list[ShardFile]:
-        """One for each vector field."""
-        return [
-            ShardFile(
-                field=name,
-                name=f"{name}.f32",
-                dtype=np.float32,
-                shape=(size,),
-                per_episode=name == "initial_state",
-            )
+        return cameras + [
+            ShardFile(field=name, name=f"{name}.f32", dtype=np.float32, shape=(size,))
             for name, size in self.vectors.items()
         ]
 
     def to_dict(self) -> dict[str, Any]:
         """For `shard.json`."""
-        return {
-            "version": 1,
-            "cameras": {name: list(shape) for name, shape in self.cameras.items()},
-            "vectors": dict(self.vectors),
-            "scalars": list(self.scalars),
-        }
+        return {"version": 1, **asdict(self)}
 
     @classmethod
     def from_dict(cls, data: Any) -> ShardSchema:
@@ -258,7 +256,8 @@ class EpisodeRecord:
             values = self.labels if name == "labels" else self.scalars.get(name)
             if values is None or len(values) != self.num_frames:
                 return f"it has {0 if values is None else len(values)} {name} for {self.num_frames} frames"
-        return "its labels do not lie in [0, 1]" if bad_labels(self.labels).any() else None
+        in_range = self.labels.min() >= 0.0 and self.labels.max() <= 1.0  # false for NaN, too
+        return None if in_range else "its labels do not lie in [0, 1]"
 
     def to_line(self) -> bytes:
         """One journal line: a checksum, a blank, JSON, a newline."""
@@ -301,12 +300,6 @@ class EpisodeRecord:
         if not all(type(each) is int and 0 <= each < 2**62 for each in known):
             raise ValueError("it does not tell where the episode lies")
         return record
-
-
-def bad_labels(labels: NDArray[Any]) -> BoolArray:
-    """Which labels do not lie in [0, 1]; also NaN."""
-    bad: BoolArray = ~((labels >= 0.0) & (labels <= 1.0))
-    return bad
 
 
 def episode_digest(episode: Episode) -> bytes:

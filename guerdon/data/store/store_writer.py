@@ -29,7 +29,7 @@ from guerdon.data.files.bounds import read_json
 from guerdon.data.formats.base import EpisodeWriter
 from guerdon.data.store import shard as layout
 from guerdon.data.store.episode_store import FORMAT, MANIFEST, SHARDS, EpisodeStore, read_manifest, shard_dirs
-from guerdon.data.store.shard_index import ShardIndex, index_table, read_journal, write_index
+from guerdon.data.store.shard_index import index_table, read_journal, usable, write_index
 
 log = logging.getLogger("guerdon")
 
@@ -48,7 +48,6 @@ class StoreWriter(EpisodeWriter):
     def __init__(self, path: Path | str, *, max_shard_bytes: int = 4 << 30) -> None:
         """Open or make the store at `path`; a shard is sealed when its frames exceed `max_shard_bytes`."""
         self.path = Path(path)
-        self.num_added = 0
         self._max_shard_bytes = max_shard_bytes
         self._shard: _OpenShard | None = None
         try:
@@ -97,7 +96,6 @@ class StoreWriter(EpisodeWriter):
         finally:
             if self._shard is not None:
                 self._shard.commit()
-            self.num_added += len(places)
         return places
 
     def _portions(self, episodes: list[Episode]) -> Iterator[list[Episode]]:
@@ -134,12 +132,11 @@ class StoreWriter(EpisodeWriter):
     def _agree_on_cameras(self, schema: layout.ShardSchema) -> None:
         """The first episode decides the store's cameras; all later ones must have the same."""
         manifest = read_manifest(self.path)
-        cameras = {name: list(shape) for name, shape in schema.cameras.items()}
         if not manifest["cameras"]:
-            _write_manifest(self.path, {**manifest, "cameras": cameras})
-        elif manifest["cameras"] != cameras:
+            _write_manifest(self.path, {**manifest, "cameras": schema.cameras})
+        elif manifest["cameras"] != schema.cameras:
             raise DataError(
-                f"the episode has the cameras {cameras}, but the store {display_path(self.path)} "
+                f"the episode has the cameras {schema.cameras}, but the store {display_path(self.path)} "
                 f"has {manifest['cameras']}"
             )
 
@@ -174,8 +171,8 @@ class _OpenShard:
         self._num_episodes = 0
         self._pending: list[layout.EpisodeRecord] = []
         self._journal_end = 0
-        names = [each.name for each in (*schema.camera_files, *schema.vector_files)]
-        self._files = {name: _create(path / name) for name in [*names, layout.JOURNAL]}
+        names = [*(each.name for each in schema.files), layout.JOURNAL]
+        self._files = {name: _create(path / name) for name in names}
         fsync_directory(path)
 
     @classmethod
@@ -200,12 +197,13 @@ class _OpenShard:
         it again, and it is these takings that slow down the stepping thread, not the bytes.
         """
         try:
-            for file in self.schema.camera_files:
-                self._put(file, [item.frames[file.field] for item in episodes])
-            for file in self.schema.vector_files:
-                self._put(file, [getattr(item, file.field) for item in episodes])
+            for file in self.schema.files:
+                sources = (item.frames if file.is_camera else vars(item) for item in episodes)
+                self._put(file, [source[file.field] for source in sources])
         except OSError as error:
-            self._truncate_frames()
+            for file in self.schema.files:  # so that a full disk has room for the lines of the others
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._files[file.name], self._first_row(file) * file.row_bytes)
             raise storage_error(self.path, error, kept=self._num_episodes) from error
         first = self._num_episodes
         for episode, digest in zip(episodes, layout.episode_digests(episodes), strict=True):
@@ -218,16 +216,12 @@ class _OpenShard:
         return [f"{self.path.name}/{number:06d}" for number in range(first, self._num_episodes)]
 
     def _put(self, file: layout.ShardFile, arrays: list[NDArray[Any]]) -> None:
-        first_row = self._num_episodes if file.per_episode else self._num_frames
         if file.row_bytes:
             data = [np.ascontiguousarray(array).data.cast("B") for array in arrays]
-            _pwrite_all(self._files[file.name], data, first_row * file.row_bytes)
+            _pwrite_all(self._files[file.name], data, self._first_row(file) * file.row_bytes)
 
-    def _truncate_frames(self) -> None:
-        """Free what a failed write took, so that a full disk has room for the journal line of the others."""
-        for file in self.schema.camera_files:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._files[file.name], self._num_frames * file.row_bytes)
+    def _first_row(self, file: layout.ShardFile) -> int:
+        return self._num_episodes if file.per_episode else self._num_frames
 
     def commit(self) -> None:
         """Sync the bytes, then the journal lines that vouch for them."""
@@ -264,13 +258,13 @@ def seal(shard: Path, schema: layout.ShardSchema) -> None:
     """
     journal = shard / layout.JOURNAL
     records, problems = read_journal(journal)
-    index = ShardIndex.of(records, schema, problems)
-    table = index_table(index, schema)
+    good, more = usable(records, schema)
+    table = index_table(good, schema, problems := problems + more)
     write_atomic(shard / layout.INDEX, lambda file: write_index(table, file))
-    if not index.problems:
+    if not problems:
         journal.unlink()
     else:
-        for problem in index.problems:
+        for problem in problems:
             log.warning("%s: %s; the journal is kept as journal.damaged", display_path(journal), problem)
         journal.rename(shard / "journal.damaged")
     fsync_directory(shard)
@@ -309,7 +303,7 @@ def _refresh_manifest(store: Path) -> None:
     _write_manifest(
         store,
         {
-            "cameras": {name: list(shape) for name, shape in opened.cameras.items()},
+            "cameras": opened.cameras,
             "num_episodes": opened.num_episodes,
             "num_frames": opened.num_frames,
             "content_hash": opened.content_hash,

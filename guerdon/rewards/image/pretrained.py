@@ -16,10 +16,9 @@ from torch import Tensor
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.errors import DataError
 from guerdon.core.types import display_path
-from guerdon.data.files import safe_pickle, torch_files
+from guerdon.data.files import safe_pickle
 from guerdon.data.files.bounds import one_line
 from guerdon.data.files.rebuild import Allowed, set_state
-from guerdon.data.files.unpickler import PickleMachine
 from guerdon.rewards.image.encoders import ResNet, make_resnet
 from guerdon.rewards.image.weights import has_batch_norm, load_weights, read_weights, strip_prefixes
 
@@ -131,11 +130,9 @@ def _read_flax(path: Path) -> Any:
     The published file holds jax arrays, which pickle themselves as a call around numpy's own parts; those
     parts go through the same checks as everywhere. Nothing of jax is imported.
     """
-    with safe_pickle.named(path):
-        data = memoryview(path.read_bytes())
-        work = safe_pickle.work_for(len(data))
-        names = {**torch_files.names(work), _JAX_ARRAY: Allowed(".".join(_JAX_ARRAY), _jax_array)}
-        return PickleMachine(data, names, work=work).run()
+    if path.is_file() and not path.stat().st_size:
+        raise DataError(f"{display_path(path)}: is truncated: it has no bytes")
+    return safe_pickle.load(path, more={_JAX_ARRAY: Allowed(".".join(_JAX_ARRAY), _jax_array)})
 
 
 _JAX_ARRAY = ("jax._src.array", "_reconstruct_array")

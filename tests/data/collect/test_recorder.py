@@ -8,7 +8,7 @@ import pytest
 
 from guerdon.core.errors import DataError, StorageError
 from guerdon.core.types import Episode
-from guerdon.data.collect.archive import BackgroundWriter, EpisodeArchive
+from guerdon.data.collect.archive import EpisodeArchive
 from guerdon.data.collect.recorder import EpisodeRecorder
 from guerdon.data.formats.base import EpisodeWriter
 
@@ -135,8 +135,8 @@ def test_an_unforeseen_error_of_the_writer_is_not_swallowed():
         def add(self, episode):
             raise ZeroDivisionError("oops")
 
-    background = BackgroundWriter(Broken())
-    background.submit(
+    background = EpisodeArchive(Broken())
+    background.add(
         Episode(frames={"c": np.zeros((1, 2, 2, 3), np.uint8)}, labels=np.zeros(1, np.float32), success=False)
     )
     with pytest.raises(StorageError, match="oops"):

@@ -11,8 +11,7 @@ import torch
 from guerdon.cli.main import main
 from guerdon.core.errors import DataError
 from guerdon.core.types import Episode
-from guerdon.data.collect.labelling import label_by_hold
-from guerdon.data.datasets.cleaning import process, select, sharpness
+from guerdon.data.datasets.cleaning import label_by_hold, process, select, sharpness
 from guerdon.data.formats.realworld_pkl import RecordedEpisode, read_recorded, to_transitions
 from guerdon.data.store import EpisodeStore
 

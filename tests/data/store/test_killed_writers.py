@@ -14,8 +14,8 @@ import pytest
 
 from guerdon.core.atomic import NumberedFiles, write_atomic
 from guerdon.core.types import Episode, Fault
-from guerdon.data.formats import get_format
-from guerdon.data.formats.realworld_pkl import RecordedEpisode, RecordingWriter
+from guerdon.data.formats import get_format, realworld_pkl
+from guerdon.data.formats.realworld_pkl import RealworldPklWriter, RecordedEpisode
 
 FORK = multiprocessing.get_context("fork")
 FORMATS = ("native", "npy-trajectory", "pkl-episode", "folder", "realworld-pkl", "reward-pt")
@@ -56,7 +56,7 @@ def test_two_recordings_in_one_folder_lose_nothing(tmp_path):
     start = FORK.Barrier(2)
 
     def record(first, count):
-        writer = RecordingWriter(tmp_path)
+        writer = RealworldPklWriter(tmp_path)
         start.wait(60)
         for marker in range(first, first + count):
             writer.add(recorded(marker))
@@ -68,7 +68,7 @@ def test_two_recordings_in_one_folder_lose_nothing(tmp_path):
 
 
 def test_a_recording_goes_on_while_another_writer_finishes_the_file(tmp_path):
-    recording = RecordingWriter(tmp_path)
+    recording = RealworldPklWriter(tmp_path)
     recording.add(recorded(0))
     with get_format("realworld-pkl").writer(tmp_path) as other:
         other.add(episode(1))
@@ -80,7 +80,7 @@ def test_a_recording_goes_on_while_another_writer_finishes_the_file(tmp_path):
 
 
 def test_parts_of_an_older_version_are_read_and_joined(tmp_path):
-    RecordingWriter(tmp_path / "new").add(recorded(7))
+    RealworldPklWriter(tmp_path / "new").add(recorded(7))
     (part,) = (tmp_path / "new").glob("data.pkl.parts/*.pkl")
     with get_format("realworld-pkl").writer(tmp_path / "old") as writer:
         writer.add(episode(5))  # two transitions
@@ -89,9 +89,24 @@ def test_parts_of_an_older_version_are_read_and_joined(tmp_path):
     (parts / "00000000.pkl").write_bytes(part.read_bytes())  # in the file already, by its number
     (parts / "00000002.pkl").write_bytes(part.read_bytes())
     assert markers(tmp_path / "old", "realworld-pkl") == [5, 7]
-    RecordingWriter(tmp_path / "old").close()
+    RealworldPklWriter(tmp_path / "old").close()
     assert markers(tmp_path / "old", "realworld-pkl") == [5, 7]
     assert not parts.exists()
+
+
+def test_a_part_that_is_joined_while_it_is_read_is_read_from_the_file(tmp_path, monkeypatch):
+    writer = RealworldPklWriter(tmp_path)
+    writer.add(recorded(7))
+    real = realworld_pkl._load_list
+
+    def too_late(path):
+        monkeypatch.setattr(realworld_pkl, "_load_list", real)
+        writer.close()
+        return real(path)
+
+    monkeypatch.setattr(realworld_pkl, "_load_list", too_late)
+    (item,) = realworld_pkl.read_recorded(tmp_path)
+    assert isinstance(item, RecordedEpisode)
 
 
 # Killed writers
