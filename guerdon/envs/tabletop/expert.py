@@ -6,7 +6,6 @@ import numpy as np
 
 from guerdon.core.types import BoolArray, FloatArray
 from guerdon.envs.experts import ScriptedPolicy
-from guerdon.envs.tabletop.physics import LAG, MAX_SPEED, STEP_SECONDS
 from guerdon.envs.tabletop.scene import (
     CUBE,
     CUBE_HALF,
@@ -14,7 +13,10 @@ from guerdon.envs.tabletop.scene import (
     GOAL,
     GRASPED,
     GRIPPER,
+    LAG,
+    MAX_SPEED,
     STATE_SIZE,
+    STEP_SECONDS,
     VELOCITY,
     Rows,
     stream_keys,

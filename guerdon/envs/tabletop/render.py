@@ -15,7 +15,7 @@ import numpy as np
 from guerdon.core.errors import DataError
 from guerdon.core.types import IntArray, UInt8Array
 from guerdon.envs.tabletop.camera import Camera, base_camera, wrist_camera
-from guerdon.envs.tabletop.draw import Canvas, Solid
+from guerdon.envs.tabletop.draw import Canvas, Scratch
 from guerdon.envs.tabletop.scene import (
     CUBE,
     CUBE_HALF,
@@ -37,10 +37,8 @@ from guerdon.envs.tabletop.scene import (
     SHADOW,
     STILL,
     Rows,
-    Scene,
 )
 from guerdon.envs.tabletop.table import draw_table_below, draw_tables
-from guerdon.envs.tabletop.window import Scratch
 
 BLUE = (50.0, 120.0, 255.0)
 """The lamp while the gripper is still."""
@@ -65,12 +63,10 @@ _MAX_KEPT_BYTES = 64 << 20
 
 
 class TabletopRenderer:
-    """Draws scenes; keeps a picture of the empty table for each environment's look.
+    """Draws worlds; keeps a picture of the empty table for each environment's look.
 
-    Args:
-        num_envs: how many environments there are; the pictures, uint8 [num_envs, H, W, 3] per image size,
-            are made once they are needed, unless they would take more than 64 MB; without domain
-            randomization one is enough for all.
+    The pictures, uint8 [num_envs, H, W, 3] per image size, are made once they are needed, unless they would
+    take more than 64 MB; without domain randomization one is enough for all.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -83,25 +79,17 @@ class TabletopRenderer:
 
     def render(
         self,
-        scene: Scene,
+        rows: Rows,
         env_ids: IntArray,
         camera: str,
         size: tuple[int, int],
         out: UInt8Array | None = None,
     ) -> UInt8Array:
-        """Images of n worlds.
+        """Images uint8 [n, H, W, 3] of n worlds, which belong to the environments `env_ids`, int [n].
 
-        Args:
-            scene: the worlds, n of them.
-            env_ids: int [n], the environments they belong to.
-            camera: `base_camera` or `wrist_camera`.
-            size: (H, W).
-            out: uint8 [n, H, W, 3] to write to; only its first axis may be strided.
-
-        Returns:
-            uint8 [n, H, W, 3].
+        They are written to `out` if that is given; only its first axis may be strided.
         """
-        shape = (len(scene), *size, 3)
+        shape = (rows.shape[1], *size, 3)
         if out is None:
             out = np.empty(shape, np.uint8)
         elif out.shape != shape or out.dtype != np.uint8:
@@ -109,15 +97,15 @@ class TabletopRenderer:
         elif not out.flags.writeable or (len(out) and not out[0].flags.c_contiguous):
             raise DataError("out must be writeable and hold each image in one piece")
         step = max(1, _CHUNK_PIXELS // (size[0] * size[1]))  # what stays in the processor's cache
-        for start in range(0, len(scene), step):
+        for start in range(0, len(out), step):
             part = slice(start, start + step)
-            frames, rows = out[part], scene.rows[:, part]
+            frames, some = out[part], rows[:, part]
             if camera == "base_camera":
-                frames[...] = self._empty_tables(rows, env_ids[part], size)
-                _draw_base_view(Canvas(frames, self._scratch), rows, base_camera(rows, size))
+                frames[...] = self._empty_tables(some, env_ids[part], size)
+                _draw_base_view(Canvas(frames, self._scratch), some, base_camera(some, size))
             else:
-                _draw_wrist_view(Canvas(frames, self._scratch), rows, wrist_camera(rows, size))
-        self.num_frames += len(scene)
+                _draw_wrist_view(Canvas(frames, self._scratch), some, wrist_camera(some, size))
+        self.num_frames += len(out)
         return out
 
     def _empty_tables(self, rows: Rows, env_ids: IntArray, size: tuple[int, int]) -> UInt8Array:
@@ -275,8 +263,8 @@ def _draw_marker(canvas: Canvas, ids: IntArray, camera: Camera, point: Rows, cub
         canvas.ball(ids[seen], circle[:, seen], rgb[:, seen], solid)
 
 
-def _as_solid(camera: Camera, cube: Rows, point: Rows) -> Solid:
-    """The cube at `cube` [3, m] as its planes appear to `camera`, relative to `point` [3, m]."""
+def _as_solid(camera: Camera, cube: Rows, point: Rows) -> Rows:
+    """The cube at `cube` [3, m] as `Canvas.ball` wants it, relative to `point` [3, m]."""
     beyond = camera.at > cube
     near = np.where(beyond, cube + CUBE_HALF, cube - CUBE_HALF) - camera.at
     far = np.where(beyond, cube - CUBE_HALF, cube + CUBE_HALF) - camera.at
@@ -289,5 +277,4 @@ def _as_solid(camera: Camera, cube: Rows, point: Rows) -> Solid:
     # A plane that the camera is not in front of is one where lines of sight leave.
     values[:3], slope[:3] = np.where(outside, values[:3], 1e4), np.where(outside, slope[:3], 0.0)
     values[6:], slope[6:] = np.where(outside, -1e4, values[6:]), np.where(outside, 0.0, slope[6:])
-    slopes = slope * np.tile(camera.right, (3, 1)), slope * np.tile(-camera.up, (3, 1))
-    return Solid(slopes=slopes, values=values)
+    return np.array([slope * np.tile(camera.right, (3, 1)), slope * np.tile(-camera.up, (3, 1)), values])

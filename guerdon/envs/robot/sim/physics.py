@@ -122,11 +122,6 @@ class PegArm:
         """Open the gripper to a share from 0 to 1 from now on."""
         self.gripper_target = min(max(opening, 0.0), 1.0)
 
-    def set_stiffness(self, parameters: dict[str, Any]) -> None:
-        """The stiffness of SERL's controller, where it is among the parameters."""
-        self.stiffness = float(parameters.get("translational_stiffness", self.stiffness))
-        self.turn_stiffness = float(parameters.get("rotational_stiffness", self.turn_stiffness))
-
     def state(self) -> dict[str, Any]:
         """What `/getstate` answers; force and torque in the base frame, with a sensor's noise."""
         quat = quat_from_euler(self.upright + self.turn)
