@@ -108,7 +108,7 @@ class Window:
         slopes[0, 0], slopes[1, 1], slopes[2, 0], slopes[3, 1] = 1.0, 1.0, -1.0, -1.0
         points = np.array([left, left, right, right]), np.array([top, top, bottom, bottom])
         sides = self.planes((slopes[:, 0], slopes[:, 1]), points, 1.0, "room")
-        result: FloatArray = sides.min(axis=0)
+        result: FloatArray = np.min(sides, axis=0, out=self.scratch.floats("part", *sides.shape[1:]))
         return result
 
     def distance(self, u: Params, v: Params, name: str) -> FloatArray:
@@ -366,8 +366,9 @@ class Canvas:
 
     def _translucency(self, planes: FloatArray, away: FloatArray, radius: Params) -> FloatArray:
         """How dense a ball appears, [m, P], beside a box of `planes` [9, m, P], `away` from its centre."""
-        enter: FloatArray = planes[:3].min(axis=0)
-        covered: FloatArray = enter - planes[3:].max(axis=0)
+        enter = np.min(planes[:3], axis=0, out=self.scratch.floats("enter", *away.shape))
+        leave = np.max(planes[3:], axis=0, out=self.scratch.floats("fill", *away.shape))
+        covered: FloatArray = np.subtract(enter, leave, out=leave)
         covered += HALF
         ramp(covered)
         # How much nearer than its centre the surface of the ball is, against the surface of the box.
