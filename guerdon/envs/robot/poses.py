@@ -74,6 +74,12 @@ def rotation_between(start: Sequence[float] | Vector, end: Sequence[float] | Vec
     return rotvec_from_quat(multiply(end, conjugate(start)))
 
 
+def distances(start: Vector, end: Vector) -> tuple[float, float]:
+    """Metres and radians between two poses [7]."""
+    turn = rotation_between(start[3:], end[3:])
+    return float(np.linalg.norm(end[:3] - start[:3])), float(np.linalg.norm(turn))
+
+
 def pose_fault(pose: Vector) -> str | None:
     """What keeps seven numbers from being a pose, in words; None if nothing does."""
     if not np.isfinite(pose).all():
@@ -96,6 +102,13 @@ def pose6(pose: Sequence[float] | Vector) -> Vector:
 def wrap(angles: Vector) -> Vector:
     """The same angles between -pi and pi."""
     return np.remainder(angles + math.pi, 2.0 * math.pi) - math.pi
+
+
+def pose_offset(pose: Vector, target: Vector) -> Vector:
+    """From a target to a pose, both position and Euler angles [6], by the shortest turns."""
+    away = pose - target
+    away[3:] = wrap(away[3:])
+    return away
 
 
 def between(start: Vector, end: Vector, share: float) -> Vector:
