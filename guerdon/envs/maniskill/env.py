@@ -41,10 +41,10 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
 
     Args:
         num_envs: N.
-        config: settings; `settings` given by keyword go on top of the defaults instead.
-        autoreset_mode: as for `TabletopVectorEnv`.
+        config: settings; without it `settings`, fields of `ManiSkillConfig`, are given by keyword.
+        autoreset_mode: as for `EpisodeVectorEnv`.
         simulators: what to simulate with; None: as the settings say.
-        **settings: any field of `ManiSkillConfig`.
+        **settings: see `config`.
     """
 
     config: ManiSkillConfig
@@ -60,7 +60,7 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
     ) -> None:
         config = ManiSkillConfig.from_settings(settings) if config is None else config
         super().__init__(num_envs, config, autoreset_mode, config.render_mode)
-        self.simulators = _start_simulators(config, self.num_envs) if simulators is None else simulators
+        self.simulators = simulators or _start_simulators(config, self.num_envs)
         self.facts: TaskFacts = self.simulators.facts
         self.max_episode_steps = config.max_episode_steps or self.facts.max_episode_steps
         self.spec = EnvSpec(
@@ -72,9 +72,10 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
             self._observation_space(),
             spaces.Box(self.facts.action_low, self.facts.action_high, dtype=np.float32),
         )
-        on_device = isinstance(self.simulators, ManiSkillBatch)
-        self._device = self.simulators if on_device and config.output == "torch" else None
+        self._device: ManiSkillBatch | None = None
         """The batch whose tensors are handed out; None: arrays are."""
+        if isinstance(self.simulators, ManiSkillBatch) and config.output == "torch":
+            self._device = self.simulators
         self._lost: BoolArray = np.zeros(self.num_envs, np.bool_)
         """Whose simulator process the last step lost."""
         self._has_final: BoolArray = np.zeros(self.num_envs, np.bool_)

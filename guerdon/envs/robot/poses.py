@@ -54,11 +54,6 @@ def multiply(left: Sequence[float] | Vector, right: Sequence[float] | Vector) ->
     )
 
 
-def conjugate(quat: Sequence[float] | Vector) -> Vector:
-    """The turn back."""
-    return np.array([-quat[0], -quat[1], -quat[2], quat[3]], np.float64)
-
-
 def rotvec_from_quat(quat: Sequence[float] | Vector) -> Vector:
     """Quaternion [4] -> axis times angle [3], the angle at most pi."""
     vector, w = np.asarray(quat[:3], np.float64), float(quat[3])
@@ -71,7 +66,8 @@ def rotvec_from_quat(quat: Sequence[float] | Vector) -> Vector:
 
 def rotation_between(start: Sequence[float] | Vector, end: Sequence[float] | Vector) -> Vector:
     """The turn in the base frame that leads from quaternion `start` to `end`, axis times angle [3]."""
-    return rotvec_from_quat(multiply(end, conjugate(start)))
+    x, y, z, w = start
+    return rotvec_from_quat(multiply(end, [-x, -y, -z, w]))
 
 
 def distances(start: Vector, end: Vector) -> tuple[float, float]:

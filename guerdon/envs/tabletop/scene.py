@@ -225,13 +225,7 @@ def _draw_looks(rows: Rows, draw: Rows, amount: float) -> None:
     rows[GLOW_CENTRE] = 0.12 * swing[26:28]
 
 
-def _plain_look() -> Rows:
-    rows = np.zeros((NUM_ROWS, 1))
-    _draw_looks(rows, np.full((_LOOK_DRAWS[1], 1), 0.5), 0.0)
-    return rows[LOOK]
-
-
-PLAIN_LOOK = _plain_look()
+PLAIN_LOOK: Rows = initial_rows(np.zeros(1, np.uint64), np.zeros(1, np.int64), TabletopConfig())[LOOK]
 """What all episodes look like without domain randomization, [LOOK, 1]."""
 
 

@@ -40,15 +40,10 @@ _REST_JOINTS = np.array([0.0, 0.0, 0.0, -1.9, 0.0, 2.0, 0.0])
 _CLEARANCE = HOLE_RADIUS - PEG_RADIUS
 
 
-def _jacobian() -> Vector:
-    """A fixed matrix [6, 7] of full rank: joints are not simulated, but `vel = jacobian @ dq` holds."""
-    matrix = np.zeros((6, 7))
-    matrix[np.arange(6), np.arange(6)] = (0.55, 0.5, 0.45, 1.0, 1.0, 1.0)
-    matrix[:, 6] = (0.05, -0.04, 0.03, 0.1, 0.0, 0.2)
-    return matrix
-
-
-JACOBIAN = _jacobian()
+JACOBIAN: Vector = np.column_stack(
+    [np.diag([0.55, 0.5, 0.45, 1.0, 1.0, 1.0]), [0.05, -0.04, 0.03, 0.1, 0.0, 0.2]]
+)
+"""A fixed matrix [6, 7] of full rank: joints are not simulated, but `vel = jacobian @ dq` holds."""
 _INVERSE = np.linalg.pinv(JACOBIAN)
 
 

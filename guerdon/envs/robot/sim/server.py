@@ -133,16 +133,6 @@ class SimWorld:
         """What no sensor tells."""
         return self.do(lambda arm: {**arm.truth(), "time": self._time})
 
-    def info(self) -> dict[str, Any]:
-        """What does not change."""
-        return {
-            "simulated": True,
-            "cameras": list(CAMERAS),
-            "image_size": list(self.config.image_size),
-            "time_scale": self.config.time_scale,
-            "target_ee_pose": list(self.config.target_ee_pose),
-        }
-
     def command(self, pose: Sequence[float]) -> None:
         """A pose command [7]; kept in the record if it is outside the box."""
         values = _numbers("a pose", pose, 7)
@@ -297,7 +287,9 @@ class SimServer(WebServer):
         world, content = self.world, request.content
         match [request.method, *request.path.strip("/").split("/")]:
             case ["GET", "sim", "info"]:
-                return world.info()
+                names = ("image_size", "time_scale", "target_ee_pose")
+                known = {name: getattr(world.config, name) for name in names}
+                return {"simulated": True, "cameras": CAMERAS, **known}
             case ["GET", "sim", "truth"]:
                 return world.truth()
             case ["GET", "sim", "record"]:
