@@ -43,7 +43,9 @@ class Camera:
 
     def depth(self, points: Rows) -> Rows:
         """Distance of points [3, ..., n] along the axis, in metres, [..., n]."""
-        return self.project(points)[2]
+        x, y, z = points[0] - self.at[0], points[1] - self.at[1], points[2] - self.at[2]
+        result: Rows = x * self.forward[0] + y * self.forward[1] + z * self.forward[2]
+        return result
 
     def height_at_top(self, points: Rows) -> Rows:
         """Up to which z the verticals through `points` [3, n] are in the image, [n]."""

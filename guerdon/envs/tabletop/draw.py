@@ -1,7 +1,4 @@
-"""The shapes of the tabletop's pictures, drawn into many images at once.
-
-All edges are soft, about a pixel wide, so that motion by less than a pixel can be seen.
-"""
+"""Shapes drawn into many images at once; edges are a pixel wide and show motion by less than a pixel."""
 
 from __future__ import annotations
 
@@ -108,7 +105,8 @@ class Window:
         slopes[0, 0], slopes[1, 1], slopes[2, 0], slopes[3, 1] = 1.0, 1.0, -1.0, -1.0
         points = np.array([left, left, right, right]), np.array([top, top, bottom, bottom])
         sides = self.planes((slopes[:, 0], slopes[:, 1]), points, 1.0, "room")
-        result: FloatArray = np.min(sides, axis=0, out=self.scratch.floats("part", *sides.shape[1:]))
+        pairs = np.minimum(sides[:2], sides[2:], out=sides[:2])
+        result: FloatArray = np.minimum(pairs[0], pairs[1], out=pairs[0])
         return result
 
     def distance(self, u: Params, v: Params, name: str) -> FloatArray:
@@ -141,7 +139,8 @@ class Window:
 
 def _quantise(values: Params) -> None:
     """Round in place so that products with pixel coordinates, and their sums, are exact in float32."""
-    np.clip(values, -LARGEST, LARGEST, out=values)
+    np.maximum(values, -LARGEST, out=values)  # faster than `clip` for so few
+    np.minimum(values, LARGEST, out=values)
     values *= 1.0 / _QUANTUM
     np.rint(values, out=values)
     values *= _QUANTUM
@@ -149,10 +148,10 @@ def _quantise(values: Params) -> None:
 
 def _span(low: Params, high: Params, limit: int) -> tuple[IntArray, int]:
     """First pixel [m] and number of pixels of spans that hold [low, high] as far as it is in the image."""
-    first = np.floor(np.clip(low - 0.5, -2.0, limit + 1.0))
-    last = np.ceil(np.clip(high + 0.5, -1.0, limit + 2.0))
+    first = np.floor(np.minimum(np.maximum(low - 0.5, -2.0), limit + 1.0))
+    last = np.ceil(np.minimum(np.maximum(high + 0.5, -1.0), limit + 2.0))
     size = min(limit, int((last - first).max()))
-    return np.clip(first, 0.0, limit - size).astype(np.int64), size
+    return np.minimum(np.maximum(first, 0.0), limit - size).astype(np.int64), size
 
 
 def column(values: Params) -> FloatArray:
@@ -215,8 +214,7 @@ class Canvas:
         du, dv = u4[_NEXT] - u4, v4[_NEXT] - v4
         turn = (u4[2] - u4[0]) * (v4[3] - v4[1]) - (v4[2] - v4[0]) * (u4[3] - u4[1])
         scale = np.copysign(1.0, turn) / np.maximum(np.sqrt(du * du + dv * dv), 1e-3)
-        du *= scale
-        dv *= -scale
+        du, dv = du * scale, dv * -scale
         value = np.where(light > 0.0, _EDGE_VALUES, -LARGEST)  # [4, 3, m]
         covered = lit = self.scratch.floats("lit", *window.rgb.shape[1:])
         for number, face in enumerate(faces):
@@ -329,9 +327,8 @@ class Canvas:
 
         It shows through a box that hides it, faintly, and stands out where it pokes through that box. `solid`
         [3, 9, m] is the box as linear functions of the pixel that say where lines of sight meet its planes:
-        their slopes along x and y, and their values at the ball's centre. Values are in pixels, relative to
-        the depth of the centre, and grow towards the camera. Lines of sight enter the box at the least of the
-        first three and leave it at the greatest of the others.
+        slopes along x and y, and values at the ball's centre: pixels towards the camera from its depth. Lines
+        of sight enter the box at the least of the first three and leave it at the greatest of the others.
         """
         for group in _groups_of_like_size(circle[2]):
             self._ball(ids[group], circle[:, group], rgb[:, group], solid[:, :, group])
@@ -366,9 +363,11 @@ class Canvas:
 
     def _translucency(self, planes: FloatArray, away: FloatArray, radius: Params) -> FloatArray:
         """How dense a ball appears, [m, P], beside a box of `planes` [9, m, P], `away` from its centre."""
-        enter = np.min(planes[:3], axis=0, out=self.scratch.floats("enter", *away.shape))
-        leave = np.max(planes[3:], axis=0, out=self.scratch.floats("fill", *away.shape))
-        covered: FloatArray = np.subtract(enter, leave, out=leave)
+        enter = np.minimum(np.minimum(planes[0], planes[1], out=planes[0]), planes[2], out=planes[0])
+        leave = planes[3]
+        for plane in planes[4:]:
+            np.maximum(leave, plane, out=leave)
+        covered = np.subtract(enter, leave, out=leave)
         covered += HALF
         ramp(covered)
         # How much nearer than its centre the surface of the ball is, against the surface of the box.
