@@ -44,7 +44,7 @@ def mistaken_demonstrations(num_envs: int = 200) -> tuple[dict[str, torch.Tensor
         told = env.state()
         for camera, images in seen.items():
             images.append(env.render_frames(camera))
-        told[:, GOAL] = env._scene.rows[DECOY].T
+        told[:, GOAL] = env._rows[DECOY].T
         told[:, CUBE_TO_GOAL] = told[:, GOAL] - told[:, CUBE]
         actions.append(expert.act(told))
         env.step(actions[-1])

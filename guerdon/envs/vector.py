@@ -29,14 +29,10 @@ EnvIds: TypeAlias = IntArray | Sequence[int]
 class EpisodeVectorEnv(VectorEnv[Observation, Any, NDArray[Any]], ABC):
     """N environments stepped as one batch. A subclass simulates; this class decides on episodes.
 
-    With `SameStep` the infos of a step that ended an episode hold `final_obs` and `final_info`, batched, with
-    the masks `_final_obs` and `_final_info`; rows where the mask is False mean nothing.
-
-    Args:
-        num_envs: N.
-        config: settings with `render_size` and `terminate_on_success`.
-        autoreset_mode: `NextStep`, `SameStep` or `Disabled`, or the enum.
-        render_mode: None or `rgb_array`.
+    With `autoreset_mode` `SameStep` (others: `NextStep`, `Disabled`, or the enum) the infos of a step that
+    ended an episode hold `final_obs` and `final_info`, batched, with the masks `_final_obs` and
+    `_final_info`; rows where the mask is False mean nothing. `config` has `render_size`; `render_mode` is
+    None or `rgb_array`.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012  (Gymnasium's convention)
@@ -101,12 +97,11 @@ class EpisodeVectorEnv(VectorEnv[Observation, Any, NDArray[Any]], ABC):
         self._restarted = np.zeros(self.num_envs, np.bool_)
         self._advance(action)
         self._elapsed += 1
-        started = self._done.copy()  # only NEXT_STEP comes here with finished episodes
-        any_started = bool(started.any())
-        if any_started:
-            self._start_episodes(np.flatnonzero(started), keep_final=False)
+        started = np.flatnonzero(self._done)  # only NEXT_STEP comes here with finished episodes
+        if len(started):
+            self._start_episodes(started, keep_final=False)
         env_reward, terminated = self._evaluate()
-        if any_started:
+        if len(started):
             env_reward[started], terminated[started] = 0.0, False
         truncated = self._truncated()
         self._done = terminated | truncated
@@ -267,9 +262,8 @@ def _check_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
 def _check_reset_mask(options: Mapping[str, Any] | None, num_envs: int) -> BoolArray:
     """`reset_mask` of the options of `reset`, bool [N]; all True where there is none."""
     options = options or {}
-    for name in options:
-        if name != "reset_mask":
-            raise ConfigError(unknown_name("reset option", name, ["reset_mask"]))
+    for name in options.keys() - {"reset_mask"}:
+        raise ConfigError(unknown_name("reset option", name, ["reset_mask"]))
     mask = np.asarray(options.get("reset_mask", np.ones(num_envs, np.bool_)))
     if mask.dtype != np.bool_ or mask.shape != (num_envs,) or not mask.any():
         raise DataError(f"reset_mask must be bool [{num_envs}] with at least one True")

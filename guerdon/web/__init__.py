@@ -17,7 +17,7 @@ Programs send neither `Origin` nor `Sec-Fetch-Site` and need no token without `p
 `{"error": "..."}`.
 """
 
-from guerdon.web.messages import Answer, HttpError, Request
+from guerdon.web.connection import Answer, HttpError, Request
 from guerdon.web.server import TOKEN_HEADER, WebServer, is_loopback
 
 __all__ = ["TOKEN_HEADER", "Answer", "HttpError", "Request", "WebServer", "is_loopback"]

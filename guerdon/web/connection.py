@@ -1,18 +1,21 @@
-"""One connection: requests are read within limits of size and time, and each gets an answer."""
+"""One connection: strict JSON requests, read within limits of size and time, and an answer to each."""
 
 from __future__ import annotations
 
 import http
 import io
+import json
 import logging
+import math
 import re
 import socket
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
 from guerdon.core.errors import GuerdonError
-from guerdon.web.messages import Answer, HttpError, Request, read_json
 
 if TYPE_CHECKING:
     from guerdon.web.server import WebServer
@@ -22,6 +25,92 @@ log = logging.getLogger("guerdon")
 MAX_HEAD_BYTES = 32 * 1024
 _LINGER_SECONDS = 1.0
 """How long a body that nobody wants is read away: closing at once would destroy the answer on its way."""
+MAX_DIGITS = 18
+"""Of an integer in JSON: what fits into 64 bits."""
+
+
+class HttpError(GuerdonError):
+    """A request that is refused, with its status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a client asks."""
+
+    method: str
+    """GET or POST."""
+    path: str
+    query: str
+    content: dict[str, Any]
+    """The JSON object in the body; empty without a body."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The response to a request."""
+
+    body: bytes
+    kind: str
+    """Content type."""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def head(self, *, close: bool) -> bytes:
+        """Status line and headers."""
+        phrase = http.HTTPStatus(self.status).phrase
+        fields = {
+            "Content-Type": self.kind,
+            "Content-Length": str(len(self.body)),
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",  # no other page shows ours under its own buttons
+            "Cross-Origin-Resource-Policy": "same-origin",
+            **self.headers,
+            **({"Connection": "close"} if close else {}),
+        }
+        lines = [f"HTTP/1.1 {self.status} {phrase}", *(f"{name}: {value}" for name, value in fields.items())]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+    @classmethod
+    def of_text(cls, text: str, kind: str = "text/plain") -> Answer:
+        """Words."""
+        return cls(body=text.encode(), kind=f"{kind}; charset=utf-8")
+
+    @classmethod
+    def of_json(cls, value: Any, status: int = 200) -> Answer:
+        """A JSON value; ValueError if it holds NaN or an infinity, which no other language would read."""
+        body = json.dumps(value, allow_nan=False).encode()
+        return cls(body=body, kind="application/json", status=status)
+
+
+def read_json(text: bytes) -> dict[str, Any]:
+    """The object in strict JSON; HttpError 400 for anything else, whatever the bytes."""
+    try:
+        value = json.loads(
+            text.decode("utf-8"), parse_constant=_no_number, parse_float=_number, parse_int=_number
+        )
+    except RecursionError as error:
+        raise HttpError(400, "the body is nested too deeply") from error
+    except ValueError as error:
+        raise HttpError(400, f"the body is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise HttpError(400, f"the body must be a JSON object, not a {type(value).__name__}")
+    return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _number(text: str) -> float:
+    whole = text.lstrip("-").isdecimal()
+    if len(text.lstrip("-")) > MAX_DIGITS if whole else not math.isfinite(float(text)):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return int(text) if whole else float(text)
 
 
 def hang_up(connection: socket.socket) -> None:
@@ -40,15 +129,11 @@ class _Reader(io.RawIOBase):
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._deadline, self._bytes, self._end = 0.0, 0, True
+        self._deadline, self.num_bytes, self._end = 0.0, 0, True
 
     def allow(self, seconds: float, num_bytes: int, *, end: bool = False) -> None:
         """From now on; `end` says whether the client may hang up there."""
-        self._deadline, self._bytes, self._end = time.monotonic() + seconds, num_bytes, end
-
-    def allow_bytes(self, num_bytes: int) -> None:
-        """Another limit of size before the same deadline."""
-        self._bytes = num_bytes
+        self._deadline, self.num_bytes, self._end = time.monotonic() + seconds, num_bytes, end
 
     def readable(self) -> bool:
         return True
@@ -57,13 +142,13 @@ class _Reader(io.RawIOBase):
         left = self._deadline - time.monotonic()
         if left <= 0.0:
             raise TimeoutError("the request did not arrive in time")
-        if self._bytes <= 0:
+        if self.num_bytes <= 0:
             raise HttpError(431, f"the head of a request must not exceed {MAX_HEAD_BYTES} bytes")
         self._connection.settimeout(left)
-        count = self._connection.recv_into(memoryview(buffer)[: self._bytes])
+        count = self._connection.recv_into(memoryview(buffer)[: self.num_bytes])
         if not count and not self._end:
             raise ConnectionError("it hung up in the middle of a request")
-        self._bytes -= count
+        self.num_bytes -= count
         return count
 
 
@@ -149,7 +234,7 @@ class Connection(BaseHTTPRequestHandler):
             raise HttpError(415, "a body must be application/json")
         if self.headers.get("Expect", "").lower() == "100-continue":
             self.connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._reader.allow_bytes(length)
+        self._reader.num_bytes = length
         body = self.rfile.read(length)
         self._unread = False
         return read_json(body)
@@ -181,18 +266,15 @@ class Connection(BaseHTTPRequestHandler):
 
     def finish(self) -> None:
         """Read away what was not wanted, so that the answer is not lost."""
-        if self._unread:
-            self._drain()
-        super().finish()
-
-    def _drain(self) -> None:
-        self._reader.allow(_LINGER_SECONDS, 2**40, end=True)
         try:
-            self.connection.shutdown(socket.SHUT_WR)
-            while self.rfile.read1(2**16):
-                pass
+            if self._unread:
+                self._reader.allow(_LINGER_SECONDS, 2**40, end=True)
+                self.connection.shutdown(socket.SHUT_WR)
+                while self.rfile.read1(2**16):
+                    pass
         except OSError as error:
             log.debug("%s: %s went on sending: %s", self.server.name, self.client_address, error)
+        super().finish()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Only for those who ask for details."""

@@ -15,8 +15,7 @@ from typing import Any
 from typing_extensions import Self
 
 from guerdon.core.errors import ConfigError
-from guerdon.web.connection import Connection, hang_up
-from guerdon.web.messages import Answer, HttpError, Request
+from guerdon.web.connection import Answer, Connection, HttpError, Request, hang_up
 
 log = logging.getLogger("guerdon")
 
@@ -121,11 +120,9 @@ class WebServer(ThreadingMixIn, TCPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give the connection a thread, or refuse it if all are busy."""
         with self._lock:
-            if len(self._open) >= self.max_connections and not self._make_room():
-                refused = True
-            else:
+            refused = len(self._open) >= self.max_connections and not self._make_room()
+            if not refused:
                 self._open[request] = time.monotonic()
-                refused = False
         if refused:
             log.warning("%s: %d connections are busy; another one was refused", self.name, len(self._open))
             request.setblocking(False)  # a full buffer must not stop the others
@@ -137,10 +134,10 @@ class WebServer(ThreadingMixIn, TCPServer):
 
     def _make_room(self) -> bool:
         """Close the connection that we have waited for longest; whether there was one."""
-        waiting = [(since, item) for item, since in self._open.items() if since is not None]
+        waiting = {item: since for item, since in self._open.items() if since is not None}
         if not waiting:
             return False
-        _, oldest = min(waiting, key=lambda entry: entry[0])
+        oldest = min(waiting, key=waiting.__getitem__)
         del self._open[oldest]
         hang_up(oldest)  # its thread ends by that
         return True
@@ -185,8 +182,6 @@ class WebServer(ThreadingMixIn, TCPServer):
         if match is None:
             return False
         name = match[1]
-        if is_loopback(name):
-            return True
-        if is_loopback(self._host):
-            return False
+        if is_loopback(name) or is_loopback(self._host):
+            return is_loopback(name)
         return _address(name) is not None or name in (self._host.lower(), socket.gethostname().lower())

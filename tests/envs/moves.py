@@ -27,7 +27,7 @@ def make(num_envs=1, seed=0, **settings):
 
 def put(env, **places):
     """Move things of a scene by hand; the gripper is then at rest."""
-    rows = env._scene.rows
+    rows = env._rows
     for name, place in places.items():
         where = {"gripper": GRIPPER, "cube": CUBE, "goal": GOAL, "opening": OPENING}[name]
         rows[where] = np.reshape(place, (-1, 1))

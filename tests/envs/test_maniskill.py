@@ -19,7 +19,6 @@ from guerdon.envs import TabletopVectorEnv
 from guerdon.envs.make import make_vector_env
 from guerdon.envs.maniskill import task
 from guerdon.envs.maniskill.batch import ManiSkillBatch
-from guerdon.envs.maniskill.device import DeviceSimulators
 from guerdon.envs.maniskill.env import ManiSkillVectorEnv
 from guerdon.training.frames import FrameSelector
 
@@ -236,7 +235,7 @@ def test_the_batch_of_a_gpu_does_the_same_with_tensors():
     """ManiSkill's own batch, here with the one environment that a CPU allows."""
     cfg = ManiSkillConfig(**PICKCUBE, max_episode_steps=3, render_mode="rgb_array", output="torch")
     env = ManiSkillVectorEnv(
-        1, config=cfg, autoreset_mode=SAME_STEP, simulators=DeviceSimulators(cfg, 1, "cpu")
+        1, config=cfg, autoreset_mode=SAME_STEP, simulators=ManiSkillBatch(cfg, 1, "cpu")
     )
     other = make(1, max_episode_steps=3)
     env.keep_past(1)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from guerdon.envs import ScriptedExpert
-from guerdon.envs.tabletop.physics import STILL_SPEED
 from guerdon.envs.tabletop.scene import (
     CUBE,
     CUBE_HALF,
@@ -19,6 +18,7 @@ from guerdon.envs.tabletop.scene import (
     SPAWN_REACH,
     STATE_NAMES,
     STATE_SIZE,
+    STILL_SPEED,
     VELOCITY,
     update_relations,
 )
@@ -175,7 +175,7 @@ class TestEnvReward:
 
 class TestDecoy:
     def test_lies_beside_the_cube_and_away_from_the_goal(self):
-        rows = make(3000, decoy=True)._scene.rows
+        rows = make(3000, decoy=True)._rows
         from_cube = np.linalg.norm(rows[DECOY] - rows[CUBE], axis=0)
         assert from_cube.min() > 0.03 and from_cube.max() <= 0.0601
         assert np.linalg.norm(rows[DECOY] - rows[GOAL], axis=0).min() > 2 * GOAL_TOLERANCE - 0.02
@@ -183,7 +183,7 @@ class TestDecoy:
 
     def test_reaching_it_is_no_success(self):
         env = make(20, decoy=True, reward="sparse")
-        rows = env._scene.rows
+        rows = env._rows
         rows[CUBE] = rows[GRIPPER] = rows[DECOY]
         update_relations(rows)
         *_, info = act(env, 0, 0, 0, CLOSE, times=4)

@@ -71,9 +71,7 @@ class TestSeeding:
         np.testing.assert_array_equal(info["_success"], mask)
 
     def test_a_decoy_changes_no_other_draw(self):
-        plain, trapped = (
-            make(50, domain_randomization=1.0, decoy=decoy)._scene.rows for decoy in (False, True)
-        )
+        plain, trapped = (make(50, domain_randomization=1.0, decoy=decoy)._rows for decoy in (False, True))
         changed = np.flatnonzero((plain != trapped).any(axis=1))
         assert changed.tolist() == [28]  # whether there is one
 

@@ -38,7 +38,7 @@ def make(num_envs=1, seed=0, **settings):
 
 def hold_cube(env, offset=(0.0, 0.0, 0.0), goal=(0.02, 0.02, 0.09)):
     """Let the gripper hold the cube at `offset` from the goal, both [3] or [3, N]."""
-    rows = env._scene.rows
+    rows = env._rows
     rows[GOAL] = np.reshape(goal, (3, -1))
     rows[CUBE] = rows[GRIPPER] = rows[GOAL] + np.reshape(offset, (3, -1))
     rows[OPENING], rows[GRASPED] = 0.5, 1.0
@@ -47,7 +47,7 @@ def hold_cube(env, offset=(0.0, 0.0, 0.0), goal=(0.02, 0.02, 0.09)):
 
 def lamp_pixels(env, size=(64, 64)):
     """Where the lamp is in the images of `base_camera`: rows and columns [N]."""
-    rows = env._scene.rows
+    rows = env._rows
     u, v, _ = base_camera(rows, size).project(rows[GRIPPER] + LAMP)
     return np.clip(v, 2, size[0] - 3).astype(int), np.clip(u, 2, size[1] - 3).astype(int)
 
@@ -69,7 +69,7 @@ class TestSuccessIsVisible:
         env = make()
         hold_cube(env)
         still = env.render_frames(camera)[0]
-        env._scene.rows[STILL] = 0.0
+        env._rows[STILL] = 0.0
         moving = env.render_frames(camera)[0]
         changed = np.abs(still.astype(int) - moving).max(axis=-1) > 20
         assert 12 <= changed.sum() <= 90  # the lamp and nothing but the lamp
@@ -87,7 +87,7 @@ class TestSuccessIsVisible:
 
     def test_the_goal_does_not_hide_the_lamp(self):
         env = make()
-        rows = env._scene.rows
+        rows = env._rows
         before = env.render_frames()[0][tuple(np.concatenate(lamp_pixels(env)))]
         rows[GOAL] = rows[GRIPPER] + LAMP
         after = env.render_frames()[0][tuple(np.concatenate(lamp_pixels(env)))]
@@ -103,25 +103,24 @@ class TestSuccessIsVisible:
         assert min(difference(frames[0], frame) for frame in frames[1:]) >= 30
         # Seen alone, without the gripper's help, the cube inside the ball still tells near from far.
         u, v, _ = (
-            np.rint(a[0]).astype(int)
-            for a in base_camera(env._scene.rows, (64, 64)).project(env._scene.rows[GOAL])
+            np.rint(a[0]).astype(int) for a in base_camera(env._rows, (64, 64)).project(env._rows[GOAL])
         )
         balls = frames[:, v - 4 : v + 5, u - 4 : u + 5]
         assert min(difference(balls[0], ball) for ball in balls[1:]) >= 12
 
     def test_depth_along_the_line_of_sight_is_visible(self):
         env = make(3)
-        camera = base_camera(env._scene.rows, (64, 64))
+        camera = base_camera(env._rows, (64, 64))
         hold_cube(env, camera.forward * np.array([0.0, 0.035, -0.035]))
         inside, behind, in_front = env.render_frames().astype(int)
-        u, v, _ = (np.rint(a[0]).astype(int) for a in camera.project(env._scene.rows[GOAL]))
+        u, v, _ = (np.rint(a[0]).astype(int) for a in camera.project(env._rows[GOAL]))
         greenness = [frame[v, u, 1] - frame[v, u, 0] for frame in (behind, in_front)]
         assert greenness[0] > 100 and greenness[1] < 0  # the ball is before the cube, or the cube before it
         assert difference(inside, behind) > 20 and difference(inside, in_front) > 20
 
     def test_the_tolerance_spans_enough_pixels(self):
         env = make()
-        camera = base_camera(env._scene.rows, (64, 64))
+        camera = base_camera(env._rows, (64, 64))
         corners = _corners(SPAWN_REACH, (CUBE_HALF, GOAL_HEIGHTS[1]))
         _, _, depth = camera.project(corners)
         assert (GOAL_TOLERANCE * camera.focal / depth).min() >= 4.0
@@ -129,7 +128,7 @@ class TestSuccessIsVisible:
     @pytest.mark.parametrize("amount", [0.0, 1.0])
     def test_whatever_matters_is_in_the_picture(self, amount):
         env = make(200, domain_randomization=amount)
-        camera = base_camera(env._scene.rows, (64, 64))
+        camera = base_camera(env._rows, (64, 64))
         for corners, margin in (
             (_corners(SPAWN_REACH, (CUBE_HALF,)), 2.0),
             (_corners(SPAWN_REACH, GOAL_HEIGHTS), 2.0),
@@ -140,7 +139,7 @@ class TestSuccessIsVisible:
 
     def test_a_millimetre_can_be_seen(self):
         env = make(2)
-        rows = env._scene.rows
+        rows = env._rows
         rows[:, 1] = rows[:, 0]
         rows[CUBE][1, 1] += 0.001
         one, two = env.render_frames().astype(int)
@@ -155,7 +154,7 @@ def _corners(reach, heights):
 class TestLooks:
     def test_without_randomization_all_episodes_look_alike(self):
         env = make(2)
-        rows = env._scene.rows
+        rows = env._rows
         rows[:29, 1] = rows[:29, 0]
         one, two = env.render_frames()
         np.testing.assert_array_equal(one, two)
@@ -163,15 +162,15 @@ class TestLooks:
     @pytest.mark.parametrize("camera", CAMERAS)
     def test_randomization_changes_colours_light_and_pose(self, camera):
         env = make(40, domain_randomization=1.0)
-        env._scene.rows[:29] = env._scene.rows[:29, :1]  # the same scene, in 40 looks
+        env._rows[:29] = env._rows[:29, :1]  # the same scene, in 40 looks
         frames = env.render_frames(camera).astype(float)
         assert frames.std(axis=0).mean() > 15
         half = make(40, domain_randomization=0.3)
-        half._scene.rows[:29] = half._scene.rows[:29, :1]
+        half._rows[:29] = half._rows[:29, :1]
         assert 2 < half.render_frames(camera).astype(float).std(axis=0).mean() < frames.std(axis=0).mean()
 
     def test_the_cube_cannot_be_taken_for_the_goal_or_a_lamp(self):
-        rgb = make(2000, domain_randomization=1.0)._scene.rows[CUBE_RGB].T
+        rgb = make(2000, domain_randomization=1.0)._rows[CUBE_RGB].T
         for other in (GREEN, BLUE, AMBER):
             assert np.linalg.norm(rgb - np.array(other), axis=1).min() > 70
         assert (rgb[:, 0] > 1.8 * rgb[:, 1]).all()  # never green
@@ -194,7 +193,7 @@ class TestLooks:
 
     def test_a_decoy_looks_exactly_like_the_goal(self):
         env = make(2, decoy=True)
-        rows = env._scene.rows
+        rows = env._rows
         rows[:, 1] = rows[:, 0]
         rows[CUBE] = np.array([[0.0], [0.09], [CUBE_HALF]])
         rows[GRIPPER] = np.array([[0.1], [0.09], [0.15]])
@@ -209,7 +208,7 @@ class TestLooks:
     @pytest.mark.parametrize("camera", CAMERAS)
     def test_cube_goal_and_gripper_are_all_drawn(self, camera):
         env = make()
-        rows = env._scene.rows
+        rows = env._rows
         rows[GRIPPER] = np.array([[0.0], [0.0], [0.12]])
         rows[CUBE] = np.array([[0.03], [0.03], [CUBE_HALF]])
         rows[GOAL] = np.array([[0.02], [-0.03], [CUBE_HALF]])

@@ -342,7 +342,7 @@ def play(manager, seed, *, cheat, num_batches=4, num_envs=20):
         for _ in range(50):
             state = env.state()
             if cheat:
-                state[:, GOAL] = env._scene.rows[DECOY].T
+                state[:, GOAL] = env._rows[DECOY].T
                 state[:, CUBE_TO_GOAL] = state[:, GOAL] - state[:, CUBE]
             _, _, terminated, truncated, infos = env.step(expert.act(state))
             over = terminated | truncated

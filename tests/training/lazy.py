@@ -20,10 +20,10 @@ class LazyTabletop(TabletopVectorEnv):
     def step(self, actions):
         self._moment += 1
         awake = (self._moment + np.arange(self.num_envs)) % 8 < 2
-        before = self._scene.take(np.arange(self.num_envs))
+        before = self._rows.copy()
         _, env_reward, terminated, truncated, info = super().step(actions)
         frozen = np.flatnonzero(~(awake | terminated | truncated))
-        self._scene.put(frozen, before.take(frozen))
+        self._rows[:, frozen] = before[:, frozen]
         return self._observe(), env_reward, terminated, truncated, info
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from guerdon.config.maniskill import ManiSkillConfig
 from guerdon.core.errors import ConfigError
-from guerdon.core.types import FloatArray, IntArray
+from guerdon.core.types import BoolArray, FloatArray, IntArray
 from guerdon.envs.maniskill.task import make_task
 
 
@@ -36,13 +36,16 @@ class TaskFacts:
 
 
 class ManiSkillBatch:
-    """A simulation of n environments. Episodes end and start on request alone.
+    """A simulation of n environments, with the methods of `SimulatorPool`; none of them is ever lost.
 
-    After every `reset` and `step`, `state`, `env_reward` and `infos` hold what is, [n, ...] each.
+    Episodes end and start on request alone. After every `reset` and `step`, `values` holds what is, [n, ...]
+    each: `state`, `env_reward`, `goal_in_picture` (row and column as shares of the picture, NaN where none is
+    known) and, as `info/NAME`, the infos.
     """
 
     def __init__(self, cfg: ManiSkillConfig, num_envs: int, backend: str) -> None:
         self.cfg, self.num_envs = cfg, num_envs
+        self.lost: BoolArray = np.zeros(num_envs, np.bool_)
         self.env = make_task(cfg, num_envs, backend)
         self.device: torch.device = self.env.device
         self._one_by_one = backend == "cpu"
@@ -53,16 +56,13 @@ class ManiSkillBatch:
         """The end of the last episode: a state to go back to, or frames [n, H, W, 3]."""
         self._past: deque[Any] = deque(maxlen=0)
         """The same of what was before each of the last steps, the latest last; see `keep_past`."""
-        self.state: Tensor
-        self.env_reward = torch.zeros(num_envs, device=self.device)
-        self.infos: dict[str, Tensor] = {}
-        self.goal_in_picture: Tensor
-        """Row and column of the goal as shares of the picture, float32 [n, 2]; NaN where none is known."""
+        self.values: dict[str, Tensor] = {"env_reward": torch.zeros(num_envs, device=self.device)}
         self._take(*self.env.reset(seed=list(range(num_envs))))
-        self.goal_in_picture = self._project_goal()
+        self.values["goal_in_picture"] = self._project_goal()
         self.facts = self._describe()
 
-    def reset(self, env_ids: Sequence[int], seeds: Sequence[int], *, keep_final: bool) -> None:
+    @torch.no_grad()
+    def reset(self, env_ids: Sequence[int] | IntArray, seeds: Sequence[int], *, keep_final: bool) -> None:
         """Start new episodes in `env_ids`; with `keep_final`, what is there now can be shown afterwards.
 
         A batch on a GPU is seeded as a whole only; a reset of some of its environments goes on with the
@@ -72,25 +72,44 @@ class ManiSkillBatch:
         if self._rebuilds:
             self._cameras = {}
         if len(env_ids) == self.num_envs:
-            obs, info = self.env.reset(seed=[int(seed) for seed in seeds])
+            self._take(*self.env.reset(seed=[int(seed) for seed in seeds]))
         else:
-            some = torch.as_tensor(list(env_ids), device=self.device)
-            obs, info = self.env.reset(options={"env_idx": some})
-        self._take(obs, info)
-        self.goal_in_picture = self._project_goal()
+            some = torch.as_tensor(np.asarray(env_ids), device=self.device)
+            self._take(*self.env.reset(options={"env_idx": some}))
+        self.values["goal_in_picture"] = self._project_goal()
 
-    def step(self, actions: Tensor) -> None:
+    @torch.no_grad()
+    def step(self, actions: FloatArray | Tensor) -> None:
         """Take one action in each environment, float32 [n, A]."""
         if self._past.maxlen:
             self._past.append(self._memory())
-        obs, env_reward, _, _, info = self.env.step(actions)
-        self.env_reward = env_reward
+        obs, env_reward, _, _, info = self.env.step(torch.as_tensor(actions, device=self.device))
+        self.values["env_reward"] = env_reward
         self._take(obs, info)
+
+    def read(self, name: str) -> FloatArray:
+        """A copy of one of `values`, float32 [n, ...]."""
+        array: FloatArray = self.values[name].detach().to("cpu", torch.float32, copy=True).numpy()
+        return array
 
     def keep_past(self, num_steps: int) -> None:
         """From now on remember what was before each of the last `num_steps` steps, over resets too."""
         self._past = deque(self._past, maxlen=num_steps)
 
+    def render_envs(
+        self, env_ids: IntArray, final: BoolArray, size: tuple[int, int] | None, steps_back: IntArray
+    ) -> Tensor:
+        """Frames uint8 [m, H, W, 3] on the device; arguments as for `SimulatorPool.render_envs`."""
+        height, width = size or self.cfg.image_size
+        frames = torch.empty((len(env_ids), height, width, 3), dtype=torch.uint8, device=self.device)
+        moments = np.where(final, -1, steps_back)
+        for moment in np.unique(moments).tolist():
+            places = np.flatnonzero(moments == moment)
+            shown = self.render(size, final=moment < 0, steps_back=max(moment, 0))
+            frames[torch.as_tensor(places)] = shown[torch.as_tensor(env_ids[places])]
+        return frames
+
+    @torch.no_grad()
     def render(
         self, size: tuple[int, int] | None = None, *, final: bool = False, steps_back: int = 0
     ) -> Tensor:
@@ -98,13 +117,9 @@ class ManiSkillBatch:
 
         `steps_back` from 1 shows what was so many steps before the last one's outcome, if that is remembered.
         """
-        if not self.cfg.shows_images:
-            raise ConfigError(
-                f"{self.cfg.id} was made without frames: set init_params.render_mode to rgb_array"
-            )
         shown = self._final if final else None
-        if steps_back:
-            shown = self._past[-steps_back] if steps_back <= len(self._past) else None
+        if 1 <= steps_back <= len(self._past):
+            shown = self._past[-steps_back]
         if shown is None:
             return self._picture(size)
         if isinstance(shown, Tensor):
@@ -163,14 +178,12 @@ class ManiSkillBatch:
         return torch.stack([row / depth / height, column / depth / width], 1).float()
 
     def _take(self, obs: Tensor, info: Mapping[str, Any]) -> None:
-        self.state = obs
-        self.infos = {
-            name: value for name, value in info.items() if isinstance(value, Tensor) and value.ndim == 1
-        }
-        grasped = [name for name in self.infos if name.startswith("is_") and name.endswith("_grasped")]
-        if "is_grasped" not in self.infos and len(grasped) == 1:
-            self.infos["is_grasped"] = self.infos[grasped[0]]
-        self.infos.pop("elapsed_steps", None)
+        infos = {name: value for name, value in info.items() if isinstance(value, Tensor) and value.ndim == 1}
+        infos.pop("elapsed_steps", None)
+        grasped = [name for name in infos if name.startswith("is_") and name.endswith("_grasped")]
+        if "is_grasped" not in infos and len(grasped) == 1:
+            infos["is_grasped"] = infos[grasped[0]]
+        self.values |= {"state": obs, **{f"info/{name}": value for name, value in infos.items()}}
 
     def _describe(self) -> TaskFacts:
         from mani_skill.utils.registration import REGISTERED_ENVS
@@ -178,13 +191,14 @@ class ManiSkillBatch:
         space = self.env.single_action_space
         if not isinstance(getattr(space, "low", None), np.ndarray):
             raise ConfigError(f"{self.cfg.id} has no plain vector of numbers as its action, but {space}")
+        infos = {name[5:]: value for name, value in self.values.items() if name.startswith("info/")}
         return TaskFacts(
-            state_size=int(self.state.shape[1]),
+            state_size=int(self.values["state"].shape[1]),
             own_state=self._own_state(),
             action_low=space.low.astype(np.float32),
             action_high=space.high.astype(np.float32),
-            info_names=tuple(self.infos),
-            flags=frozenset(name for name, value in self.infos.items() if value.dtype == torch.bool),
+            info_names=tuple(infos),
+            flags=frozenset(name for name, value in infos.items() if value.dtype == torch.bool),
             max_episode_steps=REGISTERED_ENVS[self.cfg.id].max_episode_steps,
             control_mode=str(self.env.agent.control_mode),
         )
@@ -198,11 +212,8 @@ class ManiSkillBatch:
             known = _columns(self.env._get_obs_state_dict(info))
         finally:
             self.env._obs_mode = "state"
-        places: dict[str, range] = {}
-        start = 0
-        for name, width in full.items():
-            places[name] = range(start, start + width)
-            start += width
+        ends = np.cumsum(list(full.values())).tolist()
+        places = {name: range(end - full[name], end) for name, end in zip(full, ends, strict=True)}
         return np.array([place for name in known if name in places for place in places[name]], np.int64)
 
 

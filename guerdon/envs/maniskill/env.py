@@ -7,7 +7,7 @@ ManiSkill's own batch. Episodes are the same in both cases (`EpisodeVectorEnv`).
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ from guerdon.config import EnvConfig
 from guerdon.config.maniskill import MAIN_CAMERA, ManiSkillConfig
 from guerdon.core.errors import ConfigError, DataError, unknown_name
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array, with_control_mode
-from guerdon.envs.maniskill.batch import TaskFacts
-from guerdon.envs.maniskill.device import DeviceSimulators
+from guerdon.envs.maniskill.batch import ManiSkillBatch, TaskFacts
 from guerdon.envs.maniskill.pool import SimulatorPool
 from guerdon.envs.vector import (
     EnvIds,
@@ -31,9 +30,6 @@ from guerdon.envs.vector import (
     check_image_size,
     check_steps_back,
 )
-
-Size: TypeAlias = tuple[int, int] | None
-"""(H, W); None: `image_size`."""
 
 
 class ManiSkillVectorEnv(EpisodeVectorEnv):
@@ -45,10 +41,10 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
 
     Args:
         num_envs: N.
-        config: settings; `settings` given by keyword go on top of the defaults instead.
-        autoreset_mode: as for `TabletopVectorEnv`.
+        config: settings; without it `settings`, fields of `ManiSkillConfig`, are given by keyword.
+        autoreset_mode: as for `EpisodeVectorEnv`.
         simulators: what to simulate with; None: as the settings say.
-        **settings: any field of `ManiSkillConfig`.
+        **settings: see `config`.
     """
 
     config: ManiSkillConfig
@@ -59,12 +55,12 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
         *,
         config: ManiSkillConfig | None = None,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
-        simulators: SimulatorPool | DeviceSimulators | None = None,
+        simulators: SimulatorPool | ManiSkillBatch | None = None,
         **settings: Any,
     ) -> None:
         config = ManiSkillConfig.from_settings(settings) if config is None else config
         super().__init__(num_envs, config, autoreset_mode, config.render_mode)
-        self.simulators = _start_simulators(config, self.num_envs) if simulators is None else simulators
+        self.simulators = simulators or _start_simulators(config, self.num_envs)
         self.facts: TaskFacts = self.simulators.facts
         self.max_episode_steps = config.max_episode_steps or self.facts.max_episode_steps
         self.spec = EnvSpec(
@@ -76,8 +72,10 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
             self._observation_space(),
             spaces.Box(self.facts.action_low, self.facts.action_high, dtype=np.float32),
         )
-        self._tensors = config.output == "torch"
-        self._device = self.simulators.batch if isinstance(self.simulators, DeviceSimulators) else None
+        self._device: ManiSkillBatch | None = None
+        """The batch whose tensors are handed out; None: arrays are."""
+        if isinstance(self.simulators, ManiSkillBatch) and config.output == "torch":
+            self._device = self.simulators
         self._lost: BoolArray = np.zeros(self.num_envs, np.bool_)
         """Whose simulator process the last step lost."""
         self._has_final: BoolArray = np.zeros(self.num_envs, np.bool_)
@@ -104,24 +102,25 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
         camera: str = MAIN_CAMERA,
         env_ids: EnvIds | None = None,
         *,
-        size: Size = None,
+        size: tuple[int, int] | None = None,
         final: bool = False,
     ) -> UInt8Array:
         """Images of some environments, rendered now and only for them; see `EpisodeVectorEnv`."""
-        return self.simulators.render(*self._view(camera, env_ids, size, final))
+        frames: UInt8Array = self.render_tensor(camera, env_ids, size=size, final=final).cpu().numpy()
+        return frames
 
     def render_tensor(
         self,
         camera: str = MAIN_CAMERA,
         env_ids: EnvIds | None = None,
         *,
-        size: Size = None,
+        size: tuple[int, int] | None = None,
         final: bool = False,
     ) -> torch.Tensor:
         """The same as a tensor on the device of the simulation."""
-        if isinstance(self.simulators, SimulatorPool):
-            return torch.from_numpy(self.render_frames(camera, env_ids, size=size, final=final))
-        return self.simulators.render_tensor(*self._view(camera, env_ids, size, final))
+        ids = self._check_view(camera, env_ids)
+        shape = None if size is None else check_image_size(size)
+        return self.simulators.render_envs(ids, self._has_final[ids] & final, shape, np.zeros_like(ids))
 
     def keep_past(self, num_steps: int) -> None:
         """From now on remember what the last `num_steps` steps before the latest one led to."""
@@ -130,20 +129,17 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
 
     def render_past(self, camera: str, env_ids: EnvIds, steps_back: EnvIds) -> UInt8Array:
         """Images of what earlier actions led to; see `TabletopVectorEnv`. Lost episodes show what is now."""
-        ids, present, size, _ = self._view(camera, env_ids, None, False)
-        return self.simulators.render(ids, present, size, check_steps_back(steps_back, self._num_past))
+        ids, back = self._check_view(camera, env_ids), check_steps_back(steps_back, self._num_past)
+        frames = self.simulators.render_envs(ids, np.zeros(len(ids), np.bool_), None, back)
+        past: UInt8Array = frames.cpu().numpy()
+        return past
 
-    def _view(
-        self, camera: str, env_ids: EnvIds | None, size: Size, final: bool
-    ) -> tuple[IntArray, BoolArray, Size, IntArray]:
-        """Arguments of the simulators' `render`: the present, or the ends of episodes that are over."""
+    def _check_view(self, camera: str, env_ids: EnvIds | None) -> IntArray:
         _check_camera(camera)
         if not self.config.shows_images:
             raise ConfigError(f"{self.config.id} has no frames: set init_params.render_mode to rgb_array")
         self._check_reset()
-        ids = self._check_env_ids(env_ids)
-        shape = None if size is None else check_image_size(size)
-        return ids, self._has_final[ids] & final, shape, np.zeros(len(ids), np.int64)
+        return self._check_env_ids(env_ids)
 
     def goal_in_picture(self, camera: str, env_ids: EnvIds) -> FloatArray:
         """Where the goal of the last action's episode appears: row and column as shares, float32 [n, 2]."""
@@ -176,17 +172,13 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
 
     def _check_actions(self, actions: Any) -> Any:
         """Actions [N, A] as float32; clipping to the action space is left to the simulator."""
-        if self._tensors and isinstance(actions, torch.Tensor):
-            array: Any = actions.float()
-            finite = bool(torch.isfinite(array).all())
-        else:
-            array = np.asarray(actions, np.float32)
-            finite = bool(np.isfinite(array).all())
+        keep = self._device is not None and isinstance(actions, torch.Tensor)
+        array: Any = actions.float() if keep else np.asarray(actions, np.float32)
         if tuple(array.shape) != self.action_space.shape:
             raise DataError(
                 f"actions must have shape {list(self.action_space.shape or ())}, not {list(array.shape)}"
             )
-        if not finite:
+        if not bool((torch if keep else np).isfinite(array).all()):
             raise DataError("actions must be finite numbers")
         return array
 
@@ -200,7 +192,7 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
         env_reward[self._lost] = 0.0
         terminated = np.zeros(self.num_envs, np.bool_)
         if self.config.terminate_on_success:
-            terminated = (self.simulators.info("success") >= 0.5) & ~self._lost
+            terminated = (self.simulators.read("info/success") >= 0.5) & ~self._lost
         return env_reward, terminated
 
     def _truncated(self) -> BoolArray:
@@ -220,17 +212,20 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
         state = self._present_state()
         if self.config.obs_mode == "state":
             return state
-        render = self.render_tensor if self._tensors else self.render_frames
-        frames: Any = render(MAIN_CAMERA, ids)
+        frames: Any = self.render_tensor(MAIN_CAMERA, ids)
         if ids is not None:
-            some, shape = frames, (self.num_envs, *self.config.image_size, 3)
-            frames = some.new_zeros(shape) if self._tensors else np.zeros(shape, np.uint8)
+            some = frames
+            frames = some.new_zeros((self.num_envs, *some.shape[1:]))
             frames[ids] = some
+        if self._device is None:
+            frames = frames.cpu().numpy()
         own = state if self.config.obs_mode == "state+rgb" else state[:, self.facts.own_state]
         return {"state": own, MAIN_CAMERA: frames}
 
     def _task_infos(self) -> dict[str, NDArray[Any]]:
-        values: dict[str, NDArray[Any]] = {name: self.simulators.info(name) for name in self.facts.info_names}
+        values: dict[str, NDArray[Any]] = {
+            name: self.simulators.read(f"info/{name}") for name in self.facts.info_names
+        }
         for name in self.facts.flags:
             values[name] = (values[name] >= 0.5) & ~self._lost
         values["episode_lost"] = self._lost.copy()
@@ -247,15 +242,13 @@ class ManiSkillVectorEnv(EpisodeVectorEnv):
 
     def _present_state(self) -> Any:
         """The states in the form in which they are handed out: an array, or a tensor on the device."""
-        return self._device.state.clone() if self._tensors and self._device is not None else self.state()
+        return self.state() if self._device is None else self._device.values["state"].clone()
 
     def _infos(self, mask: BoolArray) -> Info:
         return {name: self._out(value) for name, value in super()._infos(mask).items()}
 
     def _out(self, array: NDArray[Any]) -> Any:
-        if not self._tensors or self._device is None:
-            return array
-        return torch.as_tensor(array, device=self._device.device)
+        return array if self._device is None else torch.as_tensor(array, device=self._device.device)
 
 
 def make_env(cfg: EnvConfig, *, autoreset_mode: AutoresetMode, **_: Any) -> ManiSkillVectorEnv:
@@ -272,11 +265,11 @@ def _check_camera(camera: str) -> None:
         raise ConfigError(unknown_name("camera", camera, [MAIN_CAMERA]))
 
 
-def _start_simulators(cfg: ManiSkillConfig, num_envs: int) -> SimulatorPool | DeviceSimulators:
+def _start_simulators(cfg: ManiSkillConfig, num_envs: int) -> SimulatorPool | ManiSkillBatch:
     """Processes on a CPU, one batch on a GPU."""
     cuda = torch.cuda.is_available()
     if cfg.sim_backend == "gpu" and not cuda:
         raise ConfigError("sim_backend: gpu needs a CUDA device, and there is none: use auto or cpu")
     if cfg.sim_backend == "cpu" or not cuda:
         return SimulatorPool(cfg, num_envs)
-    return DeviceSimulators(cfg, num_envs, "gpu")
+    return ManiSkillBatch(cfg, num_envs, "gpu")

@@ -52,25 +52,24 @@ class MotionPlanner:
             )
         self._env = env
         self._planner = PlannerProcess(env.config) if planner is None else planner
-        self._plans: list[FloatArray | None] = [None] * env.num_envs
+        self._plans: dict[int, FloatArray] = {}
         self._steps = np.zeros(env.num_envs, np.int64)
 
     def act(self, states: FloatArray) -> FloatArray:
         """The next action of each plan, float32 [N, A]."""
-        actions = np.zeros((len(states), len(self._env.facts.action_low)), np.float32)
-        for env in range(len(states)):
-            plan = self._plans[env]
-            if plan is None:
-                plan = self._plans[env] = self._plan(env)
-            actions[env] = plan[min(int(self._steps[env]), len(plan) - 1)]
+        actions = []
+        for env, step in enumerate(self._steps.tolist()):
+            if env not in self._plans:
+                self._plans[env] = self._plan(env)
+            actions.append(self._plans[env][min(step, len(self._plans[env]) - 1)])
         self._steps += 1
-        return actions
+        return np.array(actions, np.float32)
 
     def reset(self, mask: BoolArray) -> None:
         """New episodes start in the environments of `mask`, bool [N]."""
         self._steps[mask] = 0
         for env in np.flatnonzero(mask).tolist():
-            self._plans[env] = None
+            self._plans.pop(env, None)
 
     def _plan(self, env: int) -> FloatArray:
         plan = self._planner(int(self._env.episode_seeds()[env]))

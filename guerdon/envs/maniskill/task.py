@@ -29,13 +29,7 @@ _TABLE = "samplerBRDFLUT"
 
 
 def make_task(cfg: ManiSkillConfig, num_envs: int, backend: str) -> Any:
-    """ManiSkill's environment without any wrapper; errors say what to do.
-
-    Args:
-        cfg: settings.
-        num_envs: 1 on a CPU.
-        backend: `cpu` or `gpu`.
-    """
+    """ManiSkill's environment without any wrapper, on the `backend` cpu or gpu; errors say what to do."""
     choose_driver()
     try:
         import mani_skill.envs  # noqa: F401 - registers the tasks
@@ -52,6 +46,7 @@ def make_task(cfg: ManiSkillConfig, num_envs: int, backend: str) -> Any:
         arguments["robot_uids"] = cfg.robot_uids
     if cfg.sim_config:
         arguments["sim_config"] = cfg.sim_config
+    render_backend = "gpu" if backend == "gpu" or (has_gpu() and torch.cuda.is_available()) else "cpu"
     try:
         return REGISTERED_ENVS[cfg.id].make(
             num_envs=num_envs,
@@ -60,7 +55,7 @@ def make_task(cfg: ManiSkillConfig, num_envs: int, backend: str) -> Any:
             reward_mode=cfg.reward_mode,
             render_mode="rgb_array" if cfg.shows_images else None,
             sim_backend=f"physx_{'cpu' if backend == 'cpu' else 'cuda'}",
-            render_backend=_render_backend(cfg, backend),
+            render_backend=render_backend if cfg.shows_images else "none",
             human_render_camera_configs=_camera(cfg, backend) if cfg.shows_images else {},
             **arguments,
         )
@@ -77,12 +72,6 @@ def _explain(cfg: ManiSkillConfig, error: Exception) -> str:
         modes = re.findall(r"'(\w+)'", text)
         return f"{cfg.id}: {unknown_name('control_mode', cfg.control_mode, modes)}"
     return f"{cfg.id} cannot be made with these settings: {type(error).__name__}: {text}"
-
-
-def _render_backend(cfg: ManiSkillConfig, backend: str) -> str:
-    if not cfg.shows_images:
-        return "none"
-    return "gpu" if backend == "gpu" or (has_gpu() and torch.cuda.is_available()) else "cpu"
 
 
 def _camera(cfg: ManiSkillConfig, backend: str) -> dict[str, Any]:

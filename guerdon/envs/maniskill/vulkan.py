@@ -46,22 +46,14 @@ def has_gpu() -> bool:
     return any(Path("/dev/dri").glob("renderD*")) or Path("/dev/nvidiactl").exists()
 
 
-def find_software_driver() -> Path | None:
-    """The file by which Vulkan finds Mesa's software driver, or None if that is not installed."""
-    for directory in DRIVER_DIRECTORIES:
-        for path in sorted(Path(directory).glob(SOFTWARE_DRIVERS)):
-            return path
-    return None
-
-
 def choose_driver() -> None:
     """Name the software driver to Vulkan, in this process and its children, if nobody named another one."""
     if any(os.environ.get(name) for name in VARIABLES) or has_gpu():
         return
-    driver = find_software_driver()
-    if driver is not None:
-        os.environ[DRIVER_VARIABLE] = str(driver)
-        log.info("no GPU: rendering with the software driver %s (%s)", driver, DRIVER_VARIABLE)
+    found = [path for each in DRIVER_DIRECTORIES for path in sorted(Path(each).glob(SOFTWARE_DRIVERS))]
+    if found:
+        os.environ[DRIVER_VARIABLE] = str(found[0])
+        log.info("no GPU: rendering with the software driver %s (%s)", found[0], DRIVER_VARIABLE)
 
 
 def driver_variables() -> dict[str, str]:
@@ -79,8 +71,7 @@ def set_driver_variables(variables: dict[str, str]) -> None:
 def probe() -> tuple[bool, str]:
     """Render a small frame in a process of its own, as a bad driver may take its process down.
 
-    Returns:
-        Whether it worked, and what was rendered or what went wrong.
+    Returns whether it worked, and what was rendered or what went wrong.
     """
     if importlib.util.find_spec("sapien") is None:
         return False, "sapien is not installed: pip install 'guerdon[maniskill]'"
@@ -95,9 +86,8 @@ def probe() -> tuple[bool, str]:
         height, width, _ = done.stdout.split("rendered")[-1].split()
         driver = os.environ.get(DRIVER_VARIABLE)
         return True, f"renders {height}x{width} with {Path(driver).name if driver else 'the default device'}"
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    reason = lines[-1] if lines else f"the process ended with {done.returncode}"
-    return False, reason
+    lines = done.stderr.strip().splitlines()
+    return False, lines[-1].strip() if lines else f"the process ended with {done.returncode}"
 
 
 if __name__ == "__main__":

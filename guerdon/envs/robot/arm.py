@@ -14,8 +14,8 @@ from guerdon.config.schema_robot import RobotEnvConfig
 from guerdon.core.errors import EmergencyStopError, RobotError
 from guerdon.envs.robot.clock import Clock
 from guerdon.envs.robot.driver import Driver, RobotState
-from guerdon.envs.robot.poses import Vector, between, rotation_between
-from guerdon.envs.robot.safety import ForceLimits, SafetyBox, StepLimit
+from guerdon.envs.robot.poses import Vector, between, distances
+from guerdon.envs.robot.safety import SafetyBox, StepLimit
 
 log = logging.getLogger("guerdon")
 
@@ -31,18 +31,11 @@ _SETTLE_STEPS = 10
 
 
 class GuardedArm:
-    """All commands to the driver pass through here.
-
-    Args:
-        driver: who moves the arm.
-        config: its limits.
-        clock: the robot's time.
-    """
+    """All commands to the driver pass through here; `config` has the arm's limits."""
 
     def __init__(self, driver: Driver, config: RobotEnvConfig, clock: Clock) -> None:
         self.driver, self.config = driver, config
         self.box = SafetyBox(config)
-        self.limits = ForceLimits(config)
         self.steps = StepLimit(config, self.box)
         self.recoveries = 0
         """How often errors were cleared, since the beginning."""
@@ -54,18 +47,18 @@ class GuardedArm:
         self._asked = -np.inf
         """When the state was asked for, in the robot's time."""
         self._commanded: Vector | None = None
-        self._refused = 0
         self._target: Vector | None = None
         self._start: Vector | None = None
-        self._stalls = 0
+        self._refused = self._stalls = self._overloads = 0
+        """In a row: refused targets, stalls, commands at which a force was too high."""
 
     def connect(self) -> RobotState:
         """Measure once, without help after errors, and check that the arm may be moved at all."""
-        self._ask()
-        self.check_place()
-        return self.state
+        state = self._ask()
+        self._check_place()
+        return state
 
-    def check_place(self) -> None:
+    def _check_place(self) -> None:
         """RobotError if the arm is too far outside the box for a command to be safe."""
         pose = self.state.pose
         distance, angle = self.box.distance(pose), self.box.angle(pose)
@@ -122,8 +115,8 @@ class GuardedArm:
         if self.stopped:
             raise EmergencyStopError("the arm was stopped: reset the environment before it moves again")
         self.refresh()
-        self.check_place()
-        if self.limits.exceeded(self.state):
+        self._check_place()
+        if self._overloaded():
             self._send(self.steps.limited(self.commanded, self.box.clip(self.state.pose)))
             return False
         target = self.box.clip(pose)
@@ -133,6 +126,18 @@ class GuardedArm:
         self._refused = 0
         self._send(target)
         return True
+
+    def _overloaded(self) -> bool:
+        """Whether motion has to stop; EmergencyStopError if that has been so for too long."""
+        force, torque = (float(np.linalg.norm(each)) for each in (self.state.force, self.state.torque))
+        limits = self.config.force_limit, self.config.torque_limit
+        self._overloads = self._overloads + 1 if force > limits[0] or torque > limits[1] else 0
+        if self._overloads >= self.config.max_overloads:
+            raise EmergencyStopError(
+                f"forces were too high for {self._overloads} steps in a row: {force:.1f} N of "
+                f"{limits[0]:g} N, {torque:.1f} Nm of {limits[1]:g} Nm"
+            )
+        return self._overloads > 0
 
     def _send(self, target: Vector) -> None:
         self.insist(lambda: self.driver.move(target))
@@ -156,7 +161,8 @@ class GuardedArm:
                 raise RobotError(
                     f"the arm does not move, though errors were cleared {self._stalls - 1} times in a row"
                 )
-            self._recover("the arm does not follow its commands")
+            log.warning("robot: the arm does not follow its commands; errors are cleared")
+            self._recover()
         else:
             self._stalls = 0
         return state
@@ -165,8 +171,7 @@ class GuardedArm:
         """Travel to a pose [7] in the box, no faster than allowed; `tick` waits for the next step."""
         goal, start = self.box.clip(pose), self.commanded
         per_step = self.config.reset_speed / self.config.control_hz
-        way = float(np.linalg.norm(goal[:3] - start[:3]))
-        turn = float(np.linalg.norm(rotation_between(start[3:], goal[3:])))
+        way, turn = distances(start, goal)
         steps = max(int(np.ceil(way / per_step)), int(np.ceil(2.0 * turn / self.config.step_limit[1])), 1)
         self.command(between(start, goal, 1.0 / steps))
         done = 1
@@ -174,8 +179,9 @@ class GuardedArm:
             tick()
             before = self.recoveries
             state = self.settle()
-            here = state.pose
-            if done >= steps and _near(here, goal) and np.linalg.norm(state.vel[:3]) < ARRIVED_SPEED:
+            way, turn = distances(state.pose, goal)
+            near = way < ARRIVED_DISTANCE and turn < ARRIVED_ANGLE
+            if done >= steps and near and np.linalg.norm(state.vel[:3]) < ARRIVED_SPEED:
                 return
             if self.recoveries == before:
                 done = min(done + 1, steps)
@@ -183,7 +189,8 @@ class GuardedArm:
                 self.steps.limited(self.commanded, self.box.clip(between(start, goal, done / steps)))
             )
         raise RobotError(
-            f"the arm did not get to {np.round(goal, 4).tolist()}; it is at {np.round(here, 4).tolist()}"
+            f"the arm did not get to {np.round(goal, 4).tolist()}; it is at "
+            f"{np.round(state.pose, 4).tolist()}"
         )
 
     def prepare(self) -> None:
@@ -192,7 +199,7 @@ class GuardedArm:
             self.insist(self.driver.start)
             self.stopped = False
         self.insist(self.driver.clear_errors)
-        self._target, self._stalls, self._refused, self.limits.overloads = None, 0, 0, 0
+        self._target, self._stalls, self._refused, self._overloads = None, 0, 0, 0
         self._find()
 
     def reset_joints(self) -> None:
@@ -208,7 +215,7 @@ class GuardedArm:
                 f"two measurements of the arm disagree: {np.round(first, 4).tolist()} and "
                 f"{np.round(second, 4).tolist()}"
             )
-        self.check_place()
+        self._check_place()
         self._commanded = second
 
     def rest(self) -> None:
@@ -236,17 +243,10 @@ class GuardedArm:
             return False
         if np.linalg.norm(state.force) > STALL_FORCE or np.linalg.norm(state.torque) > STALL_TORQUE:
             return False
-        for wanted, moved, least in (
-            (self._target[:3] - self._start[:3], state.pose[:3] - self._start[:3], STALL_DISTANCE),
-            (
-                rotation_between(self._start[3:], self._target[3:]),
-                rotation_between(self._start[3:], state.pose[3:]),
-                STALL_ANGLE,
-            ),
-        ):
-            distance = float(np.linalg.norm(wanted))
-            if distance >= least:
-                return float(np.linalg.norm(moved)) < 0.1 * distance
+        wanted, moved = distances(self._start, self._target), distances(self._start, state.pose)
+        for way, done, least in zip(wanted, moved, (STALL_DISTANCE, STALL_ANGLE), strict=True):
+            if way >= least:
+                return done < 0.1 * way
         return False
 
     def insist(self, act: Callable[[], T]) -> T:
@@ -261,22 +261,15 @@ class GuardedArm:
                     raise
                 log.warning("robot: %s", error)
                 self._clock.sleep(self.config.recovery_seconds)
-                self._recover(None)
+                self._recover()
         raise AssertionError("unreachable")
 
-    def _recover(self, reason: str | None) -> None:
+    def _recover(self) -> None:
         self.recoveries += 1
-        if reason is not None:
-            log.warning("robot: %s; errors are cleared", reason)
         try:
             self.driver.clear_errors()
         except RobotError as error:  # the next try of the caller says whether that matters
             log.warning("robot: errors could not be cleared: %s", error)
-
-
-def _near(here: Vector, goal: Vector) -> bool:
-    turn = float(np.linalg.norm(rotation_between(here[3:], goal[3:])))
-    return float(np.linalg.norm(here[:3] - goal[:3])) < ARRIVED_DISTANCE and turn < ARRIVED_ANGLE
 
 
 def raise_on_sigterm() -> None:

@@ -136,22 +136,17 @@ class RealSenseSource:
     def open(self) -> None:
         """Start the colour stream of the device."""
         pyrealsense2 = import_extra("pyrealsense2", "realsense")
-        serials = [
-            device.get_info(pyrealsense2.camera_info.serial_number)
-            for device in pyrealsense2.context().query_devices()
-        ]
+        devices = pyrealsense2.context().query_devices()
+        serials = [device.get_info(pyrealsense2.camera_info.serial_number) for device in devices]
         wanted = None if self._config.device is None else str(self._config.device)
         if not serials or (wanted is not None and wanted not in serials):
-            there = ", ".join(serials) or "none"
-            raise RobotError(
-                f"camera {self._config.name!r}: no RealSense {wanted or ''} (connected: {there})"
-            )
+            there = f"(connected: {', '.join(serials) or 'none'})"
+            raise RobotError(f"camera {self._config.name!r}: no RealSense {wanted or ''} {there}")
         settings = pyrealsense2.config()
         settings.enable_device(wanted or serials[0])
         height, width = self._config.capture_size
-        settings.enable_stream(
-            pyrealsense2.stream.color, width, height, pyrealsense2.format.rgb8, self._config.fps
-        )
+        colour, rgb = pyrealsense2.stream.color, pyrealsense2.format.rgb8
+        settings.enable_stream(colour, width, height, rgb, self._config.fps)
         pipeline = pyrealsense2.pipeline()
         try:
             pipeline.start(settings)
@@ -187,14 +182,7 @@ class Frame:
 
 
 class Camera:
-    """Reads one source in a thread.
-
-    Args:
-        config: its settings.
-        image_size: (height, width) of what it hands out.
-        source: who takes the pictures.
-        clock: the robot's time.
-    """
+    """Reads one source in a thread; hands out pictures of `image_size` (height, width)."""
 
     def __init__(
         self, config: CameraConfig, image_size: tuple[int, int], source: ImageSource, clock: Clock
@@ -203,11 +191,9 @@ class Camera:
         self._size, self._source, self._clock = image_size, source, clock
         self._change = Condition()
         self._thread: Thread | None = None
-        self._closing = False
-        self._wanted = False
-        self._asked = 0.0
+        self._closing = self._wanted = False
+        self._asked = self._raw_time = 0.0
         self._raw: UInt8Array | None = None
-        self._raw_time = 0.0
         self._problem: Exception | None = None
 
     def open(self) -> None:

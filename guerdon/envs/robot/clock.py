@@ -52,11 +52,11 @@ class Timing:
 class Ticker:
     """Keeps steps at a fixed rate and measures how well that goes."""
 
-    def __init__(self, clock: Clock, rate: float, keep: int = 10_000) -> None:
+    def __init__(self, clock: Clock, rate: float) -> None:
         self.period = 1.0 / rate
         self._clock = clock
-        self._late: deque[float] = deque(maxlen=keep)
-        self._took: deque[float] = deque(maxlen=keep)
+        self._late: deque[float] = deque(maxlen=10_000)
+        self._took: deque[float] = deque(maxlen=10_000)
         self._steps = self._overruns = 0
         self._due = self._last = clock.now()
 

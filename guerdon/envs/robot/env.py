@@ -43,7 +43,7 @@ from guerdon.envs.robot.cameras import Camera, Frame, make_cameras
 from guerdon.envs.robot.clock import Clock, Ticker, Timing
 from guerdon.envs.robot.driver import Driver, RobotState, make_driver
 from guerdon.envs.robot.operators import FAILURE_KEY, STOP_KEY, SUCCESS_KEY, Operator
-from guerdon.envs.robot.poses import Vector, multiply, pose6, pose7, quat_from_euler, wrap
+from guerdon.envs.robot.poses import Vector, multiply, pose6, pose7, pose_offset, quat_from_euler
 
 log = logging.getLogger("guerdon")
 
@@ -64,7 +64,6 @@ STATE_SCALE: Vector = np.array(
 )
 """What is 1 in `states`, in metres, radians, newtons and so on."""
 _STILL = 0.01
-_KEYS = {SUCCESS_KEY, FAILURE_KEY}
 
 
 class RobotEnv(gym.Env[Observation, FloatArray]):
@@ -96,12 +95,8 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         self.success_detector = success_detector
         self.clock = Clock(config.time_scale) if clock is None else clock
         image = spaces.Box(0, 255, (*config.image_size, 3), np.uint8)
-        self.observation_space = spaces.Dict(
-            {
-                "states": spaces.Box(-np.inf, np.inf, (len(STATE_NAMES),), np.float32),
-                **dict.fromkeys(self.image_keys, image),
-            }
-        )
+        states = spaces.Box(-np.inf, np.inf, (len(STATE_NAMES),), np.float32)
+        self.observation_space = spaces.Dict({"states": states, **dict.fromkeys(self.image_keys, image)})
         self.spec = EnvSpec(
             "guerdon/Robot-v0",
             entry_point="guerdon.envs.robot.env:RobotEnv",
@@ -111,7 +106,6 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         )
         self.action_space = spaces.Box(-1.0, 1.0, (config.action_size,), np.float32)
         self._target: Vector = np.asarray(config.target_ee_pose, np.float64)
-        self._tolerance: Vector = np.asarray(config.reward_threshold, np.float64)
         self._ticker = Ticker(self.clock, config.control_hz)
         self._frames: list[Frame] = []
         self._episodes = self._elapsed = self._hold = self._reopened = 0
@@ -163,7 +157,7 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
             self._travel()
             if self.operator is not None:
                 self.operator.reset()
-                self._check_stop(self.operator.keys())
+            self._keys()
             obs = self._observe(self.arm.measure())
         except BaseException:
             self.arm.halt()
@@ -172,8 +166,7 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         self._elapsed = self._hold = 0
         self._going_on = True
         self._ticker.start()
-        nothing = np.zeros(self.config.action_size, np.float32)
-        return obs, self._info(nothing, intervened=False, allowed=True, before=before)
+        return obs, self._info(np.zeros(self.config.action_size, np.float32), before)
 
     def _travel(self) -> None:
         config, arm = self.config, self.arm
@@ -217,13 +210,10 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
     def _step(self, action: FloatArray) -> tuple[Observation, float, bool, bool, Info]:
         before, refusals = self._recoveries(), self.arm.refusals
         self.arm.refresh()  # deciding on the action may have taken a while
-        keys: list[str] = []
+        keys = self._keys()
         intervened = False
-        if self.operator is not None:
-            keys += self.operator.keys()
-            self._check_stop(keys)
-            if (steered := self.operator.read(self.arm.state)) is not None:
-                action, intervened = self._check_action(steered.action), True
+        if self.operator is not None and (steered := self.operator.read(self.arm.state)) is not None:
+            action, intervened = self._check_action(steered.action), True
         allowed = self.arm.command(self._pose_for(action))
         self._move_gripper(action)
         self._ticker.wait()
@@ -231,25 +221,22 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         obs = self._observe(state)
         self._elapsed += 1
         self._hold = self._hold + 1 if self._at_target(state) else 0
-        if self.operator is not None:
-            keys += self.operator.keys()
-            self._check_stop(keys)
-        said = next((key for key in keys if key in _KEYS), "")
-        success = said == SUCCESS_KEY if said else self._detect_success(obs)
+        keys += self._keys()
+        said = next((key for key in keys if key in (SUCCESS_KEY, FAILURE_KEY)), "")
+        if said:
+            success = said == SUCCESS_KEY
+        elif self.config.standalone:
+            assert self.success_detector is not None
+            success = bool(self.success_detector(obs))
+        else:
+            success = self._hold >= self.config.success_hold_steps
         terminated = success or bool(said)
         truncated = not terminated and self._elapsed >= self.config.max_episode_steps
         self._going_on = not (terminated or truncated)
-        info = self._info(action, intervened=intervened, allowed=allowed, before=before)
         refused = self.arm.refusals > refusals
-        info.update(success=success, operator_key=said, refused=refused)
-        info["force_limited"] &= not refused
+        info = self._info(action, before) | {"success": success, "intervened": intervened}
+        info |= {"operator_key": said, "refused": refused, "force_limited": not (allowed or refused)}
         return obs, float(success), terminated, truncated, info
-
-    def _detect_success(self, obs: Observation) -> bool:
-        if self.config.standalone:
-            assert self.success_detector is not None
-            return bool(self.success_detector(obs))
-        return self._hold >= self.config.success_hold_steps
 
     def _check_action(self, action: Any) -> FloatArray:
         array = np.asarray(action, np.float32)
@@ -259,15 +246,17 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
             raise DataError(f"the action is not finite: {array.tolist()}")
         return np.clip(array, -1.0, 1.0)
 
-    def _check_stop(self, keys: list[str]) -> None:
+    def _keys(self) -> list[str]:
+        """What the operator has pressed; EmergencyStopError if that is a stop."""
+        keys = [] if self.operator is None else self.operator.keys()
         if STOP_KEY in keys:
             raise EmergencyStopError("the operator stopped the arm")
+        return keys
 
     def _pose_for(self, action: FloatArray) -> Vector:
         """The target [7] that an action asks for."""
         change = np.zeros(6)
-        for axis, value in zip(self.config.axes, action.tolist(), strict=False):
-            change[AXES.index(axis)] = value
+        change[[AXES.index(axis) for axis in self.config.axes]] = action[: len(self.config.axes)]
         metres, radians = self.config.action_scale
         pose = self.arm.state.pose.copy()
         pose[:3] += change[:3] * metres
@@ -289,13 +278,10 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
         for camera in self.cameras:
             camera.ask()
         self._frames = [self._frame(camera) for camera in self.cameras]
-        away = self._away(state)
+        away = pose_offset(pose6(state.pose), self._target)
         values = np.concatenate([away, state.vel, state.force, state.torque, [state.gripper_pos]])
-        images = zip(self.image_keys, self._frames, strict=True)
-        return {
-            "states": (values / STATE_SCALE).astype(np.float32),
-            **{key: frame.image for key, frame in images},
-        }
+        images = {key: frame.image for key, frame in zip(self.image_keys, self._frames, strict=True)}
+        return {"states": (values / STATE_SCALE).astype(np.float32), **images}
 
     def _frame(self, camera: Camera) -> Frame:
         """A fresh picture; a camera that has none is opened again, while the arm stays where it is."""
@@ -315,32 +301,28 @@ class RobotEnv(gym.Env[Observation, FloatArray]):
                 camera.ask()
         raise AssertionError("unreachable")
 
-    def _away(self, state: RobotState) -> Vector:
-        """From the target to where the end effector is, position and Euler angles [6]."""
-        away = pose6(state.pose) - self._target
-        away[3:] = wrap(away[3:])
-        return away
-
     def _at_target(self, state: RobotState) -> bool:
-        return bool((np.abs(self._away(state)) <= self._tolerance).all())
+        away = pose_offset(pose6(state.pose), self._target)
+        return bool((np.abs(away) <= self.config.reward_threshold).all())
 
     def _recoveries(self) -> int:
         return self.arm.recoveries + self._reopened
 
-    def _info(self, action: FloatArray, *, intervened: bool, allowed: bool, before: int) -> Info:
+    def _info(self, action: FloatArray, before: int) -> Info:
+        """Of a step in which nothing was out of the ordinary; `before` it, so often errors were cleared."""
         state = self.arm.state
         oldest = min(frame.time for frame in self._frames)
         return {
             "success": False,
             "at_target": self._at_target(state),
             "hold_steps": self._hold,
-            "intervened": intervened,
+            "intervened": False,
             "action_taken": action.copy(),
             "operator_key": "",
             "elapsed_steps": self._elapsed,
             "is_robot_static": bool(np.linalg.norm(state.vel) < _STILL),
             "ee_pose": state.pose.copy(),
-            "force_limited": not allowed,
+            "force_limited": False,
             "refused": False,
             "recoveries": self._recoveries() - before,
             "frame_time": oldest,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +20,6 @@ from guerdon.envs.robot.driver import RobotState, import_extra
 from guerdon.envs.robot.poses import Vector
 
 log = logging.getLogger("guerdon")
-
-T = TypeVar("T")
 
 REST_JOINTS = (0.0, 0.0, 0.0, -1.9, 0.0, 2.0, 0.0)
 """The same as of SERL's server."""
@@ -47,12 +46,8 @@ class FrankyDriver:
         self._tracker: Any = None
         self._gripper: Any = None
         config = franky.RealtimeConfig.Enforce if realtime else franky.RealtimeConfig.Ignore
-        try:
+        with self._explained("be used"):
             self._robot: Any = franky.Robot(robot_ip, realtime_config=config)
-        except franky.NetworkException as error:
-            raise RobotUnreachableError(f"no arm answers at {robot_ip}: {error}") from error
-        except (franky.Exception, RuntimeError) as error:
-            raise RobotError(f"the arm at {robot_ip} cannot be used: {error}") from error
         self._robot.relative_dynamics_factor = dynamics
 
     @classmethod
@@ -62,13 +57,10 @@ class FrankyDriver:
 
     def state(self) -> RobotState:
         """Measure."""
-
-        def read() -> RobotState:
+        with self._explained("be measured"):
             state = self._robot.state
             jacobian = self._robot.model.zero_jacobian(self._franky.Frame.EndEffector, state)
-            wrench = np.asarray(state.K_F_ext_hat_K, np.float64).reshape(-1)
-            velocity = np.asarray(state.dq, np.float64).reshape(-1)
-            place = state.O_T_EE
+            wrench, velocity, place = _flat(state.K_F_ext_hat_K), _flat(state.dq), state.O_T_EE
             return RobotState.from_answer(
                 {
                     "pose": np.concatenate([_flat(place.translation), _flat(place.quaternion)]),
@@ -82,57 +74,55 @@ class FrankyDriver:
                 }
             )
 
-        return self._try("be measured", read)
-
     def move(self, pose: Vector) -> None:
         """Give the tracker a new target; starts it if it does not run."""
         if self._tracker is None:
             self.start()
         elif not self._tracker.is_running:
             raise RobotError("the arm's controller has stopped; its errors have to be cleared")
-        target = self._franky.Affine(pose[:3], pose[3:])
-        self._try("be moved", lambda: self._tracker.set_target(target))
+        with self._explained("be moved"):
+            self._tracker.set_target(self._franky.Affine(pose[:3], pose[3:]))
 
     def open_gripper(self) -> None:
         """Open the hand; returns at once."""
-        self._try("open its hand", lambda: self._hand().open_async(GRIPPER_SPEED))
+        with self._explained("open its hand"):
+            self._hand().open_async(GRIPPER_SPEED)
 
     def close_gripper(self) -> None:
         """Close the hand on whatever is there; returns at once."""
-        self._try(
-            "close its hand",
-            lambda: self._hand().grasp_async(0.0, GRIPPER_SPEED, GRIPPER_FORCE, epsilon_outer=1.0),
-        )
+        with self._explained("close its hand"):
+            self._hand().grasp_async(0.0, GRIPPER_SPEED, GRIPPER_FORCE, epsilon_outer=1.0)
 
     def move_gripper(self, position: float) -> None:
         """Open the hand to a share of its width; returns at once."""
-        hand = self._hand()
-        width = min(max(position, 0.0), 1.0) * hand.max_width
-        self._try("move its hand", lambda: hand.move_async(width, GRIPPER_SPEED))
+        with self._explained("move its hand"):
+            hand = self._hand()
+            hand.move_async(min(max(position, 0.0), 1.0) * hand.max_width, GRIPPER_SPEED)
 
     def reset(self) -> None:
         """Joints to their resting place."""
         self.stop()
         self.clear_errors()
-        self._try("reset its joints", lambda: self._robot.move(self._franky.JointMotion(list(REST_JOINTS))))
+        with self._explained("reset its joints"):
+            self._robot.move(self._franky.JointMotion(list(REST_JOINTS)))
         self.start()
 
     def clear_errors(self) -> None:
         """Recover, and start the tracker again if it was running."""
-        if self._tracker is not None and not self._tracker.is_running:
+        ended = self._tracker is not None and not self._tracker.is_running
+        if ended:
             self.stop()
-            self._try("recover", self._robot.recover_from_errors)
+        if ended or self._robot.has_errors:
+            with self._explained("recover"):
+                self._robot.recover_from_errors()
+        if ended:
             self.start()
-        elif self._robot.has_errors:
-            self._try("recover", self._robot.recover_from_errors)
 
     def start(self) -> None:
         """Track from where the arm is."""
         if self._tracker is None:
-            self._tracker = self._try(
-                "start its controller",
-                lambda: self._franky.CartesianImpedanceTracker(self._robot, **self._gains),
-            )
+            with self._explained("start its controller"):
+                self._tracker = self._franky.CartesianImpedanceTracker(self._robot, **self._gains)
 
     def stop(self) -> None:
         """End tracking; the arm then holds by itself. RobotError if that takes longer than `STOP_SECONDS`."""
@@ -161,7 +151,8 @@ class FrankyDriver:
             log.warning("the franky driver has no controller settings %s; they are left out", ", ".join(left))
         self._gains.update(known)
         if self._tracker is not None and known:
-            self._try("change its stiffness", lambda: self._tracker.set_gains(**known))
+            with self._explained("change its stiffness"):
+                self._tracker.set_gains(**known)
 
     def time_scale(self) -> None:
         """A real arm's time is the wall clock's."""
@@ -175,10 +166,8 @@ class FrankyDriver:
 
     def _hand(self) -> Any:
         if self._gripper is None:
-            try:
+            with self._explained("find its hand"):
                 self._gripper = self._franky.Gripper(self._ip)
-            except (self._franky.Exception, RuntimeError) as error:
-                raise RobotError(f"the arm at {self._ip} has no hand that answers: {error}") from error
         return self._gripper
 
     def _opening(self) -> float:
@@ -187,9 +176,11 @@ class FrankyDriver:
             return 0.0
         return float(self._gripper.width) / max(float(self._gripper.max_width), 1e-6)
 
-    def _try(self, what: str, act: Callable[[], T]) -> T:
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Errors of franky as ours."""
         try:
-            return act()
+            yield
         except self._franky.NetworkException as error:
             raise RobotUnreachableError(f"the arm at {self._ip} does not answer: {error}") from error
         except (self._franky.Exception, RuntimeError) as error:

@@ -22,7 +22,7 @@ from guerdon.config.schema_robot import AXES, RobotEnvConfig
 from guerdon.core.errors import RobotError
 from guerdon.core.types import FloatArray
 from guerdon.envs.robot.driver import RobotState, import_extra
-from guerdon.envs.robot.poses import Vector, pose6, wrap
+from guerdon.envs.robot.poses import Vector, pose6, pose_offset
 
 log = logging.getLogger("guerdon")
 
@@ -65,10 +65,14 @@ class Operator(Protocol):
         """Go."""
 
 
-def fill_action(config: RobotEnvConfig, moves: dict[str, float]) -> FloatArray:
+def _action_names(config: RobotEnvConfig) -> list[str]:
+    return [*config.axes, "gripper"] if config.use_gripper else [*config.axes]
+
+
+def _steer(config: RobotEnvConfig, moves: dict[str, float]) -> Intervention:
     """An action [A] from the axes that are steered; those that actions do not have are left out."""
-    names = [*config.axes, "gripper"] if config.use_gripper else [*config.axes]
-    return np.array([np.clip(moves.get(name, 0.0), -1.0, 1.0) for name in names], np.float32)
+    values = [np.clip(moves.get(name, 0.0), -1.0, 1.0) for name in _action_names(config)]
+    return Intervention(action=np.array(values, np.float32))
 
 
 class KeyboardOperator:
@@ -111,7 +115,7 @@ class KeyboardOperator:
             if until >= now:
                 axis, direction = _MOVES[key]
                 moves[axis] = moves.get(axis, 0.0) + direction
-        return Intervention(action=fill_action(self._config, moves)) if moves else None
+        return _steer(self._config, moves) if moves else None
 
     def keys(self) -> list[str]:
         """Keys that steer nothing."""
@@ -138,12 +142,9 @@ class KeyboardOperator:
 
 
 class SpaceMouseOperator:
-    """Steers with a 3Dconnexion SpaceMouse; keys come from the keyboard if there is a terminal.
+    """Steers with a 3Dconnexion SpaceMouse; keys come from `keyboard`, if there is one.
 
-    Args:
-        config: settings of the environment.
-        keyboard: who reads keys; None: nobody.
-        dead_zone: deflections below this share are no steering.
+    Deflections below the share `dead_zone` are no steering.
     """
 
     def __init__(
@@ -171,10 +172,9 @@ class SpaceMouseOperator:
         moves = self._moves
         # A mouse that is pulled out says nothing more: its last deflection must not steer on.
         fresh = time.monotonic() - self._reported < _SILENCE or set(moves) <= {"gripper"}
-        names = [*self._config.axes, "gripper"] if self._config.use_gripper else [*self._config.axes]
-        if not fresh or not any(name in moves for name in names):
+        if not fresh or not any(name in moves for name in _action_names(self._config)):
             return self._keyboard.read(state) if self._keyboard is not None else None
-        return Intervention(action=fill_action(self._config, moves))
+        return _steer(self._config, moves)
 
     def _watch(self) -> None:
         """What the thread does: the device queues a report for every movement, and only the last counts."""
@@ -257,34 +257,23 @@ class ScriptedOperator:
     def read(self, state: RobotState) -> Intervention | None:
         """The next bit of the way."""
         here = pose6(state.pose)
-        away = self._goal - here
-        away[3:] = wrap(away[3:])
+        away = pose_offset(self._goal, here)
         aside = float(np.linalg.norm(away[:2]))
         if aside > 0.0025 and here[2] > self._target[2] + 0.8 * self._height:  # first sideways
             away[2] = max(away[2], self._target[2] + self._height - here[2])
         self._steps += 1
-        limits = np.asarray(self._config.reward_threshold)
-        real = self._target - here
-        real[3:] = wrap(real[3:])
-        self._held = self._held + 1 if (np.abs(real) <= limits).all() else 0
-        self._press()
+        there = np.abs(pose_offset(self._target, here)) <= self._config.reward_threshold
+        self._held = self._held + 1 if there.all() else 0
+        success = self._held >= self._config.success_hold_steps
+        given_up = self.will_fail and self._steps >= min(30, self._config.max_episode_steps - 1)
+        if self._press_keys and (success or given_up):
+            self._keys.append(SUCCESS_KEY if success else FAILURE_KEY)
         if self._rng.random() >= self._intervene_rate:
             return None
         scale = np.repeat(self._config.action_scale, 3)
         noise = self._rng.normal(0.0, self._noise, 6) * (1.0 if aside > 0.005 else 0.5)
-        wanted = away / scale + noise
-        moves: dict[str, float] = dict(zip(AXES, wanted.tolist(), strict=True))
-        if self._config.use_gripper:
-            moves["gripper"] = -1.0
-        return Intervention(action=fill_action(self._config, moves))
-
-    def _press(self) -> None:
-        if not self._press_keys:
-            return
-        if self._held >= self._config.success_hold_steps:
-            self._keys.append(SUCCESS_KEY)
-        elif self.will_fail and self._steps >= min(30, self._config.max_episode_steps - 1):
-            self._keys.append(FAILURE_KEY)
+        moves: dict[str, float] = dict(zip(AXES, (away / scale + noise).tolist(), strict=True))
+        return _steer(self._config, {**moves, "gripper": -1.0})
 
     def keys(self) -> list[str]:
         """What it pressed."""

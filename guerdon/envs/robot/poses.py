@@ -54,11 +54,6 @@ def multiply(left: Sequence[float] | Vector, right: Sequence[float] | Vector) ->
     )
 
 
-def conjugate(quat: Sequence[float] | Vector) -> Vector:
-    """The turn back."""
-    return np.array([-quat[0], -quat[1], -quat[2], quat[3]], np.float64)
-
-
 def rotvec_from_quat(quat: Sequence[float] | Vector) -> Vector:
     """Quaternion [4] -> axis times angle [3], the angle at most pi."""
     vector, w = np.asarray(quat[:3], np.float64), float(quat[3])
@@ -71,7 +66,14 @@ def rotvec_from_quat(quat: Sequence[float] | Vector) -> Vector:
 
 def rotation_between(start: Sequence[float] | Vector, end: Sequence[float] | Vector) -> Vector:
     """The turn in the base frame that leads from quaternion `start` to `end`, axis times angle [3]."""
-    return rotvec_from_quat(multiply(end, conjugate(start)))
+    x, y, z, w = start
+    return rotvec_from_quat(multiply(end, [-x, -y, -z, w]))
+
+
+def distances(start: Vector, end: Vector) -> tuple[float, float]:
+    """Metres and radians between two poses [7]."""
+    turn = rotation_between(start[3:], end[3:])
+    return float(np.linalg.norm(end[:3] - start[:3])), float(np.linalg.norm(turn))
 
 
 def pose_fault(pose: Vector) -> str | None:
@@ -96,6 +98,13 @@ def pose6(pose: Sequence[float] | Vector) -> Vector:
 def wrap(angles: Vector) -> Vector:
     """The same angles between -pi and pi."""
     return np.remainder(angles + math.pi, 2.0 * math.pi) - math.pi
+
+
+def pose_offset(pose: Vector, target: Vector) -> Vector:
+    """From a target to a pose, both position and Euler angles [6], by the shortest turns."""
+    away = pose - target
+    away[3:] = wrap(away[3:])
+    return away
 
 
 def between(start: Vector, end: Vector, share: float) -> Vector:

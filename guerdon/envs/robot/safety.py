@@ -1,4 +1,4 @@
-"""What may be commanded: poses in a box, near the last one, and nothing while a force is too high."""
+"""What may be commanded: poses in a box, near the last one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import numpy as np
 
 from guerdon.config.schema_robot import RobotEnvConfig, outside_box
 from guerdon.core.errors import EmergencyStopError
-from guerdon.envs.robot.driver import RobotState
-from guerdon.envs.robot.poses import Vector, between, pose6, pose7, pose_fault, rotation_between, wrap
+from guerdon.envs.robot.poses import Vector, between, distances, pose6, pose7, pose_fault, pose_offset
 
 _INSET = 1e-6
 """Commands stay so far inside the box that the way to the robot and back cannot round them out of it."""
@@ -24,9 +23,8 @@ class SafetyBox:
         """The pose [7] in the box that is nearest, axis by axis."""
         if (fault := pose_fault(pose)) is not None:
             raise EmergencyStopError(f"a pose that is none was to be commanded, {fault}: {pose.tolist()}")
-        away = pose6(pose) - self._middle
-        away[3:] = wrap(away[3:])
-        clipped = pose7(self._middle + np.clip(away, -self._half, self._half))
+        away = np.clip(pose_offset(pose6(pose), self._middle), -self._half, self._half)
+        clipped = pose7(self._middle + away)
         if (wrong := self.wrong(clipped)) is not None:
             raise EmergencyStopError(f"a pose outside the safety box was to be commanded: {wrong}")
         return clipped
@@ -42,7 +40,7 @@ class SafetyBox:
 
     def angle(self, pose: Vector) -> float:
         """Radians that a pose [7] is turned out of the box, about the worst axis; 0 within."""
-        away = np.abs(wrap(pose6(pose)[3:] - self._middle[3:]))
+        away = np.abs(pose_offset(pose6(pose), self._middle)[3:])
         return float(np.max(np.maximum(away - (self.high - self.low)[3:] / 2.0, 0.0)))
 
 
@@ -58,14 +56,14 @@ class StepLimit:
 
     def wrong(self, last: Vector, target: Vector) -> str | None:
         """What of the step between two poses [7] is too long, in words; None if nothing is."""
-        for size, most, unit in zip(_way(last, target), self._allowed(last), ("m", "rad"), strict=True):
+        for size, most, unit in zip(distances(last, target), self._allowed(last), ("m", "rad"), strict=True):
             if size > most:
                 return f"a target {size:.3g} {unit} from the last one, of {most:.3g} {unit} allowed"
         return None
 
     def limited(self, last: Vector, target: Vector) -> Vector:
         """The pose [7] in the box on the way to `target` that is near enough, or `last` if there is none."""
-        sizes = zip(_way(last, target), self._allowed(last), strict=True)
+        sizes = zip(distances(last, target), self._allowed(last), strict=True)
         share = min([1.0, *(most / size for size, most in sizes if size > most)])
         if share == 1.0:
             return target
@@ -75,33 +73,3 @@ class StepLimit:
     def _allowed(self, last: Vector) -> tuple[float, float]:
         metres, radians = self._most
         return metres + self._box.distance(last), radians + self._box.angle(last)
-
-
-def _way(start: Vector, end: Vector) -> tuple[float, float]:
-    """Metres and radians between two poses [7]."""
-    turn = rotation_between(start[3:], end[3:])
-    return float(np.linalg.norm(end[:3] - start[:3])), float(np.linalg.norm(turn))
-
-
-class ForceLimits:
-    """Counts how long forces have been too high."""
-
-    def __init__(self, config: RobotEnvConfig) -> None:
-        self._force, self._torque = config.force_limit, config.torque_limit
-        self._most = config.max_overloads
-        self.overloads = 0
-        """Commands in a row at which a force was too high."""
-
-    def exceeded(self, state: RobotState) -> bool:
-        """Whether motion has to stop; EmergencyStopError if that has been so for too long."""
-        force, torque = float(np.linalg.norm(state.force)), float(np.linalg.norm(state.torque))
-        if force <= self._force and torque <= self._torque:
-            self.overloads = 0
-            return False
-        self.overloads += 1
-        if self.overloads >= self._most:
-            raise EmergencyStopError(
-                f"forces were too high for {self.overloads} steps in a row: {force:.1f} N of "
-                f"{self._force:g} N, {torque:.1f} Nm of {self._torque:g} Nm"
-            )
-        return True

@@ -103,7 +103,7 @@ class SerlHttpDriver:
 
     def state(self) -> RobotState:
         """`/getstate`."""
-        return RobotState.from_answer(self._ask("/getstate"))
+        return RobotState.from_answer(self._read("/getstate", self._post("/getstate")))
 
     def move(self, pose: Vector) -> None:
         """`/pose`."""
@@ -159,9 +159,6 @@ class SerlHttpDriver:
             text = body[:200].decode(errors="replace").strip()
             raise RobotError(f"the robot refused {route} with status {status}: {text}")
         return body
-
-    def _ask(self, route: str) -> dict[str, Any]:
-        return self._read(route, self._post(route))
 
     def _read(self, route: str, body: bytes) -> dict[str, Any]:
         try:

@@ -68,50 +68,43 @@ class LearnerNames(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._names = {"states": "state", "main_images": env.config.cameras[0].name}
         assert isinstance(env.observation_space, gym.spaces.Dict)
-        self.observation_space = gym.spaces.Dict(self._renamed(env.observation_space.spaces))
+        self.observation_space = gym.spaces.Dict(self.renamed(env.observation_space.spaces))
 
-    def _renamed(self, parts: Any) -> dict[str, Any]:
+    def renamed(self, parts: Any) -> dict[str, Any]:
+        """Parts of an observation, or of its space, under the names of learners."""
         return {self._names.get(name, name): part for name, part in parts.items()}
 
     def _known(self, info: dict[str, Any]) -> dict[str, Any]:
-        standalone = self.env.config.standalone
-        return {name: value for name, value in info.items() if not (standalone and name == "success")}
+        hidden = "success" if self.env.config.standalone else None
+        return {name: value for name, value in info.items() if name != hidden}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
         obs, info = self.env.reset(seed=seed, options=options)
-        return self._renamed(obs), self._known(info)
+        return self.renamed(obs), self._known(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Act for one period."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._renamed(obs), reward, terminated, truncated, self._known(info)
+        return self.renamed(obs), reward, terminated, truncated, self._known(info)
 
 
 class RobotVectorEnv(SyncVectorEnv):
     """One arm; the next episode starts, with a reset of the arm, in the step that ends the one before."""
 
-    def __init__(self, cfg: EnvConfig, *, autoreset_mode: AutoresetMode, seed: int = 0) -> None:
-        """Connect to the robot.
-
-        Args:
-            cfg: a section with `env_type: robot`.
-            autoreset_mode: Gymnasium's.
-            seed: of a scripted operator.
-        """
+    def __init__(self, cfg: EnvConfig, *, autoreset_mode: AutoresetMode) -> None:
         self.robot = robot_config(cfg)
-        self.arm = RobotEnv(self.robot, operator=make_operator(cfg, self.robot, seed))
-        super().__init__([lambda: LearnerNames(self.arm)], autoreset_mode=autoreset_mode)
+        self.arm = RobotEnv(self.robot, operator=make_operator(cfg, self.robot))
+        self._names = LearnerNames(self.arm)
+        super().__init__([lambda: self._names], autoreset_mode=autoreset_mode)
         self.source = with_control_mode(f"robot {self.robot.driver}", control_mode(self.robot))
 
     def set_success_detector(self, detect: Callable[[Any], bool]) -> None:
         """Who decides on success in `standalone`: gets observations [1, ...] in this environment's names."""
-        names = self.envs[0]
-        assert isinstance(names, LearnerNames)
         self.arm.success_detector = lambda obs: detect(
-            {key: part[None] for key, part in names._renamed(obs).items()}
+            {key: part[None] for key, part in self._names.renamed(obs).items()}
         )
 
     def resting_action(self) -> NDArray[np.float32]:

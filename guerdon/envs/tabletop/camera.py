@@ -38,14 +38,8 @@ class Camera:
 
     def take(self, ids: IntArray) -> Camera:
         """The cameras of the images `ids`, int [m]."""
-        return Camera(
-            at=self.at[:, ids],
-            right=self.right[:, ids],
-            up=self.up[:, ids],
-            forward=self.forward[:, ids],
-            focal=self.focal[ids],
-            centre=self.centre,
-        )
+        at, right, up, forward = (each[:, ids] for each in (self.at, self.right, self.up, self.forward))
+        return Camera(at=at, right=right, up=up, forward=forward, focal=self.focal[ids], centre=self.centre)
 
     def depth(self, points: Rows) -> Rows:
         """Distance of points [3, ..., n] along the axis, in metres, [..., n]."""
@@ -84,14 +78,9 @@ def base_camera(rows: Rows, size: tuple[int, int]) -> Camera:
     right = _normalise(np.stack([forward[1], -forward[0], np.zeros_like(forward[0])]))
     up_z = right[0] * forward[1] - right[1] * forward[0]
     up = np.stack([right[1] * forward[2], -right[0] * forward[2], up_z])
-    return Camera(
-        at=at,
-        right=right,
-        up=up,
-        forward=forward,
-        focal=_BASE_FOCAL * min(size) * rows[ZOOM],
-        centre=(0.5 * size[1], 0.5 * size[0]),
-    )
+    focal = _BASE_FOCAL * min(size) * rows[ZOOM]
+    centre = (0.5 * size[1], 0.5 * size[0])
+    return Camera(at=at, right=right, up=up, forward=forward, focal=focal, centre=centre)
 
 
 def wrist_camera(rows: Rows, size: tuple[int, int]) -> Camera:

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from guerdon.config.tabletop import TABLETOP_CAMERAS, TabletopConfig
 from guerdon.core.errors import ConfigError, DataError, unknown_name
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
+from guerdon.envs.tabletop import scene
 from guerdon.envs.tabletop.camera import base_camera, wrist_camera
-from guerdon.envs.tabletop.physics import Outcome, advance, compute_env_reward, evaluate
 from guerdon.envs.tabletop.render import TabletopRenderer
-from guerdon.envs.tabletop.scene import GOAL, STATE_SIZE, STILL, Scene, initial_scene
+from guerdon.envs.tabletop.scene import GOAL, NUM_ROWS, STATE_SIZE, STILL, Rows
 from guerdon.envs.vector import (
     EnvIds,
     EpisodeVectorEnv,
@@ -66,10 +66,10 @@ class TabletopVectorEnv(EpisodeVectorEnv):
         self.max_episode_steps = config.max_episode_steps
         self._set_spaces(_observation_space(config), spaces.Box(-1.0, 1.0, (ACTION_SIZE,), np.float32))
         self.renderer = TabletopRenderer(self.num_envs)
-        self._scene = Scene.empty(self.num_envs)
-        self._final_scene = Scene.empty(self.num_envs)  # meaningful where `_restarted`
-        self._outcome: Outcome
-        self._past: deque[Scene] = deque(maxlen=0)  # worlds before the latest steps, the latest one last
+        self._rows: Rows = np.zeros((NUM_ROWS, self.num_envs))
+        self._final_rows = np.zeros_like(self._rows)  # meaningful where `_restarted`
+        self._flags: dict[str, BoolArray] = {}
+        self._past: deque[Rows] = deque(maxlen=0)  # worlds before the latest steps, the latest one last
 
     def render_frames(
         self,
@@ -80,29 +80,21 @@ class TabletopVectorEnv(EpisodeVectorEnv):
         out: UInt8Array | None = None,
         final: bool = False,
     ) -> UInt8Array:
-        """Images of some environments, rendered now and only for them.
+        """Images of some environments, rendered now and only for them; see `EpisodeVectorEnv.render_frames`.
 
-        Args:
-            camera: `base_camera` or `wrist_camera`.
-            env_ids: int [n], which environments; all by default.
-            size: (H, W); `image_size` by default.
-            out: uint8 [n, H, W, 3] to write to, instead of a new array; the first axis may have any stride.
-            final: show what the last action led to, see `EpisodeVectorEnv.render_frames`.
-
-        Returns:
-            uint8 [n, H, W, 3]; `out` if that was given.
+        They are written to `out`, uint8 [n, H, W, 3], if that is given; its first axis may have any stride.
         """
         if camera not in TABLETOP_CAMERAS:
             raise ConfigError(unknown_name("camera", camera, TABLETOP_CAMERAS))
         self._check_reset()
         ids = self._check_env_ids(env_ids)
         shape = self.config.image_size if size is None else check_image_size(size)
-        return self._render(self._scenes(ids, final), ids, camera, shape, out)
+        return self._render(self._worlds(ids, final), ids, camera, shape, out)
 
     def goal_in_picture(self, camera: str, env_ids: EnvIds) -> FloatArray:
         """Where the goal of the last action's episode appears: row and column as shares, float32 [n, 2]."""
         ids, (height, width) = self._check_env_ids(env_ids), self.config.image_size
-        rows = self._scenes(ids, final=True).rows
+        rows = self._worlds(ids, final=True)
         make = base_camera if camera == "base_camera" else wrist_camera
         u, v, _ = make(rows, (height, width)).project(rows[GOAL])
         return np.stack([v / height, u / width], axis=1).astype(np.float32)
@@ -112,32 +104,23 @@ class TabletopVectorEnv(EpisodeVectorEnv):
         self._past = deque(self._past, maxlen=num_steps)
 
     def render_past(self, camera: str, env_ids: EnvIds, steps_back: EnvIds) -> UInt8Array:
-        """Images of what earlier actions led to.
+        """Images uint8 [n, H, W, 3] of what earlier actions led to.
 
-        Args:
-            camera: `base_camera` or `wrist_camera`.
-            env_ids: int [n], which environments.
-            steps_back: int [n] from 1, counted from the last action; within its episode.
-
-        Returns:
-            uint8 [n, H, W, 3].
+        `steps_back`, int [n] from 1, is counted from the last action, within its episode.
         """
         ids, back = self._check_env_ids(env_ids), check_steps_back(steps_back, len(self._past))
-        scene = Scene.empty(len(ids))
+        rows: Rows = np.zeros((NUM_ROWS, len(ids)))
         for number in np.unique(back).tolist():
-            places = np.flatnonzero(back == number)
-            scene.put(places, self._past[-number].take(ids[places]))
-        return self._render(scene, ids, camera, self.config.image_size, None)
+            rows[:, back == number] = self._past[-number][:, ids[back == number]]
+        return self._render(rows, ids, camera, self.config.image_size, None)
 
     def state(self) -> FloatArray:
         """The present state vectors, float32 [N, S], in every observation mode."""
-        return self._scene.state()
+        return _states(self._rows)
 
     def final_state(self) -> FloatArray:
         """The states that the last action led to, float32 [N, S]; see `render_frames(final=True)`."""
-        if not self._restarted.any():
-            return self._scene.state()
-        return self._scenes(np.arange(self.num_envs), final=True).state()
+        return _states(self._worlds(np.arange(self.num_envs), final=True))
 
     # The simulation
 
@@ -160,19 +143,19 @@ class TabletopVectorEnv(EpisodeVectorEnv):
 
     def _advance(self, actions: NDArray[np.float64]) -> None:
         if self._past.maxlen:
-            self._past.append(self._scene.take(np.arange(self.num_envs)))
-        advance(self._scene.rows, actions)
+            self._past.append(self._rows.copy())
+        scene.advance(self._rows, actions)
 
     def _evaluate(self) -> tuple[FloatArray, BoolArray]:
-        self._outcome = evaluate(self._scene.rows)
-        env_reward = compute_env_reward(self._scene.rows, self._outcome, self.config.reward)
-        return env_reward, self._outcome.success & self.config.terminate_on_success
+        self._flags = scene.evaluate(self._rows)
+        env_reward = scene.compute_env_reward(self._rows, self._flags, self.config.reward)
+        return env_reward, self._flags["success"] & self.config.terminate_on_success
 
     def _start_worlds(self, ids: IntArray, *, keep_final: bool) -> None:
         if keep_final:
-            self._final_scene.put(ids, self._scene.take(ids))
-        self._scene.put(ids, initial_scene(self._env_seeds[ids], self._episodes[ids], self.config))
-        self._outcome = evaluate(self._scene.rows)
+            self._final_rows[:, ids] = self._rows[:, ids]
+        self._rows[:, ids] = scene.initial_rows(self._env_seeds[ids], self._episodes[ids], self.config)
+        self._flags = scene.evaluate(self._rows)
 
     def _observe(self, ids: IntArray | None = None) -> Observation:
         if self.config.obs_mode == "state":
@@ -187,27 +170,27 @@ class TabletopVectorEnv(EpisodeVectorEnv):
         return obs
 
     def _task_infos(self) -> dict[str, NDArray[Any]]:
-        return {
-            "success": self._outcome.success.copy(),
-            "is_grasped": self._outcome.is_grasped.copy(),
-            "is_obj_placed": self._outcome.is_obj_placed.copy(),
-            "is_robot_static": self._outcome.is_robot_static.copy(),
-        }
+        return {name: flags.copy() for name, flags in self._flags.items()}
 
-    def _scenes(self, ids: IntArray, final: bool) -> Scene:
+    def _worlds(self, ids: IntArray, final: bool) -> Rows:
         """A copy of the worlds `ids` as they are, or as the last action left them."""
-        scene = self._scene.take(ids)
+        rows: Rows = self._rows[:, ids]
         if final and self._restarted.any():
-            places = np.flatnonzero(self._restarted[ids])
-            scene.put(places, self._final_scene.take(ids[places]))
-        return scene
+            ended = self._restarted[ids]
+            rows[:, ended] = self._final_rows[:, ids[ended]]
+        return rows
 
     def _render(
-        self, scene: Scene, ids: IntArray, camera: str, size: tuple[int, int], out: UInt8Array | None
+        self, rows: Rows, ids: IntArray, camera: str, size: tuple[int, int], out: UInt8Array | None
     ) -> UInt8Array:
         if not self.config.status_lamp:
-            scene.rows[STILL] = 0.0
-        return self.renderer.render(scene, ids, camera, size, out)
+            rows[STILL] = 0.0
+        return self.renderer.render(rows, ids, camera, size, out)
+
+
+def _states(rows: Rows) -> FloatArray:
+    """The state vectors, float32 [N, STATE_SIZE]; a new array."""
+    return rows[:STATE_SIZE].T.astype(np.float32, order="C")
 
 
 def _observation_space(config: TabletopConfig) -> spaces.Space[Any]:

@@ -6,20 +6,8 @@ import numpy as np
 
 from guerdon.core.types import BoolArray, FloatArray
 from guerdon.envs.experts import ScriptedPolicy
-from guerdon.envs.tabletop.physics import LAG, MAX_SPEED, STEP_SECONDS
-from guerdon.envs.tabletop.scene import (
-    CUBE,
-    CUBE_HALF,
-    CUBE_TO_GOAL,
-    GOAL,
-    GRASPED,
-    GRIPPER,
-    STATE_SIZE,
-    VELOCITY,
-    Rows,
-    stream_keys,
-    uniforms,
-)
+from guerdon.envs.tabletop import scene
+from guerdon.envs.tabletop.scene import Rows
 
 _HABIT_DRAWS = 16
 _SEGMENT, _SEGMENT_START = 9, 7
@@ -50,13 +38,17 @@ class ScriptedExpert(ScriptedPolicy):
 
     def act(self, state: FloatArray) -> FloatArray:
         """Actions float32 [N, 4] for states float32 [N, S]."""
-        self._check_state(state, STATE_SIZE)
+        self._check_state(state, scene.STATE_SIZE)
         rows = state.T.astype(np.float64, order="C")
         step = self._steps.astype(np.float64)
         goal_bias, astray, pausing = self._segment(step)
         way, closing = self._plan(rows, goal_bias, astray)
         action = np.empty((4, len(state)))
-        action[:3] = _steer(way, rows[VELOCITY]) + self._next_shake(way)
+        # Commands take the gripper 60% of the way within a step, as far as it is fast enough.
+        velocity = rows[scene.VELOCITY]
+        wanted = np.clip(0.6 * way / scene.STEP_SECONDS, -scene.MAX_SPEED, scene.MAX_SPEED)
+        command = (velocity + (wanted - velocity) / scene.LAG) / scene.MAX_SPEED
+        action[:3] = command + self._next_shake(way)
         action[:3] = np.where(pausing | (step >= self._stop_step), 0.0, action[:3])
         action[3] = np.where(closing & (step < self._drop_step), -1.0, 1.0)
         self._steps += np.uint64(1)
@@ -72,8 +64,8 @@ class ScriptedExpert(ScriptedPolicy):
         self._steps[mask] = 0
         self._shake[:, mask] = 0.0
         numbers = np.arange(len(self._episodes), dtype=np.uint64)
-        self._keys = stream_keys(np.uint64(self.seed) + (numbers << np.uint64(32)), self._episodes)
-        draw = uniforms(self._keys, 0, _HABIT_DRAWS)
+        self._keys = scene.stream_keys(np.uint64(self.seed) + (numbers << np.uint64(32)), self._episodes)
+        draw = scene.uniforms(self._keys, 0, _HABIT_DRAWS)
         noise, never = self.noise, 1e9
         self._misses = draw[0] < 0.8 * noise
         self._settle_step = np.where(draw[1] < 1.5 * noise, 12.0 + 24.0 * draw[2], 0.0)
@@ -92,7 +84,7 @@ class ScriptedExpert(ScriptedPolicy):
         Between them: where an empty hand goes, [N], from 0 (the goal) to 1 (the cube).
         """
         segment, into = np.divmod(self._steps + np.uint64(_SEGMENT - _SEGMENT_START), np.uint64(_SEGMENT))
-        draw = uniforms(stream_keys(self._keys, segment + np.uint64(1 << 20)), 0, 6)
+        draw = scene.uniforms(scene.stream_keys(self._keys, segment + np.uint64(1 << 20)), 0, 6)
         direction = 2.0 * draw[0:3] - 1.0
         squares = direction * direction
         direction /= np.sqrt(squares[0] + squares[1] + squares[2]) + 1e-6
@@ -107,19 +99,19 @@ class ScriptedExpert(ScriptedPolicy):
     def _plan(self, rows: Rows, goal_bias: Rows, astray: Rows) -> tuple[Rows, BoolArray]:
         """Where the gripper should go, as vectors [3, N] from where it is, and whether the fingers close."""
         # Towards the cube: from above, coming down as the fingers get into line.
-        to_cube = rows[CUBE] - rows[GRIPPER]
+        to_cube = rows[scene.CUBE] - rows[scene.GRIPPER]
         to_cube[:2] += self._grasp_bias
         sideways = np.abs(to_cube[:2]).max(axis=0)
         closing = (sideways < 0.01) & (np.abs(to_cube[2]) < 0.01)
         to_cube[2] += np.clip(4.0 * (sideways - 0.008), 0.0, 0.06)
         # Towards the goal: over the table, not along it.
-        to_goal = rows[CUBE_TO_GOAL] + goal_bias
+        to_goal = rows[scene.CUBE_TO_GOAL] + goal_bias
         sideways = np.abs(to_goal[:2]).max(axis=0)
-        height = np.maximum(rows[GOAL][2] + goal_bias[2], CUBE_HALF)
-        to_goal[2] = height + np.clip(sideways - 0.01, 0.0, 0.03) - rows[CUBE][2]
-        grasped = rows[GRASPED] > 0.5
+        height = np.maximum(rows[scene.GOAL][2] + goal_bias[2], scene.CUBE_HALF)
+        to_goal[2] = height + np.clip(sideways - 0.01, 0.0, 0.03) - rows[scene.CUBE][2]
+        grasped = rows[scene.GRASPED] > 0.5
         way = np.where(grasped, to_goal, to_cube)
-        anywhere = rows[GOAL] + goal_bias - astray * rows[CUBE_TO_GOAL] - rows[GRIPPER]
+        anywhere = rows[scene.GOAL] + goal_bias - astray * rows[scene.CUBE_TO_GOAL] - rows[scene.GRIPPER]
         way = np.where(self._empty_handed, anywhere, way)
         return way, np.where(self._empty_handed, self._feigns, grasped | closing)
 
@@ -127,16 +119,10 @@ class ScriptedExpert(ScriptedPolicy):
         """Action noise [3, N] that lasts over steps, and dies down near the target unless restless."""
         if self.noise == 0.0:
             return np.zeros_like(way)
-        draw = uniforms(stream_keys(self._keys, self._steps), 0, 6)
+        draw = scene.uniforms(scene.stream_keys(self._keys, self._steps), 0, 6)
         fresh = (draw[0:3] + draw[3:6] - 1.0) * np.sqrt(6.0)
         self._shake = _MEMORY * self._shake + np.sqrt(1.0 - _MEMORY**2) * fresh
         fade = np.clip(np.abs(way).max(axis=0) / 0.06, np.where(self._restless, 0.5, 0.0), 1.0)
         loudness = np.where(self._restless, np.maximum(self._loudness, 0.3), self._loudness)
         result: Rows = loudness * fade * self._shake
         return result
-
-
-def _steer(way: Rows, velocity: Rows) -> Rows:
-    """The command that takes the gripper 60% of the `way` within a step, as far as it is fast enough."""
-    wanted = np.clip(0.6 * way / STEP_SECONDS, -MAX_SPEED, MAX_SPEED)
-    return (velocity + (wanted - velocity) / LAG) / MAX_SPEED

@@ -1,4 +1,4 @@
-"""The pictures of the tabletop world.
+"""The pictures of the tabletop scene.
 
 `base_camera` looks down at the table at an angle, `wrist_camera` straight down from the gripper. One image
 shows all that success depends on: the goal is a translucent ball as large as the tolerance, drawn over
@@ -14,33 +14,11 @@ import numpy as np
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import IntArray, UInt8Array
+from guerdon.envs.tabletop import scene
 from guerdon.envs.tabletop.camera import Camera, base_camera, wrist_camera
-from guerdon.envs.tabletop.draw import Canvas, Solid
-from guerdon.envs.tabletop.scene import (
-    CUBE,
-    CUBE_HALF,
-    CUBE_RGB,
-    DECOY,
-    FACE_LIGHT,
-    FINGER_BELOW,
-    FINGER_DEPTH,
-    FINGER_THICKNESS,
-    GOAL,
-    GOAL_TOLERANCE,
-    GRIPPER,
-    GRIPPER_RGB,
-    HAS_DECOY,
-    LOOK,
-    MAX_GAP,
-    OPENING,
-    PLAIN_LOOK,
-    SHADOW,
-    STILL,
-    Rows,
-    Scene,
-)
+from guerdon.envs.tabletop.draw import Canvas, Scratch
+from guerdon.envs.tabletop.scene import Rows
 from guerdon.envs.tabletop.table import draw_table_below, draw_tables
-from guerdon.envs.tabletop.window import Scratch
 
 BLUE = (50.0, 120.0, 255.0)
 """The lamp while the gripper is still."""
@@ -56,8 +34,8 @@ def _column(*values: float) -> Rows:
 # Parts of the gripper, relative to its position.
 _PALM_LOW, _PALM_HIGH = _column(-0.02, -0.056, 0.06), _column(0.02, 0.056, 0.096)
 _ARM_FOOT, _ARM_RADIUS = _column(0.012, 0.0, 0.085), 0.015
-_FINGER_HIGH = _column(0.5 * FINGER_DEPTH, 0.5 * FINGER_THICKNESS, 0.06)
-_FINGER_LOW = _column(-0.5 * FINGER_DEPTH, -0.5 * FINGER_THICKNESS, -FINGER_BELOW)
+_FINGER_HIGH = _column(0.5 * scene.FINGER_DEPTH, 0.5 * scene.FINGER_THICKNESS, 0.06)
+_FINGER_LOW = _column(-0.5 * scene.FINGER_DEPTH, -0.5 * scene.FINGER_THICKNESS, -scene.FINGER_BELOW)
 _LAMP, _LAMP_RADIUS = _column(-0.022, 0.0, 0.082), 0.0165
 
 _CHUNK_PIXELS = 256 * 64 * 64
@@ -65,12 +43,10 @@ _MAX_KEPT_BYTES = 64 << 20
 
 
 class TabletopRenderer:
-    """Draws scenes; keeps a picture of the empty table for each environment's look.
+    """Draws worlds; keeps a picture of the empty table for each environment's look.
 
-    Args:
-        num_envs: how many environments there are; the pictures, uint8 [num_envs, H, W, 3] per image size,
-            are made once they are needed, unless they would take more than 64 MB; without domain
-            randomization one is enough for all.
+    The pictures, uint8 [num_envs, H, W, 3] per image size, are made once they are needed, unless they would
+    take more than 64 MB; without domain randomization one is enough for all.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -83,25 +59,17 @@ class TabletopRenderer:
 
     def render(
         self,
-        scene: Scene,
+        rows: Rows,
         env_ids: IntArray,
         camera: str,
         size: tuple[int, int],
         out: UInt8Array | None = None,
     ) -> UInt8Array:
-        """Images of n worlds.
+        """Images uint8 [n, H, W, 3] of n worlds, which belong to the environments `env_ids`, int [n].
 
-        Args:
-            scene: the worlds, n of them.
-            env_ids: int [n], the environments they belong to.
-            camera: `base_camera` or `wrist_camera`.
-            size: (H, W).
-            out: uint8 [n, H, W, 3] to write to; only its first axis may be strided.
-
-        Returns:
-            uint8 [n, H, W, 3].
+        They are written to `out` if that is given; only its first axis may be strided.
         """
-        shape = (len(scene), *size, 3)
+        shape = (rows.shape[1], *size, 3)
         if out is None:
             out = np.empty(shape, np.uint8)
         elif out.shape != shape or out.dtype != np.uint8:
@@ -109,21 +77,21 @@ class TabletopRenderer:
         elif not out.flags.writeable or (len(out) and not out[0].flags.c_contiguous):
             raise DataError("out must be writeable and hold each image in one piece")
         step = max(1, _CHUNK_PIXELS // (size[0] * size[1]))  # what stays in the processor's cache
-        for start in range(0, len(scene), step):
+        for start in range(0, len(out), step):
             part = slice(start, start + step)
-            frames, rows = out[part], scene.rows[:, part]
+            frames, some = out[part], rows[:, part]
             if camera == "base_camera":
-                frames[...] = self._empty_tables(rows, env_ids[part], size)
-                _draw_base_view(Canvas(frames, self._scratch), rows, base_camera(rows, size))
+                frames[...] = self._empty_tables(some, env_ids[part], size)
+                _draw_base_view(Canvas(frames, self._scratch), some, base_camera(some, size))
             else:
-                _draw_wrist_view(Canvas(frames, self._scratch), rows, wrist_camera(rows, size))
-        self.num_frames += len(scene)
+                _draw_wrist_view(Canvas(frames, self._scratch), some, wrist_camera(some, size))
+        self.num_frames += len(out)
         return out
 
     def _empty_tables(self, rows: Rows, env_ids: IntArray, size: tuple[int, int]) -> UInt8Array:
         """Pictures of the empty table, [n, H, W, 3] or [1, H, W, 3]; drawn again where a look has changed."""
-        looks = rows[LOOK]
-        if (looks == PLAIN_LOOK).all():
+        looks = rows[scene.LOOK]
+        if (looks == scene.PLAIN_LOOK).all():
             if size not in self._plain:
                 self._plain[size] = draw_tables(rows[:, :1], size)
             return self._plain[size]
@@ -144,22 +112,22 @@ class TabletopRenderer:
 
 def _draw_base_view(canvas: Canvas, rows: Rows, camera: Camera) -> None:
     """What `base_camera` sees, over pictures of the empty table."""
-    gripper, cube = rows[GRIPPER], rows[CUBE]
+    gripper, cube = rows[scene.GRIPPER], rows[scene.CUBE]
     height, width = canvas.frames.shape[1:3]
     _draw_shadows(canvas, rows, camera)
     # Far things first. A cube between the fingers hides the far one and is hidden by the near one.
     reach = np.abs(cube - gripper)
-    between = (reach[0] < 0.03) & (reach[1] < 0.5 * MAX_GAP) & (reach[2] < 0.06)
+    between = (reach[0] < 0.03) & (reach[1] < 0.5 * scene.MAX_GAP) & (reach[2] < 0.06)
     in_front = (camera.depth(cube) < camera.depth(gripper)) & ~between
     near_side = np.where(camera.at[1] > gripper[1], 1.0, -1.0)
     _draw_cube(canvas, np.flatnonzero(~in_front & ~between), rows, camera)
-    no_top = rows[FACE_LIGHT] * _column(0.0, 1.0, 1.0)  # it is under the palm
+    no_top = rows[scene.FACE_LIGHT] * _column(0.0, 1.0, 1.0)  # it is under the palm
     _draw_finger(canvas, rows, camera, -near_side, no_top)
     _draw_cube(canvas, np.flatnonzero(between), rows, camera)
     _draw_finger(canvas, rows, camera, near_side, no_top)
     _draw_arm(canvas, rows, camera)
     palm = gripper + _PALM_LOW, gripper + _PALM_HIGH
-    _draw_solid(canvas, canvas.everyone, camera, palm, rows[FACE_LIGHT], rows[GRIPPER_RGB])
+    _draw_solid(canvas, canvas.everyone, camera, palm, rows[scene.FACE_LIGHT], rows[scene.GRIPPER_RGB])
     _draw_cube(canvas, np.flatnonzero(in_front), rows, camera)
     _draw_markers(canvas, rows, camera)
     u, v, depth = camera.project(gripper + _LAMP)
@@ -175,39 +143,41 @@ def _draw_wrist_view(canvas: Canvas, rows: Rows, camera: Camera) -> None:
     draw_table_below(canvas.frames, rows, camera)
     _draw_shadows(canvas, rows, camera)
     _draw_cube(canvas, canvas.everyone, rows, camera)
-    _draw_finger(canvas, rows, camera, np.ones(count), rows[FACE_LIGHT])
-    _draw_finger(canvas, rows, camera, -np.ones(count), rows[FACE_LIGHT])
+    _draw_finger(canvas, rows, camera, np.ones(count), rows[scene.FACE_LIGHT])
+    _draw_finger(canvas, rows, camera, -np.ones(count), rows[scene.FACE_LIGHT])
     _draw_markers(canvas, rows, camera)
     lamp = _column(0.5 * width, 0.92 * height, 0.045 * min(height, width))
     canvas.lamp(canvas.everyone, lamp + np.zeros(count), _lamp_rgb(rows))
 
 
 def _lamp_rgb(rows: Rows) -> Rows:
-    return np.where(rows[STILL] > 0.5, _column(*BLUE), _column(*AMBER))
+    return np.where(rows[scene.STILL] > 0.5, _column(*BLUE), _column(*AMBER))
 
 
 def _draw_cube(canvas: Canvas, ids: IntArray, rows: Rows, camera: Camera) -> None:
     if len(ids):
-        corners = rows[CUBE] - CUBE_HALF, rows[CUBE] + CUBE_HALF
-        _draw_solid(canvas, ids, camera, corners, rows[FACE_LIGHT], rows[CUBE_RGB])
+        corners = rows[scene.CUBE] - scene.CUBE_HALF, rows[scene.CUBE] + scene.CUBE_HALF
+        _draw_solid(canvas, ids, camera, corners, rows[scene.FACE_LIGHT], rows[scene.CUBE_RGB])
 
 
 def _draw_finger(canvas: Canvas, rows: Rows, camera: Camera, side: Rows, light: Rows) -> None:
     """One finger; `side` [n] is 1 for the left one (towards +y) and -1 for the right one."""
-    middle = rows[GRIPPER].copy()
-    middle[1] += side * (0.5 * MAX_GAP * rows[OPENING] + 0.5 * FINGER_THICKNESS)
+    middle = rows[scene.GRIPPER].copy()
+    middle[1] += side * (0.5 * scene.MAX_GAP * rows[scene.OPENING] + 0.5 * scene.FINGER_THICKNESS)
     corners = middle + _FINGER_LOW, middle + _FINGER_HIGH
-    _draw_solid(canvas, canvas.everyone, camera, corners, light, 0.5 * rows[GRIPPER_RGB])
+    _draw_solid(canvas, canvas.everyone, camera, corners, light, 0.5 * rows[scene.GRIPPER_RGB])
 
 
 def _draw_arm(canvas: Canvas, rows: Rows, camera: Camera) -> None:
     """The round arm, from behind the palm up and out of the picture."""
     ends = np.empty((3, 2, len(canvas.frames)))
-    ends[:, 0] = ends[:, 1] = rows[GRIPPER] + _ARM_FOOT
+    ends[:, 0] = ends[:, 1] = rows[scene.GRIPPER] + _ARM_FOOT
     ends[2, 1] = np.maximum(camera.height_at_top(ends[:, 0]), ends[2, 0] + 0.02)
     u, v, depth = camera.project(ends)
     half_widths = _ARM_RADIUS * camera.focal / depth
-    canvas.pole(canvas.everyone, np.array([u[0], v[0], u[1], v[1]]), half_widths, 0.78 * rows[GRIPPER_RGB])
+    canvas.pole(
+        canvas.everyone, np.array([u[0], v[0], u[1], v[1]]), half_widths, 0.78 * rows[scene.GRIPPER_RGB]
+    )
 
 
 def _draw_solid(
@@ -241,45 +211,46 @@ def _on_table(camera: Camera, x: Rows, y: Rows, half_x: float, half_y: float) ->
 
 
 def _draw_shadows(canvas: Canvas, rows: Rows, camera: Camera) -> None:
-    x, y, z = rows[GRIPPER]
+    x, y, z = rows[scene.GRIPPER]
     softness = np.minimum(0.25 + 1.5 * z, 0.45)
-    canvas.shadow(canvas.everyone, _on_table(camera, x, y, 0.02, 0.05), softness, 0.3 * rows[SHADOW])
-    x, y, z = rows[CUBE]
-    softness = np.minimum(0.1 + 2.0 * (z - CUBE_HALF), 0.6)
-    canvas.shadow(canvas.everyone, _on_table(camera, x, y, CUBE_HALF, CUBE_HALF), softness, rows[SHADOW])
+    canvas.shadow(canvas.everyone, _on_table(camera, x, y, 0.02, 0.05), softness, 0.3 * rows[scene.SHADOW])
+    (x, y, z), half = rows[scene.CUBE], scene.CUBE_HALF
+    softness = np.minimum(0.1 + 2.0 * (z - half), 0.6)
+    canvas.shadow(canvas.everyone, _on_table(camera, x, y, half, half), softness, rows[scene.SHADOW])
 
 
 def _draw_markers(canvas: Canvas, rows: Rows, camera: Camera) -> None:
     """The goal, after the false one where there is one; both look the same."""
-    fakes = np.flatnonzero(rows[HAS_DECOY] > 0.5)
+    cube = rows[scene.CUBE]
+    fakes = np.flatnonzero(rows[scene.HAS_DECOY] > 0.5)
     if len(fakes):
-        _draw_marker(canvas, fakes, camera.take(fakes), rows[DECOY][:, fakes], rows[CUBE][:, fakes])
-    _draw_marker(canvas, canvas.everyone, camera, rows[GOAL], rows[CUBE])
+        _draw_marker(canvas, fakes, camera.take(fakes), rows[scene.DECOY][:, fakes], cube[:, fakes])
+    _draw_marker(canvas, canvas.everyone, camera, rows[scene.GOAL], cube)
 
 
 def _draw_marker(canvas: Canvas, ids: IntArray, camera: Camera, point: Rows, cube: Rows) -> None:
     """A ball at `point` [3, m], a ring on the table below it, and a stem between them; `cube` [3, m]."""
     x, y, z = point
     rgb = np.broadcast_to(_column(*GREEN), point.shape)
-    ring = _on_table(camera, x, y, GOAL_TOLERANCE, GOAL_TOLERANCE)
+    ring = _on_table(camera, x, y, scene.GOAL_TOLERANCE, scene.GOAL_TOLERANCE)
     thin = 0.006 * min(canvas.frames.shape[1:3])
     canvas.ring(ids, ring, thin, 0.8 * rgb)
-    top = np.maximum(np.minimum(z - GOAL_TOLERANCE, camera.at[2] - 0.03), 0.0)
+    top = np.maximum(np.minimum(z - scene.GOAL_TOLERANCE, camera.at[2] - 0.03), 0.0)
     u, v, _ = camera.project(np.array([x, y, top]))
     canvas.line(ids, np.array([ring[0], ring[1], u, v]), thin, 0.8 * rgb)
     u, v, depth = camera.project(point)
-    circle = np.array([u, v, GOAL_TOLERANCE * camera.focal / np.maximum(depth, 0.03)])
+    circle = np.array([u, v, scene.GOAL_TOLERANCE * camera.focal / np.maximum(depth, 0.03)])
     seen = np.flatnonzero(depth > 0.03)  # the wrist camera may be below the ball
     if len(seen):
         solid = _as_solid(camera.take(seen), cube[:, seen], point[:, seen])
         canvas.ball(ids[seen], circle[:, seen], rgb[:, seen], solid)
 
 
-def _as_solid(camera: Camera, cube: Rows, point: Rows) -> Solid:
-    """The cube at `cube` [3, m] as its planes appear to `camera`, relative to `point` [3, m]."""
+def _as_solid(camera: Camera, cube: Rows, point: Rows) -> Rows:
+    """The cube at `cube` [3, m] as `Canvas.ball` wants it, relative to `point` [3, m]."""
     beyond = camera.at > cube
-    near = np.where(beyond, cube + CUBE_HALF, cube - CUBE_HALF) - camera.at
-    far = np.where(beyond, cube - CUBE_HALF, cube + CUBE_HALF) - camera.at
+    near = np.where(beyond, cube + scene.CUBE_HALF, cube - scene.CUBE_HALF) - camera.at
+    far = np.where(beyond, cube - scene.CUBE_HALF, cube + scene.CUBE_HALF) - camera.at
     outside = np.where(beyond, near < 0.0, near > 0.0)
     # Along a line of sight the inverse of the depth at which it meets a plane is linear in the pixel.
     planes = np.concatenate([near, far, near])
@@ -289,5 +260,4 @@ def _as_solid(camera: Camera, cube: Rows, point: Rows) -> Solid:
     # A plane that the camera is not in front of is one where lines of sight leave.
     values[:3], slope[:3] = np.where(outside, values[:3], 1e4), np.where(outside, slope[:3], 0.0)
     values[6:], slope[6:] = np.where(outside, -1e4, values[6:]), np.where(outside, 0.0, slope[6:])
-    slopes = slope * np.tile(camera.right, (3, 1)), slope * np.tile(-camera.up, (3, 1))
-    return Solid(slopes=slopes, values=values)
+    return np.array([slope * np.tile(camera.right, (3, 1)), slope * np.tile(-camera.up, (3, 1)), values])

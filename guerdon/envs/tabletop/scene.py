@@ -1,4 +1,4 @@
-"""What the tabletop world consists of: its measures, its state as arrays, and how an episode starts.
+"""The tabletop world: its measures, its state as arrays, how an episode starts and how it moves on.
 
 Everything of `N` environments is one float64 array `[rows, N]`; the names below say which rows hold what.
 The first `STATE_SIZE` rows are, in this order, the state vector that policies see.
@@ -7,20 +7,24 @@ Random numbers come from a counter-based hash of (seed of the environment, numbe
 the draw). An environment therefore depends on its own seed alone, however many others run beside it, and
 each draw has a fixed number, so that switching one feature on leaves all other draws as they were. Only
 `+ - * /` and square roots are used on the way, whose results do not depend on the batch size.
+
+A step lasts 50 ms. The gripper follows its commanded velocity with a first-order lag, so that stopping takes
+a step or two. The fingers close at a limited rate; a cube between them is centred and then held. What is not
+held falls. Fingers that come down on a cube rest on it, fingers that run into it push it along.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.config.tabletop import TabletopConfig
-from guerdon.core.types import FloatArray, IntArray
+from guerdon.config.tabletop import EnvRewardKind, TabletopConfig
+from guerdon.core.types import BoolArray, FloatArray, IntArray
 
 Rows: TypeAlias = NDArray[np.float64]
+"""[rows, N]."""
 SeedArray: TypeAlias = NDArray[np.uint64]
 
 # Measures, in metres. x points away from the base camera, y to its left, z up; the table is z = 0.
@@ -41,6 +45,22 @@ SPAWN_REACH = 0.08
 GOAL_HEIGHTS = (0.055, 0.13)
 TABLE_GOAL_SHARE = 0.25
 DECOY_DISTANCES = (0.035, 0.06)
+
+
+# Motion.
+STEP_SECONDS = 0.05
+MAX_SPEED = 0.4
+"""Metres per second along each axis, at a command of 1."""
+LAG = 0.7
+"""The share of a change of velocity that happens within one step."""
+STILL_SPEED = 0.05
+"""Below this speed, in metres per second, the gripper counts as still and its lamp is blue."""
+OPENING_RATE = 0.25
+CUBE_OPENING = 2.0 * CUBE_HALF / MAX_GAP
+RELEASE_MARGIN = 0.05
+GRASP_REACH = 0.018
+"""How far from the middle of the fingers, along x and z, a cube can still be gripped."""
+GRAVITY = 9.81
 
 # Rows of the state vector.
 GRIPPER = slice(0, 3)
@@ -94,34 +114,6 @@ _ANGLES = np.arange(64) * (2.0 * np.pi / 64.0)
 _COMPASS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)])  # [2, 64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """The worlds of N environments: all that physics changes and all that a picture shows."""
-
-    rows: Rows
-    """float64 [NUM_ROWS, N]."""
-
-    @classmethod
-    def empty(cls, num_envs: int) -> Scene:
-        """Room for `num_envs` worlds, all zero."""
-        return cls(rows=np.zeros((NUM_ROWS, num_envs)))
-
-    def __len__(self) -> int:
-        return int(self.rows.shape[1])
-
-    def take(self, ids: IntArray) -> Scene:
-        """A copy of the worlds `ids`, int [n]."""
-        return Scene(rows=self.rows[:, ids])
-
-    def put(self, ids: IntArray, worlds: Scene) -> None:
-        """Overwrite the worlds `ids` with `worlds`, n of them."""
-        self.rows[:, ids] = worlds.rows
-
-    def state(self) -> FloatArray:
-        """The state vectors, float32 [N, STATE_SIZE]; a new array."""
-        return self.rows[:STATE_SIZE].T.astype(np.float32, order="C")
-
-
 def _hash(values: SeedArray) -> SeedArray:
     """The finaliser of splitmix64, element by element."""
     mixed = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -142,17 +134,8 @@ def uniforms(keys: SeedArray, first: int, count: int) -> Rows:
     return bits.astype(np.float64) * 2.0**-53
 
 
-def initial_scene(seeds: SeedArray, episodes: IntArray, config: TabletopConfig) -> Scene:
-    """The first moment of the given episodes.
-
-    Args:
-        seeds: uint64 [n], the seed of each environment.
-        episodes: int64 [n], how many episodes each has had since it was seeded.
-        config: decoy and domain randomization are read from it.
-
-    Returns:
-        n worlds at rest.
-    """
+def initial_rows(seeds: SeedArray, episodes: IntArray, config: TabletopConfig) -> Rows:
+    """The first moment of n episodes, [NUM_ROWS, n]: the `episodes`-th ones of environments with `seeds`."""
     keys = stream_keys(seeds, episodes.astype(np.uint64))
     rows = np.zeros((NUM_ROWS, len(keys)))
     draw = uniforms(keys, *_TASK_DRAWS)
@@ -167,7 +150,7 @@ def initial_scene(seeds: SeedArray, episodes: IntArray, config: TabletopConfig) 
     rows[DECOY] = _draw_decoys(uniforms(keys, *_DECOY_DRAWS), rows[CUBE], rows[GOAL])
     _draw_looks(rows, uniforms(keys, *_LOOK_DRAWS), config.domain_randomization)
     update_relations(rows)
-    return Scene(rows=rows)
+    return rows
 
 
 def update_relations(rows: Rows) -> None:
@@ -242,11 +225,107 @@ def _draw_looks(rows: Rows, draw: Rows, amount: float) -> None:
     rows[GLOW_CENTRE] = 0.12 * swing[26:28]
 
 
-def _plain_look() -> Rows:
-    rows = np.zeros((NUM_ROWS, 1))
-    _draw_looks(rows, np.full((_LOOK_DRAWS[1], 1), 0.5), 0.0)
-    return rows[LOOK]
-
-
-PLAIN_LOOK = _plain_look()
+PLAIN_LOOK: Rows = initial_rows(np.zeros(1, np.uint64), np.zeros(1, np.int64), TabletopConfig())[LOOK]
 """What all episodes look like without domain randomization, [LOOK, 1]."""
+
+
+def _length(vectors: Rows) -> Rows:
+    """Euclidean length of [3, N] -> [N]; the order of additions is fixed."""
+    squares = vectors * vectors
+    total: Rows = np.sqrt(squares[0] + squares[1] + squares[2])
+    return total
+
+
+def advance(rows: Rows, action: NDArray[np.float64]) -> None:
+    """Move all worlds on by one step, in place.
+
+    `action` is float64 [4, N] in [-1, 1]: velocity along x, y and z, and the fingers (+1 opens, -1 closes).
+    """
+    gripper, velocity, cube = rows[GRIPPER], rows[VELOCITY], rows[CUBE]
+    grasped = rows[GRASPED] > 0.5
+    wanted_opening = 0.5 * (action[3] + 1.0)
+    grasped &= wanted_opening <= CUBE_OPENING + RELEASE_MARGIN
+
+    # The gripper moves; what it holds must not be pressed into the table.
+    velocity += LAG * (MAX_SPEED * action[:3] - velocity)
+    target = gripper + STEP_SECONDS * velocity
+    np.clip(target, WORKSPACE_LOW, WORKSPACE_HIGH, out=target)
+    np.maximum(target[2], np.where(grasped, CUBE_HALF - rows[GRASP_OFFSET][2], 0.0), out=target[2])
+    _touch(rows, target, grasped)
+    np.subtract(target, gripper, out=velocity)
+    gripper[...] = target
+    velocity /= STEP_SECONDS
+
+    # The fingers move; a cube between them is centred, and held once they close on it.
+    opening = rows[OPENING]
+    opening += np.clip(wanted_opening - opening, -OPENING_RATE, OPENING_RATE)
+    offset = cube - gripper
+    reach = np.abs(offset)
+    half_gap = 0.5 * MAX_GAP * opening
+    between = (reach[0] < GRASP_REACH) & (reach[2] < GRASP_REACH) & (reach[1] < 0.5 * MAX_GAP)
+    between &= reach[1] < np.maximum(half_gap, CUBE_HALF) + 0.5 * FINGER_THICKNESS
+    between &= ~grasped
+    play = np.where(between, np.maximum(half_gap - CUBE_HALF, 0.0), 1.0)
+    np.clip(offset[1], -play, play, out=offset[1])
+    newly = between & (opening <= CUBE_OPENING) & (wanted_opening < CUBE_OPENING)
+    rows[GRASP_OFFSET] = np.where(newly, offset, rows[GRASP_OFFSET])
+    grasped |= newly
+    np.maximum(opening, np.where(grasped, CUBE_OPENING, 0.0), out=opening)
+
+    # The cube follows the gripper, or falls.
+    fall_speed = np.where(grasped, 0.0, rows[FALL_SPEED] + GRAVITY * STEP_SECONDS)
+    held = gripper + rows[GRASP_OFFSET]
+    cube[0] = np.where(grasped, held[0], cube[0])
+    cube[1] = np.where(grasped, held[1], np.where(between, gripper[1] + offset[1], cube[1]))
+    fallen = np.maximum(cube[2] - STEP_SECONDS * fall_speed, CUBE_HALF)
+    cube[2] = np.where(grasped, held[2], fallen)
+    rows[FALL_SPEED] = np.where(fallen > CUBE_HALF, fall_speed, 0.0)
+    rows[GRASPED] = grasped
+    update_relations(rows)
+    rows[STILL] = _length(velocity) < STILL_SPEED
+
+
+def _touch(rows: Rows, target: Rows, grasped: BoolArray) -> None:
+    """Let fingers rest on a cube that they come down on, and push one that they run into.
+
+    `target` [3, N] is where the gripper is about to be; its height, and the cube, may be changed.
+    """
+    cube, gripper = rows[CUBE], rows[GRIPPER]
+    away = np.abs(cube[:2] - target[:2])
+    half_gap = 0.5 * MAX_GAP * rows[OPENING]
+    rest = cube[2] + (CUBE_HALF + FINGER_BELOW)
+    hit = (away[0] < CUBE_HALF + 0.5 * FINGER_DEPTH) & (target[2] < rest) & ~grasped
+    hit &= (away[1] + CUBE_HALF > half_gap + 1e-6) & (away[1] - CUBE_HALF < half_gap + FINGER_THICKNESS)
+    from_above = hit & (gripper[2] >= rest - 1e-9)
+    target[2] = np.where(from_above, rest, target[2])
+    pushed = hit & ~from_above
+    moved = cube[:2] + (target[:2] - gripper[:2])
+    cube[:2] = np.where(pushed, np.clip(moved, -CUBE_REACH, CUBE_REACH), cube[:2])
+
+
+def evaluate(rows: Rows) -> dict[str, BoolArray]:
+    """Whether the N worlds are as they should be at this moment, under the names of infos, bool [N] each.
+
+    Success: the centre of the cube is within the tolerance of the goal (`is_obj_placed`), and the gripper is
+    slower than `STILL_SPEED` (`is_robot_static`).
+    """
+    placed = _length(rows[CUBE_TO_GOAL]) <= GOAL_TOLERANCE
+    still, grasped = rows[STILL] > 0.5, rows[GRASPED] > 0.5
+    flags: dict[str, BoolArray] = {"success": placed & still, "is_grasped": grasped}
+    return flags | {"is_obj_placed": placed, "is_robot_static": still}
+
+
+def compute_env_reward(rows: Rows, flags: dict[str, BoolArray], kind: EnvRewardKind) -> FloatArray:
+    """The env reward of this moment, float32 [N].
+
+    `dense` adds up reaching, grasping, carrying and stopping, a fifth each, and is 1 on success.
+    """
+    if kind == "none":
+        return np.zeros(rows.shape[1], np.float32)
+    if kind == "sparse":
+        return flags["success"].astype(np.float32)
+    reach = 1.0 / (1.0 + 10.0 * _length(rows[GRIPPER_TO_CUBE]))
+    carry = 1.0 / (1.0 + 10.0 * _length(rows[CUBE_TO_GOAL]))
+    stop = 1.0 / (1.0 + 10.0 * _length(rows[VELOCITY]))
+    staged = reach + flags["is_grasped"] * (1.0 + carry) + flags["is_obj_placed"] * stop
+    return np.where(flags["success"], 1.0, 0.2 * staged).astype(np.float32)

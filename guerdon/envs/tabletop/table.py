@@ -6,6 +6,7 @@ import numpy as np
 
 from guerdon.core.types import FloatArray, UInt8Array
 from guerdon.envs.tabletop.camera import Camera, base_camera
+from guerdon.envs.tabletop.draw import column, ramp
 from guerdon.envs.tabletop.scene import GLOW_CENTRE, MAT_RGB, TABLE_RGB, Rows
 
 _MAT_HALF = np.float32(0.12)
@@ -47,7 +48,7 @@ def _paint(frames: UInt8Array, rows: Rows) -> None:
     line = np.minimum(_off_grid(x), _off_grid(y))
     line /= -np.maximum(np.float32(0.6) * pixel, np.float32(0.0008))
     line += np.float32(1.1)
-    _clip(line)
+    ramp(line)
     line *= mat
     line *= _LINE_LIGHT
     floor = _soft(x - _TABLE_END, pixel)
@@ -78,7 +79,7 @@ def draw_table_below(frames: UInt8Array, rows: Rows, camera: Camera) -> None:
     for place in (x.astype(np.float32), y.astype(np.float32)):
         inside.append(_soft(_MAT_HALF - np.abs(place), pixel))
         away = _off_grid(place) / np.maximum(np.float32(0.6) * pixel, np.float32(0.0012))
-        lines.append(_LINE_LIGHT * _clip(np.float32(1.1) - away))
+        lines.append(_LINE_LIGHT * ramp(np.float32(1.1) - away))
     mat = inside[0][:, :, None] * inside[1][:, None, :]
     line = np.maximum(lines[0][:, :, None], lines[1][:, None, :])
     line *= mat
@@ -99,7 +100,7 @@ def _mix(rows: Rows, channel: int, mat: FloatArray, line: FloatArray) -> FloatAr
 
 def _column(values: Rows) -> FloatArray:
     """[n] -> float32 [n, 1, 1]."""
-    return values.astype(np.float32)[:, None, None]
+    return column(values)[:, :, None]
 
 
 def _off_grid(places: FloatArray) -> FloatArray:
@@ -112,9 +113,4 @@ def _soft(inside: FloatArray, pixel: FloatArray) -> FloatArray:
     """1 where `inside` is positive, 0 where it is negative, between them an edge one pixel wide; in place."""
     inside /= pixel
     inside += np.float32(0.5)
-    return _clip(inside)
-
-
-def _clip(values: FloatArray) -> FloatArray:
-    np.maximum(values, np.float32(0.0), out=values)
-    return np.minimum(values, np.float32(1.0), out=values)
+    return ramp(inside)

@@ -53,7 +53,7 @@ def test_the_place_of_the_goal_is_where_it_is_drawn(domain_randomization):
     """A goal that is moved changes the picture around the place that is told, and next to nowhere else."""
     env = tabletop(domain_randomization=domain_randomization)
     before, told = env.render_frames(), env.goal_in_picture("base_camera", np.arange(6))
-    env._scene.rows[GOAL] += [[0.0], [0.0], [5.0]]  # out of sight
+    env._rows[GOAL] += [[0.0], [0.0], [5.0]]  # out of sight
     changed = (env.render_frames().astype(int) != before).any(axis=-1)
     for number in range(6):
         rows, columns = np.nonzero(changed[number])
@@ -69,7 +69,7 @@ def test_the_view_follows_each_episodes_own_goal(obs_mode):
     source = FrameSource(env, [VIEW, "base_camera"])
     borders = 0
     for _ in range(7):
-        rows = env._scene.rows  # before the step: of the same episode
+        rows = env._rows  # before the step: of the same episode
         u, v, _ = base_camera(rows, (48, 64)).project(rows[GOAL])
         places = np.stack([v / 48, u / 64], axis=1)
         obs, _, _, truncated, info = env.step(np.zeros((6, 4), np.float32))

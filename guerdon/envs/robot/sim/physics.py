@@ -40,15 +40,10 @@ _REST_JOINTS = np.array([0.0, 0.0, 0.0, -1.9, 0.0, 2.0, 0.0])
 _CLEARANCE = HOLE_RADIUS - PEG_RADIUS
 
 
-def _jacobian() -> Vector:
-    """A fixed matrix [6, 7] of full rank: joints are not simulated, but `vel = jacobian @ dq` holds."""
-    matrix = np.zeros((6, 7))
-    matrix[np.arange(6), np.arange(6)] = (0.55, 0.5, 0.45, 1.0, 1.0, 1.0)
-    matrix[:, 6] = (0.05, -0.04, 0.03, 0.1, 0.0, 0.2)
-    return matrix
-
-
-JACOBIAN = _jacobian()
+JACOBIAN: Vector = np.column_stack(
+    [np.diag([0.55, 0.5, 0.45, 1.0, 1.0, 1.0]), [0.05, -0.04, 0.03, 0.1, 0.0, 0.2]]
+)
+"""A fixed matrix [6, 7] of full rank: joints are not simulated, but `vel = jacobian @ dq` holds."""
 _INVERSE = np.linalg.pinv(JACOBIAN)
 
 
@@ -121,11 +116,6 @@ class PegArm:
     def set_gripper(self, opening: float) -> None:
         """Open the gripper to a share from 0 to 1 from now on."""
         self.gripper_target = min(max(opening, 0.0), 1.0)
-
-    def set_stiffness(self, parameters: dict[str, Any]) -> None:
-        """The stiffness of SERL's controller, where it is among the parameters."""
-        self.stiffness = float(parameters.get("translational_stiffness", self.stiffness))
-        self.turn_stiffness = float(parameters.get("rotational_stiffness", self.turn_stiffness))
 
     def state(self) -> dict[str, Any]:
         """What `/getstate` answers; force and torque in the base frame, with a sensor's noise."""
