@@ -13,8 +13,8 @@ from benchmarks.bench_offpolicy import Task, make, make_learner, make_replay, me
 from guerdon.agents.batches import TrainBatch
 from guerdon.agents.flat import BatchedMLP, FlatAdam
 from guerdon.agents.networks import ObsSpec, shift_images
+from guerdon.agents.policies import draw
 from guerdon.agents.sac import SAC
-from guerdon.agents.squashed import draw
 from guerdon.config import NetworkConfig, SACConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.data.collect.observations import with_final
