@@ -26,6 +26,8 @@ from guerdon.core.errors import DataError
 SWEEP_INTERVAL, NEGLIGIBLE = 100, 1e-30
 """Adam's moments below the second are set to zero every so many steps; 0.9 ** 100 * 1e-30 is no denormal."""
 
+KEPT_BYTES = 31 << 20
+
 
 class BatchedMLP:
     """E perceptrons of one shape, computed together.
@@ -116,6 +118,9 @@ class FlatAdam:
         self._flat, self.lr, self._eps, self._gradient = flat, lr, eps, gradient
         self._mean, self._square = torch.zeros_like(flat), torch.zeros_like(flat)
         self._steps = torch.zeros((), device=flat.device)
+        # glibc gives memory back to the kernel if more lies free than twice the largest block that was ever
+        # freed (up to 32 MiB): without such a block every update would ask for its memory again, page by page
+        torch.empty(KEPT_BYTES, dtype=torch.uint8)
 
     def step(self, gradient: Tensor, lr: float | None = None) -> None:
         """Follow the gradient, at the usual rate or another one."""
@@ -132,20 +137,11 @@ class FlatAdam:
             eps=self._eps,
         )
 
-    def descend(self, loss: Tensor, lr: float | None = None, max_norm: float | None = None) -> None:
-        """One step down the gradient of a loss, []; other leaves that it depends on get theirs as well.
-
-        Args:
-            loss: [].
-            lr: of this step; None: the usual one.
-            max_norm: a longer gradient is scaled down to it.
-        """
+    def descend(self, loss: Tensor, lr: float | None = None) -> None:
+        """One step down the gradient of a loss, []; other leaves that it depends on get theirs as well."""
         assert self._gradient is not None
         self._gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-        if max_norm is not None:
-            norm = torch.linalg.vector_norm(self._gradient)
-            self._gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
         self.step(self._gradient, lr)
 
     def forget(self) -> None:

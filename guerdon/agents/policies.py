@@ -246,7 +246,7 @@ def _layers(network: nn.Sequential) -> _Layers:
         elif isinstance(layer, nn.LayerNorm):
             layers.append((F.layer_norm, (layer.normalized_shape, layer.weight, layer.bias, layer.eps)))
         else:
-            layers.append((torch.tanh if isinstance(layer, nn.Tanh) else torch.relu, ()))
+            layers.append((torch.tanh_ if isinstance(layer, nn.Tanh) else torch.relu_, ()))
     return layers
 
 
