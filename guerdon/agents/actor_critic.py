@@ -74,8 +74,8 @@ class ActorCriticAgent(FlatAgent):
             )
             self.critics = BatchedMLP(num_critics, features + size, 1, network, device=self.device)
         self.target_critics = self.critics.twin()
-        self._critic_adam = FlatAdam(self.critics.flat, cfg.critic_lr, gradient=self.critics.gradient)
-        self._actor_adam = FlatAdam(self.actor.flat, cfg.actor_lr, gradient=self.actor.gradient)
+        self._critic_adam = FlatAdam.of(self.critics, cfg.critic_lr)
+        self._actor_adam = FlatAdam.of(self.actor, cfg.actor_lr)
         self._encoder_adam = self._make_encoder_adam(cfg.critic_lr)
         self._has_images = bool(spec.images)
         self._noise = torch.Generator(self.device).manual_seed(seed)  # of updates

@@ -49,7 +49,7 @@ class DQN(FlatAgent):
             self.values = BatchedMLP(1, size, self.num_actions, network, device=self.device)
         self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
         self.target_values = self.values.twin()
-        self._adam = FlatAdam(self.values.flat, cfg.lr, gradient=self.values.gradient)
+        self._adam = FlatAdam.of(self.values, cfg.lr)
         self._encoder_adam = self._make_encoder_adam(cfg.lr)
         self._rng = np.random.default_rng(seed)
         self.num_n_steps = cfg.num_n_steps

@@ -9,7 +9,7 @@ import copy
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class BatchedMLP:
     Attributes:
         flat: all weights, float32 [P]; autograd does not follow it.
         gradient: of the weights, float32 [P]; `backward` adds to it.
+        leaves: the weights of each layer as autograd follows them.
     """
 
     def __init__(
@@ -67,10 +68,11 @@ class BatchedMLP:
         self.flat, self.gradient = flat, torch.zeros_like(flat)
         self._layers = self._views(flat)
         # what autograd follows: leaves that share their memory, and that of their gradients, with the vectors
-        self._leaves = self._views(flat.detach())
-        for leaves, gradients in zip(self._leaves, self._views(self.gradient), strict=True):
-            for leaf, gradient in zip(leaves, gradients, strict=True):
-                leaf.requires_grad_(True).grad = gradient
+        self._leaf_layers = self._views(flat.detach())
+        self.leaves = list(itertools.chain.from_iterable(self._leaf_layers))
+        gradients = itertools.chain.from_iterable(self._views(self.gradient))
+        for leaf, gradient in zip(self.leaves, gradients, strict=True):
+            leaf.requires_grad_(True).grad = gradient
 
     def _views(self, flat: Tensor) -> list[list[Tensor]]:
         """Of each layer: weight [E, in, out], bias [E, 1, out], and of layer norm: scale, shift."""
@@ -91,7 +93,7 @@ class BatchedMLP:
 
     def __call__(self, inputs: Tensor, *, frozen: bool = False) -> Tensor:
         """[B, in] -> [E, B, out]; with `frozen`, gradients reach the inputs but not the weights."""
-        *hidden, (weight, bias) = self._layers if frozen else self._leaves
+        *hidden, (weight, bias) = self._layers if frozen else self._leaf_layers
         values = inputs.expand(self._num_networks, -1, -1)
         for matrix, shift, *norm in hidden:
             values = torch.baddbmm(shift, values, matrix)
@@ -113,9 +115,26 @@ class FlatAdam:
     thousand steps, on which a processor is ten times slower. They are set to zero long before.
     """
 
-    def __init__(self, flat: Tensor, lr: float, eps: float = EPS, gradient: Tensor | None = None) -> None:
-        """Adam for `flat`; `descend` needs the vector that `backward` adds gradients to."""
-        self._flat, self.lr, self._eps, self._gradient = flat, lr, eps, gradient
+    def __init__(
+        self,
+        flat: Tensor,
+        lr: float,
+        eps: float = EPS,
+        *,
+        leaves: Sequence[Tensor] = (),
+        gradient: Tensor | None = None,
+    ) -> None:
+        """Adam for `flat`.
+
+        Args:
+            flat: the weights, [P].
+            lr: learning rate.
+            eps: of Adam.
+            leaves: the same memory, in order, as autograd follows it; for `descend`.
+            gradient: where to put gradients; None: a vector of its own.
+        """
+        self._flat, self.lr, self._eps, self._leaves = flat, lr, eps, leaves
+        self._gradient = torch.zeros_like(flat) if gradient is None else gradient
         self._mean, self._square = torch.zeros_like(flat), torch.zeros_like(flat)
         self._steps = torch.zeros((), device=flat.device)
         # glibc gives memory back to the kernel if more lies free than twice the largest block that was ever
@@ -137,11 +156,31 @@ class FlatAdam:
             eps=self._eps,
         )
 
-    def descend(self, loss: Tensor, lr: float | None = None) -> None:
-        """One step down the gradient of a loss, []; other leaves that it depends on get theirs as well."""
-        assert self._gradient is not None
-        self._gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
+    @classmethod
+    def of(cls, network: BatchedMLP, lr: float) -> FlatAdam:
+        """For the weights of a network."""
+        return cls(network.flat, lr, leaves=network.leaves, gradient=network.gradient)
+
+    def descend(
+        self, loss: Tensor, lr: float | None = None, *, max_norm: float | None = None, alone: bool = True
+    ) -> None:
+        """One step down the gradient of a loss.
+
+        Args:
+            loss: [].
+            lr: of this step; None: the usual one.
+            max_norm: a longer gradient is scaled down to it.
+            alone: False: other leaves that the loss depends on get their gradients as well, in `grad`.
+        """
+        if alone:  # takes less time
+            parts = torch.autograd.grad(loss, self._leaves)
+            torch.cat([part.reshape(-1) for part in parts], out=self._gradient)
+        else:
+            self._gradient.zero_()
+            loss.backward()  # type: ignore[no-untyped-call]
+        if max_norm is not None:
+            norm = torch.linalg.vector_norm(self._gradient)
+            self._gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
         self.step(self._gradient, lr)
 
     def forget(self) -> None:
@@ -204,7 +243,7 @@ class FlatAgent(OffPolicyAgent):
             adam.descend(loss)
             return
         self._encoder_adam.zero_grad()
-        adam.descend(loss)
+        adam.descend(loss, alone=False)
         self._encoder_adam.step()
 
     def policy_state(self) -> dict[str, Any]:

@@ -63,14 +63,12 @@ class PPO(OnPolicyAgent):
         self.actor = actor.to(self.device)
         self._generator = torch.Generator().manual_seed(seed)
         # all weights become views of one vector, so that a step of Adam is one operation
-        self._parameters = list(self.actor.parameters())
-        weights = torch.cat([item.detach().reshape(-1) for item in self._parameters])
-        for item, part in zip(
-            self._parameters, weights.split([item.numel() for item in self._parameters]), strict=True
-        ):
-            item.data = part.view_as(item)
-        self._gradient = torch.zeros_like(weights)
-        self._adam = FlatAdam(weights, cfg.lr, EPSILON)
+        leaves = list(self.actor.parameters())
+        weights = torch.cat([leaf.detach().reshape(-1) for leaf in leaves])
+        parts = weights.split([leaf.numel() for leaf in leaves])
+        for leaf, part in zip(leaves, parts, strict=True):
+            leaf.data = part.view_as(leaf)
+        self._adam = FlatAdam(weights, cfg.lr, EPSILON, leaves=leaves)
         self.reference: ActorCritic | None = None
 
     def clone(self, data: tuple[Mapping[str, Tensor], Tensor], cfg: BCConfig, seed: int) -> dict[str, float]:
@@ -228,16 +226,8 @@ class PPO(OnPolicyAgent):
         if REFERENCE in batch:
             divergence = distribution.divergence(heads, batch[REFERENCE])
             loss = loss + cfg.reference_coef * divergence.mean()
-        self._descend(loss, lr)
+        self._adam.descend(loss, lr, max_norm=cfg.max_grad_norm)
         return gains.detach(), values.detach() - batch[RETURNS], log_ratio.detach(), entropy.detach()
-
-    def _descend(self, loss: Tensor, lr: float) -> None:
-        """Follow the gradient of a loss, [], scaled down to `max_grad_norm`."""
-        parts = torch.autograd.grad(loss, self._parameters)
-        torch.cat([part.reshape(-1) for part in parts], out=self._gradient)
-        norm = torch.linalg.vector_norm(self._gradient)
-        self._gradient.mul_((self.cfg.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
-        self._adam.step(self._gradient, lr)
 
     # Copies of the policy elsewhere
 
