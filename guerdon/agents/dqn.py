@@ -62,13 +62,7 @@ class DQN(FlatAgent):
 
     @torch.no_grad()
     def act(self, obs: Any, deterministic: bool = False, *, progress: float = 1.0) -> NDArray[np.int64]:
-        """Actions for a batch of observations as the environments give them: int64 [N].
-
-        Args:
-            obs: states or a mapping, [N, ...].
-            deterministic: the best action always; otherwise a random one at times.
-            progress: how much of the run is over, 0 to 1; decides how often.
-        """
+        """Actions int64 [N]: the best ones, and random ones at times unless `deterministic`."""
         parts = to_obs(obs, self.device)
         count = len(next(iter(parts.values())))
         if deterministic:
@@ -95,12 +89,7 @@ class DQN(FlatAgent):
         return torch.addcmul(batch.training_rewards, batch.not_terminated * batch.discount, value)
 
     def update(self, batch: TrainBatch, prior_rows: int = 0) -> dict[str, float]:
-        """One step on the Huber loss, and a copy to the target network when it is due.
-
-        Args:
-            batch: on which to learn.
-            prior_rows: how many of its first rows are demonstrations; they are learned from like the others.
-        """
+        """One step on the Huber loss, and a copy to the target network when it is due."""
         batch = self._checked(batch, prior_rows)
         targets = self.targets(batch)
         chosen = (batch.actions - self._start).unsqueeze(1)

@@ -124,14 +124,10 @@ class FlatAdam:
         leaves: Sequence[Tensor] = (),
         gradient: Tensor | None = None,
     ) -> None:
-        """Adam for `flat`.
+        """Adam for the weights `flat`, [P].
 
-        Args:
-            flat: the weights, [P].
-            lr: learning rate.
-            eps: of Adam.
-            leaves: the same memory, in order, as autograd follows it; for `descend`.
-            gradient: where to put gradients; None: a vector of its own.
+        For `descend`, `leaves` are the same memory in order, as autograd follows it; `gradient` takes their
+        gradients, None: a vector of its own.
         """
         self._flat, self.lr, self._eps, self._leaves = flat, lr, eps, leaves
         self._gradient = torch.zeros_like(flat) if gradient is None else gradient

@@ -139,11 +139,7 @@ class PPO(OnPolicyAgent):
         )
 
     def update(self, rollout: Rollout, progress: float = 0.0) -> dict[str, float]:
-        """Learn from a rollout.
-
-        Args:
-            rollout: of this policy as it is.
-            progress: share of the run that is over, 0 to 1; for `cfg.anneal_lr`.
+        """Learn from a rollout; see `OnPolicyAgent.update`.
 
         Returns:
             `policy_loss`, `value_loss`, `entropy`, `approx_kl` and `clip_fraction`, means over all gradient

@@ -78,13 +78,7 @@ class SAC(ActorCriticAgent):
 
     @torch.no_grad()
     def act(self, obs: Any, deterministic: bool = False, *, progress: float = 1.0) -> NDArray[np.float32]:
-        """Actions for a batch of observations as the environments give them: float32 [N, A].
-
-        Args:
-            obs: states or a mapping, [N, ...].
-            deterministic: without noise, and by the mean of the policy's weights if there is one.
-            progress: not used.
-        """
+        """Actions float32 [N, A]; `deterministic`: no noise, and the mean of the policy's weights acts."""
         actor = self.mean_actor if deterministic and self.mean_actor is not None else self.actor
         mean, log_std = limits(actor(self.encoder(to_obs(obs, self.device)))[0])
         if not deterministic:
@@ -115,9 +109,7 @@ class SAC(ActorCriticAgent):
     def update(self, batch: TrainBatch, prior_rows: int = 0) -> dict[str, float]:
         """One step of the critics, and of the policy and temperature when it is their turn.
 
-        Args:
-            batch: on which to learn.
-            prior_rows: how many of its first rows are demonstrations; `bc_coef` may act on them alone.
+        `bc_coef` may act on the `prior_rows` first rows alone.
         """
         batch = self._checked(batch, prior_rows)
         unit_actions = self._unit(batch.actions)

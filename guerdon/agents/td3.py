@@ -68,12 +68,7 @@ class TD3(ActorCriticAgent):
         return torch.addcmul(batch.training_rewards, batch.not_terminated * batch.discount, value)
 
     def update(self, batch: TrainBatch, prior_rows: int = 0) -> dict[str, float]:
-        """One step of the critics; at every `policy_delay`-th also of the policy and of all targets.
-
-        Args:
-            batch: on which to learn.
-            prior_rows: how many of its first rows are demonstrations; they are learned from like the others.
-        """
+        """One step of the critics; at every `policy_delay`-th also of the policy and of all targets."""
         batch = self._checked(batch, prior_rows)
         targets = self.targets(batch)
         features = self.encoder(self._shifted(batch.obs))
