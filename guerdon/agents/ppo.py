@@ -65,7 +65,7 @@ class PPO(OnPolicyAgent):
         # all weights become views of one vector, so that a step of Adam is one operation
         leaves = list(self.actor.parameters())
         weights = torch.cat([leaf.detach().reshape(-1) for leaf in leaves])
-        parts = weights.split([leaf.numel() for leaf in leaves])
+        parts = torch.split(weights, [leaf.numel() for leaf in leaves])
         for leaf, part in zip(leaves, parts, strict=True):
             leaf.data = part.view_as(leaf)
         self._adam = FlatAdam(weights, cfg.lr, EPSILON, leaves=leaves)
