@@ -60,7 +60,7 @@ class DQN(FlatAgent):
         done = min(progress / cfg.epsilon_fraction, 1.0) if cfg.epsilon_fraction else 1.0
         return cfg.epsilon_start + done * (cfg.epsilon_end - cfg.epsilon_start)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(self, obs: Any, deterministic: bool = False, *, progress: float = 1.0) -> NDArray[np.int64]:
         """Actions int64 [N]: the best ones, and random ones at times unless `deterministic`."""
         parts = to_obs(obs, self.device)

@@ -100,7 +100,7 @@ class BatchedMLP:
             if norm:
                 values = torch.addcmul(norm[1], F.layer_norm(values, values.shape[-1:]), norm[0])
             values = self._activation(values)
-        # products with a narrow matrix take five times as long as with its transpose
+        # products with a narrow matrix take two to five times as long as with its transpose
         if self._num_networks == 1:
             return F.linear(values[0], weight[0].T.contiguous(), bias[0, 0]).unsqueeze(0)
         if weight.shape[2] == 1:

@@ -76,7 +76,7 @@ class SAC(ActorCriticAgent):
 
     # Acting
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(self, obs: Any, deterministic: bool = False, *, progress: float = 1.0) -> NDArray[np.float32]:
         """Actions float32 [N, A]; `deterministic`: no noise, and the mean of the policy's weights acts."""
         actor = self.mean_actor if deterministic and self.mean_actor is not None else self.actor

@@ -44,7 +44,7 @@ class TD3(ActorCriticAgent):
 
     # Acting
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(self, obs: Any, deterministic: bool = False, *, progress: float = 1.0) -> NDArray[np.float32]:
         """Actions for N observations, float32 [N, A]; with Gaussian noise unless `deterministic`."""
         unit = torch.tanh(self.actor(self.encoder(to_obs(obs, self.device)))[0])
