@@ -1,7 +1,7 @@
 """PPO against that of Stable-Baselines3: the same environments, budget and hyper-parameters, one thread.
 
-The learners take turns, so that other load on the machine meets both. Time counts from the first step to the
-last update; afterwards the most likely actions of both are scored in the same episodes.
+The learners take turns, so that other load on the machine meets both. Processor time counts, from the first
+step to the last update; afterwards the most likely actions of both are scored in the same episodes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Act = Callable[[Any], Any]
 
 
 def ours(task: Task, seed: int) -> tuple[float, Act]:
-    """Seconds of learning, and the policy."""
+    """Processor seconds of learning, and the policy."""
     env = gym.make_vec(
         task.env,
         task.num_envs,
@@ -77,11 +77,11 @@ def ours(task: Task, seed: int) -> tuple[float, Act]:
     spec, network = ObsSpec.of(env.single_observation_space), NetworkConfig(hidden=(64, 64))
     learner = PPO(spec, env.single_action_space, task.ppo, network, seed=seed)
     collector = RolloutCollector(env, task.ppo.num_steps)
-    started = time.perf_counter()
+    started = time.process_time()
     collector.reset(seed)
     while collector.env_steps < task.total_steps:
         learner.update(collector.collect(learner))
-    spent = time.perf_counter() - started
+    spent = time.process_time() - started
     env.close()
     return spent, lambda obs: learner.act(obs, deterministic=True)
 
@@ -109,9 +109,9 @@ def theirs(task: Task, seed: int) -> tuple[float, Act]:
         device="cpu",
     )
     learner.set_logger(silent())
-    started = time.perf_counter()
+    started = time.process_time()
     learner.learn(task.total_steps)
-    spent = time.perf_counter() - started
+    spent = time.process_time() - started
     env.close()
     return spent, lambda obs: learner.predict(obs, deterministic=True)[0]
 
@@ -134,12 +134,12 @@ def env_seconds(task: Task) -> float:
     env = gym.make(task.env)
     env.reset(seed=0)
     env.action_space.seed(0)
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(2_000):
         _, _, terminated, truncated, _ = env.step(env.action_space.sample())
         if terminated or truncated:
             env.reset()
-    spent = time.perf_counter() - started
+    spent = time.process_time() - started
     env.close()
     return spent * task.total_steps / 2_000
 
@@ -162,7 +162,9 @@ def compare(task: Task) -> list[Result]:
         flush=True,
     )
     return [
-        Result(what=f"{task.env}: time, Stable-Baselines3 = 1", value=ratio, target=0.5, at_least=False),
+        Result(
+            what=f"{task.env}: processor time, Stable-Baselines3 = 1", value=ratio, target=0.5, at_least=False
+        ),
         Result(
             what=f"{task.env}: return below that of Stable-Baselines3",
             value=shortfall,

@@ -172,23 +172,14 @@ class OffPolicyAgent(Agent):
 
     on_policy: Literal[False] = False
     cfg: OffPolicyConfig
-    num_updates: int
+    num_updates: int = 0
     """Updates so far."""
-
-    @property
-    def prior(self) -> PriorConfig | None:
-        """Settings of demonstrations that are sampled beside the buffer; None: it does not take any."""
-        return None
-
-    @property
-    def num_n_steps(self) -> int:
-        """Rewards that are summed before bootstrapping."""
-        return 1
-
-    @property
-    def num_first_updates(self) -> int:
-        """Updates that are done at once when learning starts."""
-        return 0
+    prior: PriorConfig | None = None
+    """Settings of demonstrations that are sampled beside the buffer; None: it does not take any."""
+    num_n_steps: int = 1
+    """Rewards that are summed before bootstrapping."""
+    num_first_updates: int = 0
+    """Updates that are done at once when learning starts."""
 
     @abstractmethod
     def targets(self, batch: TrainBatch) -> Tensor:

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from guerdon.agents.networks import Obs, ObsSpec, num_rows
+from guerdon.agents.policies import ActorCritic
 from guerdon.agents.recorded import Demonstration, open_demonstrations
 from guerdon.config import BCConfig
 from guerdon.core.errors import DataError
 from guerdon.core.types import FloatArray, display_path
 
 
-class Imitator(Protocol):
-    """A policy that can be cloned into; `ActorCritic` is one."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """All its weights; those that the loss does not reach stay as they are."""
-
-    def observe(self, obs: Mapping[str, Tensor]) -> None:
-        """Take observations into running statistics, where there are any."""
-
-    def prepare(self, obs: Mapping[str, Tensor]) -> Obs:
-        """Observations as `imitation_loss` takes them."""
-
-    def imitation_loss(self, prepared: Mapping[str, Tensor], actions: Tensor) -> Tensor:
-        """[], differentiable; falls as the policy gets to act like `actions`."""
-
-
 def clone(
-    actor: Imitator, data: tuple[Mapping[str, Tensor], Tensor], cfg: BCConfig, seed: int
+    actor: ActorCritic, data: tuple[Mapping[str, Tensor], Tensor], cfg: BCConfig, seed: int
 ) -> dict[str, float]:
     """Fit a policy to demonstrations.
 

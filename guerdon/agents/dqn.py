@@ -13,15 +13,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from guerdon.agents.agent import OffPolicyAgent
-from guerdon.agents.flat import BatchedMLP, FlatAdam
+from guerdon.agents.flat import BatchedMLP, FlatAdam, FlatAgent
 from guerdon.agents.networks import ObsEncoder, ObsSpec, to_obs
 from guerdon.config import DQNConfig, NetworkConfig
 from guerdon.core.batches import TrainBatch
-from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.errors import ConfigError
 
 
-class DQN(OffPolicyAgent):
+class DQN(FlatAgent):
     """Learns the values of discrete actions; draws from a generator of its own only."""
 
     name = section = "dqn"
@@ -38,16 +37,7 @@ class DQN(OffPolicyAgent):
         seed: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Make the networks.
-
-        Args:
-            spec: what an observation holds.
-            action_space: of a single environment.
-            cfg: the `learner.dqn` section.
-            network: widths of the network.
-            seed: of the initial weights and of random actions.
-            device: where the networks are.
-        """
+        """Make the networks; see `Agent`."""
         if not isinstance(action_space, gym.spaces.Discrete):
             raise ConfigError(f"DQN takes discrete actions, not {action_space}")
         self.cfg, self.device = cfg, torch.device(device)
@@ -59,17 +49,10 @@ class DQN(OffPolicyAgent):
             self.values = BatchedMLP(1, size, self.num_actions, network, device=self.device)
         self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
         self.target_values = self.values.twin()
-        self._adam = FlatAdam(self.values.parameter, cfg.lr)
-        self._encoder_adam = (
-            torch.optim.Adam(self.encoder.parameters(), lr=cfg.lr, fused=True) if spec.images else None
-        )
+        self._adam = FlatAdam.of(self.values, cfg.lr)
+        self._encoder_adam = self._make_encoder_adam(cfg.lr)
         self._rng = np.random.default_rng(seed)
-        self.num_updates = 0
-
-    @property
-    def num_n_steps(self) -> int:
-        """As the settings say."""
-        return self.cfg.num_n_steps
+        self.num_n_steps = cfg.num_n_steps
 
     def epsilon(self, progress: float) -> float:
         """Share of random actions when `progress` (0 to 1) of the run is over; falls in a straight line."""
@@ -77,15 +60,9 @@ class DQN(OffPolicyAgent):
         done = min(progress / cfg.epsilon_fraction, 1.0) if cfg.epsilon_fraction else 1.0
         return cfg.epsilon_start + done * (cfg.epsilon_end - cfg.epsilon_start)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(self, obs: Any, deterministic: bool = False, *, progress: float = 1.0) -> NDArray[np.int64]:
-        """Actions for a batch of observations as the environments give them: int64 [N].
-
-        Args:
-            obs: states or a mapping, [N, ...].
-            deterministic: the best action always; otherwise a random one at times.
-            progress: how much of the run is over, 0 to 1; decides how often.
-        """
+        """Actions int64 [N]: the best ones, and random ones at times unless `deterministic`."""
         parts = to_obs(obs, self.device)
         count = len(next(iter(parts.values())))
         if deterministic:
@@ -112,70 +89,37 @@ class DQN(OffPolicyAgent):
         return torch.addcmul(batch.training_rewards, batch.not_terminated * batch.discount, value)
 
     def update(self, batch: TrainBatch, prior_rows: int = 0) -> dict[str, float]:
-        """One step on the Huber loss, and a copy to the target network when it is due.
-
-        Args:
-            batch: on which to learn.
-            prior_rows: how many of its first rows are demonstrations; they are learned from like the others.
-        """
-        if not 0 <= prior_rows <= len(batch):
-            raise DataError(f"{prior_rows} demonstrations in a batch of {len(batch)}")
-        if self.device.type != "cpu":
-            batch = batch.to(self.device)
+        """One step on the Huber loss, and a copy to the target network when it is due."""
+        batch = self._checked(batch, prior_rows)
         targets = self.targets(batch)
         chosen = (batch.actions - self._start).unsqueeze(1)
         values = self.values(self.encoder(batch.obs))[0].gather(1, chosen).squeeze(1)
         loss = F.smooth_l1_loss(values, targets)
-        if self._encoder_adam is not None:
-            self._encoder_adam.zero_grad()
-        self._adam.descend(loss)
-        if self._encoder_adam is not None:
-            self._encoder_adam.step()
+        self._descend(self._adam, loss)
         self.num_updates += 1
         if self.num_updates % self.cfg.target_interval == 0:
             self.target_values.flat.copy_(self.values.flat)
             self.target_encoder.load_state_dict(self.encoder.state_dict())
-        return {"loss": loss.item(), "value": values.mean().item()}
+        return {"loss": loss.item(), "value": values.detach().mean().item()}
 
-    def policy_state(self) -> dict[str, Any]:
-        """What a copy needs to act as this one would now, as arrays of their own; no target network."""
-        encoder = {
-            name: part.detach().cpu().numpy().copy() for name, part in self.encoder.state_dict().items()
-        }
-        return {"values": self.values.flat.cpu().numpy().copy(), "encoder": encoder}
-
-    def load_policy(self, state: Mapping[str, Any]) -> None:
-        """Act as the learner did when `policy_state` was taken; random actions stay this one's own."""
-        self.values.flat.copy_(torch.tensor(state["values"]))
-        self.encoder.load_state_dict({name: torch.tensor(part) for name, part in state["encoder"].items()})
+    # Copies and saving
 
     def seed_acting(self, seed: int) -> None:
         """Begin a new sequence of random actions."""
         self._rng = np.random.default_rng(seed)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that later updates and actions depend on, as a copy."""
-        state: dict[str, Any] = {name: part.state_dict() for name, part in self._stateful().items()}
-        state |= {"values": self.values.flat, "target_values": self.target_values.flat}
-        state |= {"rng": self._rng.bit_generator.state, "num_updates": self.num_updates}
-        return copy.deepcopy(state)
+    def _acting_networks(self) -> dict[str, BatchedMLP]:
+        return {"values": self.values}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: the same actions and updates follow."""
-        state = copy.deepcopy(dict(state))
-        wanted = {*self._stateful(), "values", "target_values", "rng", "num_updates"}
-        if state.keys() != wanted:
-            raise DataError(f"a state of DQN has {sorted(wanted)}, not {sorted(state)}")
-        if state["values"].shape != self.values.flat.shape:
-            raise DataError("the saved network of DQN is of another size than the settings ask for")
-        self.values.flat.copy_(state["values"])
-        self.target_values.flat.copy_(state["target_values"])
-        for name, part in self._stateful().items():
-            part.load_state_dict(state[name])
-        self._rng.bit_generator.state = state["rng"]
-        self.num_updates = int(state["num_updates"])
+    def _networks(self) -> dict[str, BatchedMLP]:
+        return {"values": self.values, "target_values": self.target_values}
 
     def _stateful(self) -> dict[str, Any]:
-        parts: dict[str, Any] = {"encoder": self.encoder, "target_encoder": self.target_encoder}
-        parts |= {"adam": self._adam, "encoder_adam": self._encoder_adam}
-        return {name: part for name, part in parts.items() if part is not None}
+        return {**super()._stateful(), "target_encoder": self.target_encoder, "adam": self._adam}
+
+    def _counters(self) -> dict[str, Any]:
+        return {"rng": self._rng.bit_generator.state, "num_updates": self.num_updates}
+
+    def _set_counters(self, state: Mapping[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]
+        self.num_updates = int(state["num_updates"])

@@ -1,4 +1,6 @@
-"""Policies with a value function: Gaussian for continuous actions, categorical for discrete ones.
+"""Distributions of actions, and PPO's policy with its value function.
+
+PPO has Gaussians for continuous and categories for discrete actions, SAC Gaussians squashed by tanh.
 
 The formulas of the distributions are written out: the networks are small, so that time goes into the number
 of operations and not into arithmetic, and distribution objects would double it.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -24,7 +26,9 @@ from guerdon.core.running_stats import Statistics
 
 Heads: TypeAlias = tuple[Tensor, ...]
 """What decides a distribution: (mean [N, A], log_std [A]) or (logits [N, K],)."""
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+_LOG_2, _HALF_LOG_2PI = math.log(2.0), 0.5 * math.log(2.0 * math.pi)
+LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+"""Of SAC's policy."""
 Share: TypeAlias = tuple[int, int, int]
 """(start, stop, total): these rows of a batch of `total`, whose other rows are drawn elsewhere."""
 
@@ -124,6 +128,35 @@ class Categorical:
         return actions.cpu().numpy() + self._start
 
 
+class Drawn(NamedTuple):
+    """Actions of a Gaussian that tanh squashes into [-1, 1]; B rows."""
+
+    actions: Tensor
+    """In [-1, 1]; [B, A]."""
+    log_density: Tensor
+    """Of the actions; [B]."""
+    mean: Tensor
+    """Before squashing; [B, A]."""
+
+
+def limits(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a policy's outputs [B, 2A]: mean and log deviation within its limits; [B, A] each."""
+    mean, log_std = outputs.chunk(2, dim=-1)
+    return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+
+def draw(outputs: Tensor, generator: torch.Generator) -> Drawn:
+    """Draw an action for each row of a policy's outputs, [B, 2A]."""
+    mean, log_std = limits(outputs)
+    noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+    before = torch.addcmul(mean, noise, log_std.exp())
+    # log N(before) - log |d tanh|, with log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u))
+    constant = noise.square().mul_(-0.5).sub_(_HALF_LOG_2PI + 2.0 * _LOG_2)
+    # where softplus(u, beta=-2) = -softplus(-2u) / 2
+    bent = (constant - log_std).add(before, alpha=2.0).add(F.softplus(before, beta=-2.0), alpha=-4.0)
+    return Drawn(torch.tanh(before), bent.sum(-1), mean)
+
+
 def distribution_of(space: gym.Space[Any]) -> Gaussian | Categorical:
     """The family that suits an action space."""
     if isinstance(space, gym.spaces.Box):
@@ -213,7 +246,7 @@ def _layers(network: nn.Sequential) -> _Layers:
         elif isinstance(layer, nn.LayerNorm):
             layers.append((F.layer_norm, (layer.normalized_shape, layer.weight, layer.bias, layer.eps)))
         else:
-            layers.append((torch.tanh if isinstance(layer, nn.Tanh) else torch.relu, ()))
+            layers.append((torch.tanh_ if isinstance(layer, nn.Tanh) else torch.relu_, ()))
     return layers
 
 

@@ -7,15 +7,16 @@ is saved with the rest: a run that is saved, loaded and continued gives the same
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from guerdon.agents.advantages import gae
 from guerdon.agents.agent import OnPolicyAgent
 from guerdon.agents.cloning import clone
 from guerdon.agents.flat import FlatAdam
@@ -48,16 +49,7 @@ class PPO(OnPolicyAgent):
         seed: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Make the networks.
-
-        Args:
-            spec: what an observation holds.
-            action_space: of a single environment.
-            cfg: the `learner.ppo` section.
-            network: the `learner.network` section.
-            seed: decides the first weights, the actions drawn and the order of the minibatches.
-            device: where the networks are.
-        """
+        """Make the networks; see `Agent`."""
         self.cfg, self.device = cfg, torch.device(device)
         with torch.random.fork_rng(devices=[]):  # the weights are drawn from the global generator
             torch.manual_seed(seed)
@@ -70,8 +62,13 @@ class PPO(OnPolicyAgent):
             )
         self.actor = actor.to(self.device)
         self._generator = torch.Generator().manual_seed(seed)
-        self._optimizer = _FlatWeights(list(self.actor.parameters()), cfg.lr)
-
+        # all weights become views of one vector, so that a step of Adam is one operation
+        leaves = list(self.actor.parameters())
+        weights = torch.cat([leaf.detach().reshape(-1) for leaf in leaves])
+        parts = torch.split(weights, [leaf.numel() for leaf in leaves])
+        for leaf, part in zip(leaves, parts, strict=True):
+            leaf.data = part.view_as(leaf)
+        self._adam = FlatAdam(weights, cfg.lr, EPSILON, leaves=leaves)
         self.reference: ActorCritic | None = None
 
     def clone(self, data: tuple[Mapping[str, Tensor], Tensor], cfg: BCConfig, seed: int) -> dict[str, float]:
@@ -85,23 +82,16 @@ class PPO(OnPolicyAgent):
         if self.cfg.reference_coef > 0.0:
             self.reference = copy.deepcopy(self.actor).requires_grad_(False)
 
+    def __getstate__(self) -> Any:
+        raise TypeError("PPO is copied by its state_dict: plain copies would part weights and optimiser")
+
     # Acting
 
     @torch.inference_mode()
     def step(
         self, obs: Any, share: Share | None = None, generator: torch.Generator | None = None
     ) -> tuple[NDArray[Any], Tensor, Tensor, Tensor]:
-        """Draw actions for N observations.
-
-        Args:
-            obs: of N environments.
-            share: which rows of a larger batch they are; None: they are the whole of it.
-            generator: what to draw from; None: the learner's own.
-
-        Returns:
-            Actions as the environments take them; actions as drawn, their log-probabilities [N] and the
-            values of the observations [N], as inference tensors: autograd needs copies of them.
-        """
+        """Draw actions for N observations; see `OnPolicyAgent.step`."""
         heads, values = self.actor.forward(self._prepare(obs))
         source = self._generator if generator is None else generator
         actions, log_probs = self.actor.distribution.sample(heads, source, share)
@@ -149,11 +139,7 @@ class PPO(OnPolicyAgent):
         )
 
     def update(self, rollout: Rollout, progress: float = 0.0) -> dict[str, float]:
-        """Learn from a rollout.
-
-        Args:
-            rollout: of this policy as it is.
-            progress: share of the run that is over, 0 to 1; for `cfg.anneal_lr`.
+        """Learn from a rollout; see `OnPolicyAgent.update`.
 
         Returns:
             `policy_loss`, `value_loss`, `entropy`, `approx_kl` and `clip_fraction`, means over all gradient
@@ -169,9 +155,8 @@ class PPO(OnPolicyAgent):
             if note is None:
                 break
             notes.append(note)
-        self.actor.observe(
-            rollout.obs
-        )  # only now: the policy that was played had the statistics as they were
+        # only now: the policy that was played had the statistics as they were
+        self.actor.observe(rollout.obs)
         return {**self._statistics(notes), **_explained(rollout, returns), "lr": lr}
 
     def _minibatches(self, count: int) -> Iterator[Tensor]:
@@ -216,25 +201,29 @@ class PPO(OnPolicyAgent):
             Gains [n] (the terms of the clipped objective), errors of the values [n], log-ratios [n] and the
             entropy []; None instead if the policy has moved too far already, and no step was made.
         """
-        cfg, distribution = self.cfg, self.actor.distribution
-        heads, values = self.actor.forward(batch)
-        advantages = batch[ADVANTAGES]
+        cfg, distribution, advantages = self.cfg, self.actor.distribution, batch[ADVANTAGES]
         if cfg.normalize_advantage and len(advantages) > 1:
             std, mean = torch.std_mean(advantages)
             advantages = (advantages - mean) / (std + 1e-8)
+        heads, values = self.actor.forward(batch)
         log_probs, entropy = distribution.evaluate(heads, batch[ACTIONS])
         log_ratio = log_probs - batch[LOG_PROBS]
         ratio = log_ratio.exp()
         if cfg.target_kl is not None and float((ratio - 1.0 - log_ratio).detach().mean()) > cfg.target_kl:
             return None
-        clipped = ratio.clamp(1.0 - cfg.clip_range, 1.0 + cfg.clip_range)
-        gains, errors = torch.minimum(ratio * advantages, clipped * advantages), values - batch[RETURNS]
-        loss = cfg.value_coef * errors.square().mean() - gains.mean() - cfg.entropy_coef * entropy
+        # min(ratio * advantage, clipped ratio * advantage): a bound on the side to which the advantage pulls
+        pulls_up = advantages > 0.0
+        most = torch.where(pulls_up, 1.0 + cfg.clip_range, math.inf)
+        least = torch.where(pulls_up, -math.inf, 1.0 - cfg.clip_range)
+        gains = ratio.clamp(least, most) * advantages
+        loss = cfg.value_coef * F.mse_loss(values, batch[RETURNS]) - gains.mean()
+        if cfg.entropy_coef:
+            loss = loss - cfg.entropy_coef * entropy
         if REFERENCE in batch:
             divergence = distribution.divergence(heads, batch[REFERENCE])
             loss = loss + cfg.reference_coef * divergence.mean()
-        self._optimizer.descend(loss, lr, cfg.max_grad_norm)
-        return gains.detach(), errors.detach(), log_ratio.detach(), entropy.detach()
+        self._adam.descend(loss, lr, max_norm=cfg.max_grad_norm)
+        return gains.detach(), values.detach() - batch[RETURNS], log_ratio.detach(), entropy.detach()
 
     # Copies of the policy elsewhere
 
@@ -262,7 +251,7 @@ class PPO(OnPolicyAgent):
         """A copy of all that learning changes."""
         return {
             "actor": {name: part.clone() for name, part in self.actor.state_dict().items()},
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": {name: part.clone() for name, part in self._adam.state_dict().items()},
             "generator": self._generator.get_state(),
             "reference": None if self.reference is None else self.reference.state_dict(),
         }
@@ -271,7 +260,7 @@ class PPO(OnPolicyAgent):
         """Go on where `state_dict` was taken."""
         try:
             self.actor.load_state_dict(state["actor"])
-            self._optimizer.load_state_dict(state["optimizer"])
+            self._adam.load_state_dict(state["optimizer"])
             self._generator.set_state(state["generator"].cpu())
             if state["reference"] is not None:
                 self.reference = copy.deepcopy(self.actor).requires_grad_(False)
@@ -281,36 +270,54 @@ class PPO(OnPolicyAgent):
             raise DataError(f"what was saved does not fit this learner: {reason}") from error
 
 
-class _FlatWeights:
-    """Parameters that are made views of one vector, with one Adam for it."""
+def gae(
+    training_rewards: Tensor,
+    values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    final_values: Tensor,
+    last_values: Tensor,
+    gamma: float,
+    lam: float,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (Schulman et al., 2016): T steps in N environments.
 
-    def __init__(self, parameters: Sequence[nn.Parameter], lr: float) -> None:
-        self._weights = torch.cat([item.detach().reshape(-1) for item in parameters])
-        self._gradient = torch.zeros_like(self._weights)
-        parts = torch.split(self._weights, [item.numel() for item in parameters])
-        for item, part in zip(parameters, parts, strict=True):
-            item.data = part.view_as(item)
-        self._parameters = list(parameters)
-        self._adam = FlatAdam(self._weights, lr, EPSILON)
+    An episode that terminated has no future. One that was truncated has the future that the value of its
+    final observation promises. Neither knows anything about the episode that follows it in the same row.
 
-    def __getstate__(self) -> Any:
-        raise TypeError(
-            "a learner is copied by its state_dict: plain copies would part weights and optimiser"
-        )
+    Args:
+        training_rewards: float [T, N], what the learner is trained on.
+        values: float [T, N], of the observations that the actions were chosen in.
+        terminated: bool [T, N], the episode ended in a state without a future; wins over `truncated`.
+        truncated: bool [T, N], the episode was cut off, and its value goes on.
+        final_values: float [T, N], of the final observation where an episode was truncated.
+        last_values: float [N], of the observations after the last step.
+        gamma: discount.
+        lam: 0 trusts the values, 1 the rewards.
 
-    def descend(self, loss: Tensor, lr: float, max_norm: float) -> None:
-        """One step down the gradient of a loss, [], scaled down to `max_norm`."""
-        parts = torch.autograd.grad(loss, self._parameters)
-        torch.cat([part.reshape(-1) for part in parts], out=self._gradient)
-        norm = torch.linalg.vector_norm(self._gradient)
-        self._gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
-        self._adam.step(self._gradient, lr)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: value.clone() for name, value in self._adam.state_dict().items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._adam.load_state_dict(state)
+    Returns:
+        Advantages and returns (advantages + values), float [T, N] each.
+    """
+    shape, flags = training_rewards.shape, {"terminated": terminated, "truncated": truncated}
+    if len(shape) != 2 or 0 in shape:
+        raise DataError(f"training_rewards must be [T, N] with at least one step, not {list(shape)}")
+    parts = {"values": values, **flags, "final_values": final_values, "last_values": last_values}
+    for name, part in parts.items():
+        wanted = shape[1:] if name == "last_values" else shape
+        if part.shape != wanted:
+            raise DataError(f"{name} must have shape {list(wanted)}, not {list(part.shape)}")
+        if name in flags and part.dtype != torch.bool:
+            raise DataError(f"{name} must be bool, not {part.dtype}")
+    next_values = torch.cat((values[1:], last_values[None]))
+    next_values = torch.where(truncated, final_values, next_values).masked_fill(terminated, 0.0)
+    errors = training_rewards + gamma * next_values - values
+    carries = (~(terminated | truncated)).to(errors.dtype) * (gamma * lam)
+    advantage, backwards = torch.zeros_like(last_values), []
+    for error, carry in zip(reversed(errors.unbind()), reversed(carries.unbind()), strict=True):
+        advantage = torch.addcmul(error, carry, advantage)
+        backwards.append(advantage)
+    advantages = torch.stack(backwards[::-1])
+    return advantages, advantages + values
 
 
 def _explained(rollout: Rollout, returns: Tensor) -> dict[str, float]:

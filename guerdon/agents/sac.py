@@ -19,16 +19,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from guerdon.agents.continuous import ContinuousAgent
+from guerdon.agents.actor_critic import ActorCriticAgent
 from guerdon.agents.flat import BatchedMLP, FlatAdam
 from guerdon.agents.networks import ObsEncoder, ObsSpec, to_obs
-from guerdon.agents.squashed import Drawn, draw, limits
+from guerdon.agents.policies import Drawn, draw, limits
 from guerdon.config import NetworkConfig, SACConfig
 from guerdon.core.batches import TrainBatch
 from guerdon.core.errors import ConfigError
 
 
-class SAC(ContinuousAgent):
+class SAC(ActorCriticAgent):
     """Learns a stochastic policy for continuous actions; draws from generators of its own only."""
 
     name = section = "sac"
@@ -61,6 +61,7 @@ class SAC(ContinuousAgent):
             num_critics=cfg.num_critics,
             outputs_per_action=2,
         )
+        self.num_first_updates = cfg.num_critic_only_updates  # of the critics alone
         self.actor.shift_outputs(slice(self.num_actions, None), cfg.initial_log_std)
         self.mean_actor = self.actor.twin() if cfg.actor_ema else None
         self.reference: tuple[ObsEncoder, BatchedMLP] | None = None
@@ -73,22 +74,11 @@ class SAC(ContinuousAgent):
         """With a single critic: a copy that only acts asks none."""
         return dataclasses.replace(cfg, num_critics=1, num_min_critics=1)
 
-    @property
-    def num_first_updates(self) -> int:
-        """Of the critics alone."""
-        return self.cfg.num_critic_only_updates
-
     # Acting
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(self, obs: Any, deterministic: bool = False, *, progress: float = 1.0) -> NDArray[np.float32]:
-        """Actions for a batch of observations as the environments give them: float32 [N, A].
-
-        Args:
-            obs: states or a mapping, [N, ...].
-            deterministic: without noise, and by the mean of the policy's weights if there is one.
-            progress: not used.
-        """
+        """Actions float32 [N, A]; `deterministic`: no noise, and the mean of the policy's weights acts."""
         actor = self.mean_actor if deterministic and self.mean_actor is not None else self.actor
         mean, log_std = limits(actor(self.encoder(to_obs(obs, self.device)))[0])
         if not deterministic:
@@ -114,16 +104,14 @@ class SAC(ContinuousAgent):
         value = values.amin(0)
         if self.cfg.entropy_in_backup:
             value = value - self.log_alpha.exp() * drawn.log_density
-        return batch.training_rewards + batch.not_terminated * batch.discount * value
+        return torch.addcmul(batch.training_rewards, batch.not_terminated * batch.discount, value)
 
     def update(self, batch: TrainBatch, prior_rows: int = 0) -> dict[str, float]:
         """One step of the critics, and of the policy and temperature when it is their turn.
 
-        Args:
-            batch: on which to learn.
-            prior_rows: how many of its first rows are demonstrations; `bc_coef` may act on them alone.
+        `bc_coef` may act on the `prior_rows` first rows alone.
         """
-        batch = self._on_device(batch, prior_rows)
+        batch = self._checked(batch, prior_rows)
         unit_actions = self._unit(batch.actions)
         with torch.no_grad():
             next_features = self.encoder(self._shifted(batch.next_obs))
@@ -141,6 +129,13 @@ class SAC(ContinuousAgent):
     def _is_the_policys_turn(self) -> bool:
         done = self.num_updates - self.cfg.num_critic_only_updates
         return done >= 0 and done % self.cfg.actor_every == 0
+
+    def _update_critics(self, features: Tensor, unit_actions: Tensor, targets: Tensor) -> dict[str, float]:
+        """Least squares: the loss is half the mean square error, summed over the critics."""
+        values = self.critics(torch.cat([features, unit_actions], 1)).squeeze(-1)
+        loss = 0.5 * len(values) * F.mse_loss(values, targets.expand_as(values))
+        self._descend(self._critic_adam, loss)
+        return {"critic_loss": loss.item(), "value": values.detach().mean().item()}
 
     def _update_actor(self, features: Tensor, drawn: Drawn, goal: Tensor | None) -> dict[str, float]:
         """Minimise alpha * log density - value over actions = tanh(mean + noise * std).
@@ -234,14 +229,16 @@ class SAC(ContinuousAgent):
         reference = {} if self.reference is None else {"reference_encoder": self.reference[0]}
         return {**super()._stateful(), "alpha_adam": self._alpha_adam, **reference}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that later updates and actions depend on, as a copy."""
-        return {**super().state_dict(), "log_alpha": self.log_alpha.clone()}
+    def _counters(self) -> dict[str, Any]:
+        return {**super()._counters(), "log_alpha": self.log_alpha}
+
+    def _set_counters(self, state: Mapping[str, Any]) -> None:
+        super()._set_counters(state)
+        self.log_alpha.copy_(state["log_alpha"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: the same actions and updates follow."""
         self.reference = None
         if "reference" in state:
             self.keep_reference()  # with weights that follow below
-        super().load_state_dict({name: part for name, part in state.items() if name != "log_alpha"})
-        self.log_alpha.copy_(state["log_alpha"])
+        super().load_state_dict(state)

@@ -11,17 +11,18 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from guerdon.agents.continuous import ContinuousAgent
+from guerdon.agents.actor_critic import ActorCriticAgent
 from guerdon.agents.flat import BatchedMLP
 from guerdon.agents.networks import ObsSpec, to_obs
 from guerdon.config import NetworkConfig, TD3Config
 from guerdon.core.batches import TrainBatch
 
 
-class TD3(ContinuousAgent):
+class TD3(ActorCriticAgent):
     """Learns a deterministic policy for continuous actions; draws from generators of its own only."""
 
     name = section = "td3"
@@ -43,7 +44,7 @@ class TD3(ContinuousAgent):
 
     # Acting
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(self, obs: Any, deterministic: bool = False, *, progress: float = 1.0) -> NDArray[np.float32]:
         """Actions for N observations, float32 [N, A]; with Gaussian noise unless `deterministic`."""
         unit = torch.tanh(self.actor(self.encoder(to_obs(obs, self.device)))[0])
@@ -64,16 +65,11 @@ class TD3(ContinuousAgent):
         unit = (unit + noise.clamp_(-cfg.noise_clip, cfg.noise_clip)).clamp_(-1.0, 1.0)
         # the minimum of the twins keeps errors of the values from adding up
         value = self.target_critics(torch.cat([features, unit], 1)).squeeze(-1).amin(0)
-        return batch.training_rewards + batch.not_terminated * batch.discount * value
+        return torch.addcmul(batch.training_rewards, batch.not_terminated * batch.discount, value)
 
     def update(self, batch: TrainBatch, prior_rows: int = 0) -> dict[str, float]:
-        """One step of the critics; at every `policy_delay`-th also of the policy and of all targets.
-
-        Args:
-            batch: on which to learn.
-            prior_rows: how many of its first rows are demonstrations; they are learned from like the others.
-        """
-        batch = self._on_device(batch, prior_rows)
+        """One step of the critics; at every `policy_delay`-th also of the policy and of all targets."""
+        batch = self._checked(batch, prior_rows)
         targets = self.targets(batch)
         features = self.encoder(self._shifted(batch.obs))
         metrics = self._update_critics(features, self._unit(batch.actions), targets)
@@ -83,6 +79,13 @@ class TD3(ContinuousAgent):
             self.target_critics.flat.lerp_(self.critics.flat, self.cfg.tau)
             self.target_actor.flat.lerp_(self.actor.flat, self.cfg.tau)
         return metrics
+
+    def _update_critics(self, features: Tensor, unit_actions: Tensor, targets: Tensor) -> dict[str, float]:
+        """Least squares: the loss is half the mean square error, summed over the critics."""
+        values = self.critics(torch.cat([features, unit_actions], 1)).squeeze(-1)
+        loss = 0.5 * len(values) * F.mse_loss(values, targets.expand_as(values))
+        self._descend(self._critic_adam, loss)
+        return {"critic_loss": loss.item(), "value": values.detach().mean().item()}
 
     def _update_actor(self, features: Tensor) -> float:
         """Climb the first critic's value of what the policy does; returns the loss."""

@@ -7,16 +7,13 @@ passing through this process. Code that uses groups is the same for all engines.
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from guerdon.core.errors import ClusterError, WorkerLostError
-
-log = logging.getLogger("guerdon")
+from guerdon.core.errors import ClusterError, WorkerError, WorkerLostError
 
 MAX_RESTARTS_IN_A_ROW = 3
 """A worker that is lost so often without answering in between is not started again."""
@@ -175,17 +172,6 @@ class Ready(Pending):
         return self.value
 
 
-@dataclass(frozen=True)
-class LocalHandle(Handle):
-    """A worker in this process."""
-
-    worker: Any
-
-    def call(self, method: str, *args: Any) -> Any:
-        """A plain call."""
-        return getattr(self.worker, method)(*args)
-
-
 class LocalGroup(Group):
     """Plain objects."""
 
@@ -196,18 +182,21 @@ class LocalGroup(Group):
     def submit(self, rank: int, method: str, *args: Any) -> Pending:
         """Call the method now; an error is kept for `result`."""
         try:
-            given = [item.result() if isinstance(item, Pending) else item for item in args]
-            return Ready(getattr(self.workers[rank], method)(*given))
+            return Ready(self._call(rank, method, args))
         except Exception as error:
             return Ready(None, error)
 
+    def _call(self, rank: int, method: str, args: Sequence[Any]) -> Any:
+        given = [item.result() if isinstance(item, Pending) else item for item in args]
+        return getattr(self.workers[rank], method)(*given)
+
     def submit_pair(self, rank: int, method: str, *args: Any) -> tuple[Pending, Pending]:
         """Both at once."""
-        both = self.submit(rank, method, *args)
-        assert isinstance(both, Ready)
-        if both.error is not None:
-            return both, both
-        return Ready(both.value[0]), Ready(both.value[1])
+        try:
+            first, second = self._call(rank, method, args)
+            return Ready(first), Ready(second)
+        except Exception as error:
+            return Ready(None, error), Ready(None, error)
 
     def first_ready(self, pending: Sequence[Pending], timeout_seconds: float | None) -> int | None:
         """The first: all are."""
@@ -218,8 +207,26 @@ class LocalGroup(Group):
         raise ClusterError(f"{self.role} worker {rank} runs in this process and cannot be replaced: {reason}")
 
     def handle(self, rank: int) -> Handle:
-        """The object itself."""
-        return LocalHandle(self.workers[rank])
+        """For workers in this process."""
+        return LocalHandle(self, rank)
+
+
+@dataclass(frozen=True)
+class LocalHandle(Handle):
+    """A worker of a group in this process; where it has a thread, callers wait for it."""
+
+    group: LocalGroup
+    rank: int
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Ask and wait."""
+        return self.group.submit(self.rank, method, *args).result()
+
+
+def worker_error(role: str, rank: int, error: BaseException) -> WorkerError:
+    """An error of a worker in one line."""
+    told = str(error).strip().splitlines() or ["no message"]
+    return WorkerError(f"{role} worker {rank} failed: {type(error).__name__}: {told[0]}")
 
 
 class RestartCounter:

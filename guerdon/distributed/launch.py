@@ -52,9 +52,8 @@ class Rank:
         """Where rank 0 waits for the others."""
         os.environ.update({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
         if sys.platform == "linux" and ipaddress.ip_address(address).is_loopback:
-            os.environ.setdefault(
-                "GLOO_SOCKET_IFNAME", "lo"
-            )  # gloo would take the interface of the host's name
+            # gloo would take the interface of the host's name
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """The function's own result."""

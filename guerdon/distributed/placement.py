@@ -8,6 +8,7 @@ through over the machines of a node group, in the order of the machines.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -221,8 +222,7 @@ def _node_slots(node: Node) -> list[Slot]:
 
 
 def _kinds(slots: Sequence[Slot]) -> str:
-    counts = {kind: sum(slot.kind == kind for slot in slots) for kind in dict.fromkeys(s.kind for s in slots)}
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(slot.kind for slot in slots).items())
 
 
 def _there(nodes: Sequence[Node]) -> str:

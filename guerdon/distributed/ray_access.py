@@ -78,7 +78,8 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
     """Environment variables for what starts meanwhile; Ray reads them anew."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
-    _read_again()
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
     try:
         yield
     finally:
@@ -87,8 +88,3 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _read_again() -> None:
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()

@@ -11,10 +11,11 @@ import logging
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
+from logging.handlers import QueueHandler
 from pathlib import Path
-from typing import Any, Protocol
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import (
@@ -26,9 +27,11 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from guerdon.core.errors import ClusterError, GuerdonError, WorkerError, WorkerLostError
-from guerdon.distributed.engine import Group, Handle, Pending, WorkerSpec
-from guerdon.distributed.placement import Slot
+from guerdon.core.errors import ClusterError, GuerdonError, WorkerLostError
+from guerdon.distributed.engine import Group, Handle, Pending, WorkerSpec, worker_error
+
+if TYPE_CHECKING:
+    from guerdon.distributed.ray_engine import RayEngine
 
 log = logging.getLogger("guerdon")
 
@@ -40,23 +43,6 @@ class RemoteTraceback(Exception):
     """What happened in the worker; the cause of the error that the user sees."""
 
 
-class _Notices(logging.Handler):
-    """Keeps warnings until they are asked for: what a worker logs itself nobody sees."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._kept: list[tuple[int, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the level and the text."""
-        self._kept.append((record.levelno, record.getMessage()))
-
-    def take(self) -> list[tuple[int, str]]:
-        """What there is, once."""
-        taken, self._kept = self._kept, []
-        return taken
-
-
 class _Host:
     """The actor: a process that holds one worker."""
 
@@ -66,8 +52,10 @@ class _Host:
             os.chdir(folder)  # relative paths in the settings mean the same here
         except OSError as error:  # another machine need not have it
             log.info("relative paths begin at %s: %s", Path.cwd(), error)
-        self._notices = _Notices()
-        log.addHandler(self._notices)
+        self._notices: SimpleQueue[logging.LogRecord] = SimpleQueue()
+        keeper = QueueHandler(self._notices)  # what a worker logs itself nobody sees
+        keeper.setLevel(logging.WARNING)
+        log.addHandler(keeper)
         if threads is not None:
             import torch
 
@@ -81,7 +69,8 @@ class _Host:
 
     def notices(self) -> list[tuple[int, str]]:
         """Level and text of all warnings since the last call."""
-        return self._notices.take()
+        records = [self._notices.get() for _ in range(self._notices.qsize())]
+        return [(record.levelno, record.message) for record in records]
 
     def call(self, method: str, *args: Any) -> Any:
         """One method of the worker."""
@@ -101,7 +90,8 @@ class RayPending(Pending):
         except GetTimeoutError as error:
             raise WorkerLostError(self._role, self._rank, f"no answer in {timeout_seconds:g} s") from error
         except RayError as error:
-            raise _readable(error, self._role, self._rank) from _trace(error)
+            cause = RemoteTraceback(str(error)) if isinstance(error, RayTaskError) else error
+            raise _readable(error, self._role, self._rank) from cause
 
 
 def _readable(error: RayError, role: str, rank: int) -> GuerdonError:
@@ -114,17 +104,12 @@ def _readable(error: RayError, role: str, rank: int) -> GuerdonError:
             return _readable(cause, role, rank)
         if isinstance(cause, GuerdonError):
             return type(cause)(*cause.args)
-        told = str(cause).strip().splitlines() or ["no message"]
-        return WorkerError(f"{role} worker {rank} failed: {type(cause).__name__}: {told[0]}")
+        return worker_error(role, rank, cause)
     if isinstance(error, ObjectLostError):
         return WorkerLostError("object", rank, "the machine that held its data has gone")
     if isinstance(error, RayActorError | WorkerCrashedError):
         return WorkerLostError(role, rank, "its process has gone")
-    return WorkerError(f"{role} worker {rank} failed: {type(error).__name__}: {str(error).splitlines()[0]}")
-
-
-def _trace(error: RayError) -> Exception:
-    return RemoteTraceback(str(error)) if isinstance(error, RayTaskError) else error
+    return worker_error(role, rank, error)
 
 
 class RayHandle(Handle):
@@ -138,27 +123,10 @@ class RayHandle(Handle):
         return RayPending(self._actor.call.remote(method, *args), self._role, self._rank).result()
 
 
-class Places(Protocol):
-    """What a group asks of its engine: where workers run."""
-
-    restarts: Counter[str]
-    groups: list[RayGroup]
-    """All that were begun; the engine ends them, also those that did not get to their end here."""
-
-    def slot(self, role: str, rank: int) -> Slot:
-        """Where a worker runs, or will run."""
-
-    def options(self, role: str, rank: int) -> dict[str, Any]:
-        """Ray's options for a worker, on another machine if its own has gone."""
-
-    def is_alive(self, slot: Slot, *, wait: bool = False) -> bool:
-        """Whether the machine of a slot is there."""
-
-
 class RayGroup(Group):
     """Actors of one role."""
 
-    def __init__(self, engine: Places, role: str, specs: Sequence[WorkerSpec]) -> None:
+    def __init__(self, engine: RayEngine, role: str, specs: Sequence[WorkerSpec]) -> None:
         super().__init__(role, len(specs))
         self._engine, self._specs = engine, list(specs)
         engine.groups.append(self)
@@ -221,13 +189,10 @@ class RayGroup(Group):
 
     def _begin(self, rank: int) -> Any:
         spec = self._specs[rank]
-        options = self._engine.options(self.role, rank)
-        name = f"{self.role}-{rank}"
-        actor: Any = (
-            ray.remote(_Host).options(**options, max_restarts=0).remote(spec.threads, str(Path.cwd()))
-        )
+        options = {**self._engine.options(self.role, rank), "max_restarts": 0}
+        actor: Any = ray.remote(_Host).options(**options).remote(spec.threads, str(Path.cwd()))
         self._actors[rank] = actor
-        log.debug("%s starts on %s", name, self._engine.slot(self.role, rank))
+        log.debug("%s-%d starts on %s", self.role, rank, self._engine.plan[self.role][rank])
         return actor.make.remote(spec)
 
     def _finish(self, rank: int, made: Any) -> int:
@@ -235,15 +200,14 @@ class RayGroup(Group):
         until = time.monotonic() + START_SECONDS
         while True:
             ready, _ = ray.wait([made], timeout=1.0, fetch_local=False)
-            if ready:
-                try:
+            slot = self._engine.plan[self.role][rank]
+            try:
+                if ready:
                     return int(RayPending(made, self.role, rank).result())
-                except WorkerLostError as error:
-                    if self._engine.is_alive(self._engine.slot(self.role, rank), wait=True):
-                        raise ClusterError(
-                            f"{self.role} worker {rank} does not start: {error.reason}"
-                        ) from error
-            if not self._engine.is_alive(self._engine.slot(self.role, rank)):
+            except WorkerLostError as error:
+                if self._engine.is_alive(slot, wait=True):
+                    raise ClusterError(f"{self.role} worker {rank} does not start: {error.reason}") from error
+            if not self._engine.is_alive(slot):
                 made = self._begin(rank)
             elif time.monotonic() > until:
                 raise ClusterError(f"{self.role} worker {rank} did not start in {START_SECONDS:g} s")

@@ -24,7 +24,7 @@ from guerdon.config import ClusterConfig
 from guerdon.core.errors import ClusterError, ConfigError
 from guerdon.distributed import guardian
 from guerdon.distributed.engine import Engine, WorkerSpec
-from guerdon.distributed.placement import Node, Plan, Slot, make_plan, order_nodes, own_rollout_group
+from guerdon.distributed.placement import Node, Slot, make_plan, order_nodes, own_rollout_group
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's workers are nice to all others (15): beside a learner on the same cores they would hardly run.
@@ -38,11 +38,8 @@ try:
 except ImportError as missing:  # the extra is not installed
     raise ConfigError("engine=ray needs Ray: pip install 'guerdon[ray]'") from missing
 
-from guerdon.distributed.ray_access import (
-    check_loopback,
-    joined_cluster,
-    own_cluster,
-)  # these import Ray as well
+# these import Ray as well
+from guerdon.distributed.ray_access import check_loopback, joined_cluster, own_cluster
 from guerdon.distributed.ray_actors import Answer, RayGroup, RayPending
 
 log = logging.getLogger("guerdon")
@@ -67,13 +64,13 @@ class RayEngine(Engine):
         super().__init__()
         self.cfg = cfg
         self._guardian: subprocess.Popen[bytes] | None = None
-        self._folder = ""
-        self._owns = False
+        self._folder, self._owns = "", False
         self.groups: list[RayGroup] = []
+        """All that were begun, also those that did not get to their end."""
         self._slots: dict[Slot, PlacementGroup] = {}
         self._order: list[str] = []
         try:
-            self._owns = self._connect()
+            self._connect()
             self._plan_now()
         except BaseException:
             self.close()
@@ -81,28 +78,21 @@ class RayEngine(Engine):
 
     # The cluster
 
-    def _connect(self) -> bool:
-        """Join a cluster or start one; returns whether it is ours to shut down."""
+    def _connect(self) -> None:
+        """Join the cluster that the settings name, or start one, unless this process is connected already."""
         debug = log.isEnabledFor(logging.DEBUG)
         _print_to_stderr(debug)
         if ray.is_initialized():
-            return False
-        shared: dict[str, Any] = {
-            "log_to_driver": debug,
-            "logging_level": logging.INFO if debug else logging.ERROR,
-            "namespace": "guerdon",
-        }
-        if self.cfg.address is not None:
+            return
+        level = logging.INFO if debug else logging.ERROR
+        shared = {"log_to_driver": debug, "logging_level": level, "namespace": "guerdon"}
+        if self.cfg.address is None:
+            self._start_cluster(shared)
+        else:
             self._join(self.cfg.address, shared)
-            return True
-        if "RAY_ADDRESS" in os.environ:
-            named = os.environ["RAY_ADDRESS"]
-            log.warning("RAY_ADDRESS is not used: set cluster.address=%s to join that cluster", named)
-        self._start_cluster(shared)
-        return True
+        self._owns = True
 
     def _join(self, address: str, shared: dict[str, Any]) -> None:
-        """The cluster that the settings name."""
         try:
             _knock(address)
         except OSError as error:
@@ -118,6 +108,8 @@ class RayEngine(Engine):
 
     def _start_cluster(self, shared: dict[str, Any]) -> None:
         """A cluster on this machine, with a guardian that clears up if we are killed."""
+        if named := os.environ.get("RAY_ADDRESS"):
+            log.warning("RAY_ADDRESS is not used: set cluster.address=%s to join that cluster", named)
         folder = tempfile.mkdtemp(prefix="guerdon-ray-", dir=_short_temporary())
         self._folder = folder
         self._guardian = subprocess.Popen(
@@ -174,12 +166,10 @@ class RayEngine(Engine):
                 return alive
             time.sleep(0.2)  # nothing tells us when the cluster notices
 
-    def _plan_now(self) -> Plan:
+    def _plan_now(self) -> None:
         nodes = self.nodes()
-        plan = make_plan(self.cfg, nodes)
+        self.plan = make_plan(self.cfg, nodes)
         self._order = [node.id for node in nodes]
-        self.plan = plan
-        return plan
 
     # Slots
 
@@ -194,16 +184,11 @@ class RayEngine(Engine):
         nodes = [slot.node_id for slot in self.plan[role]]
         return max(nodes.count(node) for node in nodes)
 
-    def slot(self, role: str, rank: int) -> Slot:
-        """Where a worker runs, or will run."""
-        return self.plan[role][rank]
-
     def options(self, role: str, rank: int) -> dict[str, Any]:
         """Ray's options for a worker: its bundle and its share of it."""
-        slot = self.slot(role, rank)
-        if not self.is_alive(slot):
+        if not self.is_alive(self.plan[role][rank]):
             self._plan_now()
-            slot = self.slot(role, rank)
+        slot = self.plan[role][rank]
         bundle = self._bundle(slot)
         sharing = sum(slot in self.plan[name] for name in ("env", "rollout", "reward"))
         share = int(1e3 / sharing) / 1e3
@@ -307,8 +292,7 @@ def ray_works(seconds: float = 60.0) -> tuple[bool, str]:
     try:
         group = engine.group("env", [WorkerSpec(cls=Answer)])
         answer = group.submit(0, "double", 21).result(seconds)
-        nodes = engine.nodes()
-        listed = ", ".join(f"{node.name} ({node.offers})" for node in nodes)
+        listed = ", ".join(f"{node.name} ({node.offers})" for node in engine.nodes())
         return answer == 42, f"a worker answers on {listed}"
     finally:
         engine.close()

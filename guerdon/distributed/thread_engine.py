@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from guerdon.core.errors import GuerdonError, WorkerError, WorkerLostError
-from guerdon.distributed.engine import Handle, LocalEngine, LocalGroup, Pending, WorkerSpec
+from guerdon.core.errors import GuerdonError, WorkerLostError
+from guerdon.distributed.engine import LocalEngine, LocalGroup, Pending, WorkerSpec, worker_error
 
 log = logging.getLogger("guerdon")
 
@@ -40,10 +41,7 @@ class ThreadPending(Pending):
         if isinstance(error, GuerdonError):
             raise error
         if error is not None:
-            told = str(error).strip().splitlines() or ["no message"]
-            raise WorkerError(
-                f"{self._role} worker {self._rank} failed: {type(error).__name__}: {told[0]}"
-            ) from error
+            raise worker_error(self._role, self._rank, error) from error
         answer = self.future.result()
         return answer if self._part is None else answer[self._part]
 
@@ -106,21 +104,13 @@ class ThreadGroup(LocalGroup):
 
     def submit(self, rank: int, method: str, *args: Any) -> ThreadPending:
         """Ask a worker; returns at once."""
-        return ThreadPending(self._ask(rank, method, args), self.role, rank)
+        future = self._threads[rank].submit(partial(self._call, rank, method, args))
+        return ThreadPending(future, self.role, rank)
 
     def submit_pair(self, rank: int, method: str, *args: Any) -> tuple[Pending, Pending]:
         """Both are there at the same moment."""
-        future = self._ask(rank, method, args)
+        future = self.submit(rank, method, *args).future
         return ThreadPending(future, self.role, rank, 0), ThreadPending(future, self.role, rank, 1)
-
-    def _ask(self, rank: int, method: str, args: tuple[Any, ...]) -> Future[Any]:
-        worker = self.workers[rank]
-
-        def call() -> Any:
-            given = [item.result() if isinstance(item, Pending) else item for item in args]
-            return getattr(worker, method)(*given)
-
-        return self._threads[rank].submit(call)
 
     def first_ready(self, pending: Sequence[Pending], timeout_seconds: float | None) -> int | None:
         """Wait for one of them; answers of other engines are there already."""
@@ -132,23 +122,10 @@ class ThreadGroup(LocalGroup):
                 return place
         return None
 
-    def handle(self, rank: int) -> Handle:
-        """For other workers: they wait for the thread of this one."""
-        return _ThreadHandle(self, rank)
-
     def close(self) -> None:
         """End the threads."""
         for thread in self._threads:
             thread.end()
-
-
-class _ThreadHandle(Handle):
-    def __init__(self, group: ThreadGroup, rank: int) -> None:
-        self._group, self._rank = group, rank
-
-    def call(self, method: str, *args: Any) -> Any:
-        """Ask and wait."""
-        return self._group.submit(self._rank, method, *args).result()
 
 
 class ThreadEngine(LocalEngine):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from guerdon.agents.advantages import gae
+from guerdon.agents.ppo import gae
 from guerdon.core.errors import DataError
 
 

@@ -12,8 +12,8 @@ import torch
 from benchmarks.bench_offpolicy import Task, make, make_learner, make_replay, mean_return, train
 from guerdon.agents.flat import BatchedMLP, FlatAdam
 from guerdon.agents.networks import ObsSpec, shift_images
+from guerdon.agents.policies import draw
 from guerdon.agents.sac import SAC
-from guerdon.agents.squashed import draw
 from guerdon.config import NetworkConfig, SACConfig
 from guerdon.core.batches import TrainBatch
 from guerdon.core.errors import ConfigError, DataError

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from guerdon.agents.policies import draw
 from guerdon.agents.sac import SAC
-from guerdon.agents.squashed import draw
 from guerdon.config import SACConfig
 from guerdon.core.errors import ConfigError, DataError
 from tests.agents.test_sac import SMALL, SPACE, SPEC, make_batch, plain_forward

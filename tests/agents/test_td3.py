@@ -99,7 +99,7 @@ def test_the_policy_climbs_the_first_critic():
     loss = td3._update_actor(state)
     gradient = td3.actor.gradient.clone()
     td3.actor.flat.copy_(flat)
-    td3.actor.parameter.grad = None
+    td3.actor.gradient.zero_()
     values = td3.critics(torch.cat([state, torch.tanh(td3.actor(state)[0])], 1), frozen=True)
     (-values[0].mean()).backward()
     torch.testing.assert_close(td3.actor.gradient, gradient)
