@@ -107,14 +107,9 @@ class DistributedModel:
         forward: Any = self._forward
         if self._strategy == "ddp" and not torch.is_grad_enabled():
             forward = forward.module  # the copy here is whole: no exchange is needed
-        with self._arithmetic():
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision != "fp32"):
             logits: Tensor = forward(inputs, encoded)
         return logits.float()
-
-    def _arithmetic(self) -> Any:
-        if self._precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self._device.type, torch.bfloat16)
 
     @contextmanager
     def gradient_pass(self, last: bool) -> Iterator[None]:
@@ -123,11 +118,6 @@ class DistributedModel:
             self._forward.set_requires_gradient_sync(last)  # type: ignore[operator]
         with self._forward.no_sync() if self._strategy == "ddp" and not last else nullcontext():  # type: ignore[operator]
             yield
-
-    @property
-    def loss_factor(self) -> float:
-        """Gradients are averaged over the ranks, and the loss of a global batch is a sum over them."""
-        return float(self._group.world_size)
 
     def is_finite(self) -> bool:
         """Whether all weights are, on all ranks."""

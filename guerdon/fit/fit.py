@@ -78,11 +78,6 @@ class FitJob:
     tensorboard: bool = True
     """Whether to log there beside `metrics.jsonl`."""
 
-    @property
-    def checkpoints(self) -> Path:
-        """Where `step_{N}/` and `best_model/` go."""
-        return self.folder / "checkpoints" if self.cfg.save_dir is None else Path(self.cfg.save_dir)
-
 
 def fit_reward_model(
     model_cfg: RewardModelConfig,
@@ -117,19 +112,6 @@ def fit_reward_model(
     )
 
 
-def _with_a_camera(job: FitJob, store: EpisodeStore) -> FitJob:
-    """The job; where no camera was named and the data has none of the usual name, with the data's first one.
-
-    Cameras of robots have names of their own, which the commands of RLinf's real-world workflow do not give.
-    """
-    usual = RewardModelConfig().image_keys
-    if job.model.image_keys != usual or usual[0] in store.cameras or not store.cameras:
-        return job
-    first = next(iter(store.cameras))
-    log.info("the data has no %s; the model looks at %s (reward.model.image_keys)", usual[0], first)
-    return replace(job, model=replace(job.model, image_keys=(first,)))
-
-
 class FitProcess:
     """One process's part in a fit: data, model and trainer; use it in a `with` block."""
 
@@ -144,7 +126,13 @@ class FitProcess:
             require_int8()
         store, self._faults = group.local_main_first(lambda: open_data(job.model, cfg, job.folder))
         group.require_same("data set (content hash)", store.content_hash)
-        job = self._job = _with_a_camera(job, store)
+        usual, model_cfg = RewardModelConfig().image_keys, job.model
+        if model_cfg.image_keys == usual and usual[0] not in store.cameras and store.cameras:
+            # Cameras of robots have names of their own, which RLinf's real-world workflow does not give.
+            first = next(iter(store.cameras))
+            log.info("the data has no %s; the model looks at %s (reward.model.image_keys)", usual[0], first)
+            model_cfg = replace(model_cfg, image_keys=(first,))
+        job = self._job = replace(job, model=model_cfg)
         resting = job.model.only_at_rest
         if group.is_main:
             _warn_if_blind(store, [name for name in job.model.image_keys if name in store.cameras])
@@ -165,23 +153,14 @@ class FitProcess:
         model = build_model(job.model)
         if job.model.precision == "int8":
             require_int8(model.resnet)
-        sampler = EpochSampler(
-            rows=self._train_rows,
-            positive=store.labels[self._train_rows] >= 0.5,
-            episode=store.episode[self._train_rows],
-            num_samples_per_episode=cfg.data.num_samples_per_episode,
-            fail_success_ratio=cfg.data.fail_success_ratio,
-            seed=seed,
-        )
         self.trainer = RewardModelTrainer(
             model,
             self._dataset,
-            sampler,
+            sampler_of(store, self._train_rows, cfg, seed),
             self._val_rows,
             cfg,
             _contract(job.model, model, self._dataset, self._train_rows, seed),
             folder=job.folder,
-            checkpoints=job.checkpoints,
             seed=seed,
             device=_device(cfg, group),
             tensorboard=job.tensorboard,
@@ -206,13 +185,11 @@ class FitProcess:
         return self._group.on_main(self._finish)
 
     def _finish(self) -> FitResult:
-        job, dataset = self._job, self._dataset
-        result = finish_fit(self.trainer, dataset.store, self._val_rows, tuple(self._faults), self._started)
+        job, dataset, rows = self._job, self._dataset, (self._train_rows, self._val_rows)
+        result = finish_fit(self.trainer, dataset.store, self._val_rows, self._faults, self._started)
         if job.model.precision == "int8":
             try:
-                quantize_checkpoint(
-                    result.checkpoint, dataset, self._train_rows, self._val_rows, seed=job.seed
-                )
+                quantize_checkpoint(result.checkpoint, dataset, *rows, seed=job.seed)
             except DataError as error:
                 log.warning("the model is saved, but without an int8 version: %s", error)
         return result
@@ -231,6 +208,18 @@ def _device(cfg: FitConfig, group: ProcessGroup) -> torch.device:
             raise ConfigError(f"{group.local_size} processes, but only {torch.cuda.device_count()} GPUs here")
         torch.cuda.set_device(number)
     return torch.device(f"cuda:{number}")
+
+
+def sampler_of(store: EpisodeStore, rows: IntArray, cfg: FitConfig, seed: int) -> EpochSampler:
+    """Draws the training frames of each epoch from `rows`."""
+    return EpochSampler(
+        rows=rows,
+        positive=store.labels[rows] >= 0.5,
+        episode=store.episode[rows],
+        num_samples_per_episode=cfg.data.num_samples_per_episode,
+        fail_success_ratio=cfg.data.fail_success_ratio,
+        seed=seed,
+    )
 
 
 def open_data(model_cfg: RewardModelConfig, cfg: FitConfig, folder: Path) -> tuple[EpisodeStore, list[Fault]]:
@@ -296,12 +285,12 @@ def finish_fit(
     trainer: RewardModelTrainer,
     store: EpisodeStore,
     val_rows: IntArray,
-    faults: tuple[Fault, ...],
+    faults: Sequence[Fault],
     started: float,
     known: Mapping[str, Any] | None = None,
 ) -> FitResult:
     """Calibrate the best model on the held-out episodes and save it with its metrics; some may be `known`."""
-    cfg, seed, checkpoints = trainer.cfg, trainer.seed, trainer.checkpoints
+    seed, checkpoints, section = trainer.seed, trainer.checkpoints, trainer.cfg.calibration
     extra = trainer.load_best()
     logits = trainer.score(val_rows)
     labels, episode = store.labels[val_rows], store.episode[val_rows]
@@ -314,7 +303,6 @@ def finish_fit(
         step=store.step[val_rows],
         success=store.success[numbers],
     )
-    section = cfg.calibration
     threshold = choose_threshold(
         scores,
         target_fpr=section.target_false_positive_rate,
@@ -355,6 +343,6 @@ def finish_fit(
         train_accuracy=float(extra["train_acc"]),
         num_steps=trainer.progress.step,
         best_step=int(extra["progress"]["best_step"]),
-        faults=faults,
+        faults=tuple(faults),
         seconds=time.perf_counter() - started,
     )
