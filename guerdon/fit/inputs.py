@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,67 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from guerdon.config import AugmentConfig
 from guerdon.core.atomic import storage_errors
 from guerdon.core.progress import progress
 from guerdon.core.types import IntArray
 from guerdon.data.datasets.frames import RewardDataset
-from guerdon.fit.layers import BatchRandom
+from guerdon.data.datasets.sampling import Share
 from guerdon.fit.process_group import ProcessGroup
 from guerdon.rewards.image import RewardModel
 
 ENCODE_BATCH = 256
 FEATURES_FILE = "features.f32"
 """In the run's folder; on a second machine `features-{rank}.f32`, in case they share the disk."""
+
+
+# Random numbers: they belong to a frame's position in the global batch, not to a process or a pass.
+
+
+@dataclass
+class BatchRandom:
+    """What the random numbers of an optimiser step follow from; the trainer advances it."""
+
+    seed: int
+    step: int = 0
+    share: Share = field(default_factory=lambda: Share.of(np.zeros(0, np.int64)))
+
+    def generator(self, *purpose: int) -> torch.Generator:
+        """Random numbers for the step's whole global batch, the same on every rank."""
+        sequence = np.random.SeedSequence([self.seed, self.step, *purpose])
+        return torch.Generator().manual_seed(int(sequence.generate_state(1)[0]))
+
+
+class FrameDropout(nn.Module):
+    """Dropout whose mask is drawn for the whole global batch, of which this pass takes its rows."""
+
+    def __init__(self, p: float, random: BatchRandom, number: int) -> None:
+        super().__init__()
+        self.p, self._random, self._number = p, random, number
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, D] -> [n, D]."""
+        if not self.training:
+            return x
+        share = self._random.share
+        generator = self._random.generator(1, self._number)
+        mask = torch.empty(share.total, *x.shape[1:]).bernoulli_(1 - self.p, generator=generator)
+        return x * (mask[torch.from_numpy(share.positions)] / (1 - self.p)).to(x)
+
+
+def use_frame_dropout(model: nn.Module, random: BatchRandom) -> None:
+    """Let every dropout of `model` draw for the global batch."""
+    number = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Dropout) and child.p > 0:
+                setattr(parent, name, FrameDropout(child.p, random, number).train(child.training))
+                number += 1
+
+
+# Frames and features
 
 
 class Inputs:

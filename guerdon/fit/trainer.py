@@ -29,9 +29,8 @@ from guerdon.core.types import FloatArray, IntArray, display_path
 from guerdon.data.datasets.frames import RewardDataset
 from guerdon.data.datasets.sampling import EpochSampler, Share, global_batches, shares
 from guerdon.data.files.bounds import one_line
-from guerdon.fit.distributed_model import DistributedModel, strategy_of
-from guerdon.fit.inputs import Inputs
-from guerdon.fit.layers import BatchRandom, trains_batch_norm, use_frame_dropout
+from guerdon.fit.distributed_model import DistributedModel, strategy_of, trains_batch_norm
+from guerdon.fit.inputs import BatchRandom, Inputs, use_frame_dropout
 from guerdon.fit.logs import MetricLog
 from guerdon.fit.metrics import accuracy, auc, log_loss
 from guerdon.fit.process_group import ProcessGroup

@@ -25,7 +25,7 @@ from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards.model import Scores
 from guerdon.rewards.relabel import learned_rewards
 from guerdon.rewards.steps import StepBatch
-from guerdon.rewards.zoo.base import LogProbs, ZooModel, ZooSettings
+from guerdon.rewards.zoo.base import SHAPES, LogProbs, ZooModel, ZooSettings
 
 NUM_MEASURED = 256
 """Transitions on which the disagreement is measured."""
@@ -49,13 +49,8 @@ class Ensemble(ZooModel):
     Settings = EnsembleSettings
     cfg: EnsembleSettings
 
-    def __init__(
-        self,
-        config: Mapping[str, Any] | ZooSettings,
-        device: torch.device | str = "cpu",
-        tb_logger: Any = None,
-    ) -> None:
-        super().__init__(config, device, tb_logger)
+    def setup(self) -> None:
+        """The members; demonstrations are loaded later, for all of them."""
         self.members = [self._member(number) for number in range(self.cfg.size)]
         self.needs_experts = self.members[0].needs_experts
         self.obs_key = self.members[0].obs_key
@@ -64,15 +59,10 @@ class Ensemble(ZooModel):
         from guerdon.rewards.registry import create_reward_model  # the table has this class in it
 
         cfg = self.cfg
-        unwanted = sorted({"seed", "obs_shape", "action_size", "discrete_actions"} & cfg.member.keys())
+        unwanted = sorted({"seed", *SHAPES} & cfg.member.keys())
         if unwanted:
             raise ConfigError(f"reward_model.member.{unwanted[0]} is set for all members: leave it out")
-        passed = {
-            "obs_shape": cfg.obs_shape,
-            "action_size": cfg.action_size,
-            "discrete_actions": cfg.discrete_actions,
-            "data_path": cfg.data_path,
-        }
+        passed = {name: getattr(cfg, name) for name in SHAPES}
         section = {**passed, **cfg.member, "seed": cfg.seed * 1_000 + number}
         model = create_reward_model(section, self.device)
         if not isinstance(model, ZooModel) or isinstance(model, Ensemble) or model.history_dependent:

@@ -51,8 +51,8 @@ class CalibratedDistillation(Distillation):
 
     sigma: Tensor
 
-    def __init__(self, sizes: Sequence[int], activation: type[nn.Module]) -> None:
-        super().__init__(sizes, activation)
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__(sizes, nn.Tanh)
         self.register_buffer("sigma", torch.ones(()))
 
 
@@ -70,7 +70,7 @@ class RED(ZooModel):
         if not 0.0 < self.cfg.reward_at_quantile < 1.0:
             raise ConfigError("reward_model.reward_at_quantile must be more than 0 and less than 1")
         size = self.num_features(INPUTS[self.cfg.inputs])
-        return CalibratedDistillation((size, *self.cfg.hidden, self.cfg.num_outputs), nn.Tanh)
+        return CalibratedDistillation((size, *self.cfg.hidden, self.cfg.num_outputs))
 
     def load_expert_data(self, data: Any) -> None:
         """Take demonstrations, and put some of their steps aside."""
