@@ -111,16 +111,16 @@ class AIRL(ZooModel):
 
     def rewards(self, batch: StepBatch) -> Tensor:
         """The reward in the chosen form, [*L]."""
-        flat = batch.flat()
+        flat, form = batch.flat(), self.cfg.reward_form
         seen = self.inputs_of(flat)
-        if self.cfg.reward_form == "plain":
-            return self.network.plain(seen[0]).view(batch.shape)
-        if self.cfg.reward_form == "shaped":
-            shaped: Tensor = self.network(*seen)
-            return shaped.view(batch.shape)
-        logits_expert_is_high = self.network.logits_expert_is_high(chosen_log_probs(self, flat), *seen)
-        form = "positive" if self.cfg.reward_form == "positive" else "logit"
-        return reward_of(logits_expert_is_high, form).view(batch.shape)
+        if form == "plain":
+            rewards = self.network.plain(seen[0])
+        elif form == "shaped":
+            rewards = self.network(*seen)
+        else:
+            logits_expert_is_high = self.network.logits_expert_is_high(chosen_log_probs(self, flat), *seen)
+            rewards = reward_of(logits_expert_is_high, "logit" if form == "log_ratio" else form)
+        return rewards.view(batch.shape)
 
     def measure(self, *drawn: Tensor) -> dict[str, float]:
         """How often the discriminator is right; 0.5 where it cannot tell them apart."""
