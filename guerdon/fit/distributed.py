@@ -128,7 +128,7 @@ class FSDPRewardWorker:
         hosted: bool = False,
     ) -> None:
         self.job, self.rank, self.world_size = job, rank, world_size
-        self._address, self._port, self._hosted = address, port, hosted
+        self._meeting: dict[str, Any] = {"address": address, "port": port, "hosted": hosted}
         self._group: ProcessGroup | None = None
         self._process: FitProcess | None = None
 
@@ -138,9 +138,7 @@ class FSDPRewardWorker:
         self._group = ProcessGroup.join(
             self.rank,
             self.world_size,
-            address=self._address,
-            port=self._port,
-            hosted=self._hosted,
+            **self._meeting,
             communication=section.communication,
             timeout_seconds=section.timeout_seconds,
         )

@@ -120,8 +120,8 @@ class DistributedModel:
 
     def is_finite(self) -> bool:
         """Whether all weights are, on all ranks."""
-        bad = sum(not bool(torch.isfinite(_local(value)).all()) for value in self.model.parameters())
-        return sum(self._group.all_gather(bad)) == 0
+        own = [each.to_local() if hasattr(each, "to_local") else each for each in self.model.parameters()]
+        return all(self._group.all_gather(all(bool(torch.isfinite(each).all()) for each in own)))
 
     def weights(self) -> dict[str, Tensor]:
         """The whole weights on every rank; a collective call."""
@@ -149,12 +149,6 @@ class DistributedModel:
 def _whole(value: Any) -> Any:
     """A tensor put together from its shards; anything else as it is."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
-def _local(value: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds."""
-    local: Tensor = value.to_local() if hasattr(value, "to_local") else value
-    return local
 
 
 def _like(value: Any, parameter: Any) -> Any:

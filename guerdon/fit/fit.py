@@ -99,17 +99,11 @@ def fit_reward_model(
     for name, given, wanted in (("model_cfg", model_cfg, RewardModelConfig), ("cfg", cfg, FitConfig)):
         if not isinstance(given, wanted):
             raise ConfigError(f"{name} must be a {wanted.__name__}, not {given!r:.80}")
-    return run_job(
-        FitJob(
-            model=model_cfg,
-            cfg=cfg,
-            folder=Path(folder),
-            seed=seed,
-            resume_dir=None if resume_dir is None else Path(resume_dir),
-            tensorboard=tensorboard,
-        ),
-        group,
+    resume = None if resume_dir is None else Path(resume_dir)
+    job = FitJob(
+        model=model_cfg, cfg=cfg, folder=Path(folder), seed=seed, resume_dir=resume, tensorboard=tensorboard
     )
+    return run_job(job, group)
 
 
 class FitProcess:
@@ -134,8 +128,11 @@ class FitProcess:
             model_cfg = replace(model_cfg, image_keys=(first,))
         job = self._job = replace(job, model=model_cfg)
         resting = job.model.only_at_rest
-        if group.is_main:
-            _warn_if_blind(store, [name for name in job.model.image_keys if name in store.cameras])
+        if group.is_main:  # say it before hours are spent if no camera shows what success is about
+            views = {name: probe_store(store, name) for name in job.model.image_keys if name in store.cameras}
+            if all(view is not None and view.blind for view in views.values()):
+                for camera in views:
+                    log.warning("%s", blind_camera_message(camera))
         splits = split_store(
             store,
             val_fraction=cfg.data.val_fraction,
@@ -243,15 +240,6 @@ def open_data(model_cfg: RewardModelConfig, cfg: FitConfig, folder: Path) -> tup
     return store, faults
 
 
-def _warn_if_blind(store: EpisodeStore, cameras: Sequence[str]) -> None:
-    """Say it before hours are spent if no camera seems to show what success is about."""
-    views = {camera: probe_store(store, camera) for camera in cameras}
-    blind = [camera for camera, view in views.items() if view is not None and view.blind]
-    if blind and len(blind) == len(views):
-        for camera in blind:
-            log.warning("%s", blind_camera_message(camera))
-
-
 def find_checkpoint(place: Path) -> Path:
     """A checkpoint file, or the latest step of a folder of checkpoints or of a run."""
     if place.is_file():
@@ -269,8 +257,7 @@ def _contract(
     model_cfg: RewardModelConfig, model: RewardModel, dataset: RewardDataset, rows: IntArray, seed: int
 ) -> Contract:
     """What a user of the model must match, with the statistics of the frames it was fitted to."""
-    few = np.sort(np.random.default_rng(seed).permutation(rows)[:STATISTICS_FRAMES])
-    store = dataset.store
+    store, few = dataset.store, _few(rows, seed)
     frames = {name: store.frames(name, dataset.rows[few]) for name in dataset.cameras}
     return Contract.of(
         model,
@@ -279,6 +266,10 @@ def _contract(
         pixel_std={name: tuple(images.std(axis=(0, 1, 2)).tolist()) for name, images in frames.items()},
         data_hash=store.content_hash,
     )
+
+
+def _few(rows: IntArray, seed: int) -> IntArray:
+    return np.sort(np.random.default_rng(seed).permutation(rows)[:STATISTICS_FRAMES])
 
 
 def finish_fit(
@@ -321,8 +312,7 @@ def finish_fit(
             "Do the cameras show the goal? Are there enough episodes and passes?",
             metrics["auc"],
         )
-    few = np.sort(np.random.default_rng(seed).permutation(val_rows)[:STATISTICS_FRAMES])
-    feature_mean, feature_std = trainer.feature_statistics(few)
+    feature_mean, feature_std = trainer.feature_statistics(_few(val_rows, seed))
     contract = replace(
         trainer.contract,
         threshold=threshold.threshold,

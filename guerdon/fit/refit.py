@@ -252,16 +252,13 @@ class Refitter:
 
     def _rows(self, store: EpisodeStore) -> tuple[IntArray, IntArray]:
         """Rows to train and to validate on, mined ones repeated until they count."""
-        resting = self._model.only_at_rest
+        resting, few = self._model.only_at_rest, self._cfg.data.num_samples_per_episode
         train, val = (
             rows_of(self._store, self._splits[name], only_at_rest=resting) for name in ("train", "val")
         )
         mined = store.starts[self._store.num_episodes + 1 :] - 1  # the last row of each
         apart = held_out(self.mined.group)
-        per_epoch = len(train)
-        if self._cfg.data.num_samples_per_episode:
-            most = self._cfg.data.num_samples_per_episode * len(self._splits["train"])
-            per_epoch = min(per_epoch, most)
+        per_epoch = min(len(train), few * len(self._splits["train"])) if few else len(train)
         own = mined[~apart]
         repeats = round(SHARE / (1 - SHARE) * per_epoch / max(len(own), 1))
         own = np.tile(own, min(max(repeats, 1), MAX_REPEATS))

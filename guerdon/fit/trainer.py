@@ -198,7 +198,10 @@ class RewardModelTrainer:
                         self._log({"train/loss": loss, "train/lr": self._lr, "train/frames_per_second": rate})
                     at_end = state.epoch_frames == len(rows)
                     if at_end:
-                        self._end_epoch()
+                        state.epoch += 1
+                        state.train_accuracy = state.epoch_hits / max(state.epoch_frames, 1)
+                        state.epoch_hits = state.epoch_frames = 0
+                        self._log({"train/accuracy": state.train_accuracy, "train/epoch": float(state.epoch)})
                     interval = self.cfg.val_check_interval
                     if (at_end if interval is None else state.step % interval == 0) and self._check():
                         return
@@ -296,13 +299,6 @@ class RewardModelTrainer:
         return tuple(everything.mean(dim=0).tolist()), tuple(everything.std(dim=0).tolist())
 
     # Validation
-
-    def _end_epoch(self) -> None:
-        state = self.progress
-        state.epoch += 1
-        state.train_accuracy = state.epoch_hits / max(state.epoch_frames, 1)
-        state.epoch_hits = state.epoch_frames = 0
-        self._log({"train/accuracy": state.train_accuracy, "train/epoch": float(state.epoch)})
 
     def _check(self) -> bool:
         """Validate, keep the model if it is the best so far; returns whether it is time to stop.

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,9 +32,6 @@ from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import ZooModel, ZooSettings
 from guerdon.rewards.zoo.gail import accuracy, cross_entropy, reward_of
 from guerdon.rewards.zoo.networks import RewardNetwork, perceptron
-
-Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
-"""What g takes [N, F], observations [N, S], next ones [N, S], and 1 where the episode goes on [N]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +74,7 @@ class ShapedReward(RewardNetwork):
         """Cross entropy of telling them apart.
 
         Args:
-            drawn: log pi(a | s) [2 N] and the parts of `Inputs`, the expert's rows first.
+            drawn: log pi(a | s) [2 N] and what `AIRL.inputs_of` gives, the expert's rows first.
         """
         return cross_entropy(self.logits_expert_is_high(*drawn))
 
@@ -126,8 +123,8 @@ class AIRL(ZooModel):
         """How often the discriminator is right; 0.5 where it cannot tell them apart."""
         return {"accuracy": accuracy(self.network.logits_expert_is_high(*drawn))}
 
-    def inputs_of(self, flat: StepBatch) -> Inputs:
-        """What the network takes of flat transitions."""
+    def inputs_of(self, flat: StepBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What g takes [N, F], observations [N, S], next ones [N, S], and 1 where the episode goes on [N]."""
         return (
             self.features(flat, PARTS[self.cfg.inputs]),
             self.obs_features(flat.obs),

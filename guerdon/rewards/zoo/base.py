@@ -185,8 +185,8 @@ class ZooModel(BaseRewardModel):
     def estimate(self, data: Any) -> Any:
         """New transitions with the model's rewards, in the form of `data`."""
         batch = from_items(data)
-        learned = learned_rewards(self.score(batch), batch.done.cpu().numpy(), self.mapping, self.threshold)
-        rewards = torch.from_numpy(learned)
+        done = batch.done.cpu().numpy()
+        rewards = torch.from_numpy(learned_rewards(self.score(batch), done, self.mapping, self.threshold))
         if isinstance(data, StepBatch):
             return replace(batch.to(self.device), env_rewards=rewards)
         return with_rewards(data, rewards)
@@ -236,8 +236,7 @@ class ZooModel(BaseRewardModel):
             len(self.expert_rows)  # raises without demonstrations
         if self.optimizer is None or (self.needs_experience and not len(self.experience)):
             return {}
-        losses: list[Tensor] = []
-        drawn: tuple[Any, ...] = ()
+        losses, drawn = list[Tensor](), tuple[Any, ...]()
         for drawn in self.sample_batches(num_updates):
             losses.append(self.network.gradients(*drawn))
             self.optimizer.fused_step()
@@ -373,8 +372,7 @@ class ZooModel(BaseRewardModel):
     def to_device(self, device: torch.device | str) -> None:
         """Move all tensors, modules and transitions among the attributes to another device."""
         self.device = torch.device(device)
-        for name, value in vars(self).items():
-            setattr(self, name, _moved(value, self.device))
+        vars(self).update(_moved(vars(self), self.device))
         if self.optimizer is not None:  # loading puts its state where the weights are
             self.optimizer.load_state_dict(self.optimizer.state_dict())
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save
 
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import DataError
-from guerdon.core.types import Episode, display_path
+from guerdon.core.types import display_path
 from guerdon.data.datasets.frames import open_store
 from guerdon.data.files import safe_pickle
 from guerdon.data.files.bounds import Allowance, as_array, memory_budget, one_line
@@ -68,31 +68,24 @@ def read_demonstrations(source: Any) -> list[StepBatch]:
 
     An episode that is cut off at the end of the data is kept; its last step then counts as truncated.
     """
-    if isinstance(source, str | Path):
-        return _from_path(Path(source))
-    return _from_items(source)
+    if not isinstance(source, str | Path):
+        return _from_items(source)
+    path = Path(source)
+    if not path.exists():
+        raise DataError(f"there are no demonstrations at {display_path(path)}")
+    if (path / DI_ENGINE_FILE).is_file():
+        path = path / DI_ENGINE_FILE
+    if not path.is_dir():
+        return _from_file(path)
+    arrow = sorted(path.glob("*.arrow"))
+    return [each for file in arrow for each in _from_file(file)] if arrow else _from_store(path)
 
 
 def _from_items(source: Any) -> list[StepBatch]:
-    if isinstance(source, StepBatch):
-        return _whole_episodes(source)
     if isinstance(source, Sequence) and source and not isinstance(source[0], Mapping):
         return [episode for each in source for episode in _whole_episodes(from_items(each))]
-    return _whole_episodes(_cut_at_jumps(from_items(source)))
-
-
-def _from_path(path: Path) -> list[StepBatch]:
-    shown = display_path(path)
-    if not path.exists():
-        raise DataError(f"there are no demonstrations at {shown}")
-    if not path.is_dir():
-        return _from_file(path)
-    if (path / DI_ENGINE_FILE).is_file():
-        return _from_file(path / DI_ENGINE_FILE)
-    arrow = sorted(path.glob("*.arrow"))
-    if not arrow:
-        return _from_store(path)
-    return [episode for file in arrow for episode in _from_file(file)]
+    rows = from_items(source)
+    return _whole_episodes(rows if isinstance(source, StepBatch) else _cut_at_jumps(rows))
 
 
 def _from_file(path: Path) -> list[StepBatch]:
@@ -195,24 +188,23 @@ def _from_store(path: Path) -> list[StepBatch]:
     Step t led to state t: action t was chosen in the state before, action 0 in the initial one; where that
     was not recorded, the first step is left out.
     """
-    shown = display_path(path)
+    shown, found = display_path(path), list[StepBatch]()
     with tempfile.TemporaryDirectory() as copy:
         store, _ = open_store(str(path), None, None, Path(copy))
-        numbers = np.flatnonzero(store.success & store.complete).tolist()
-        if not numbers:
-            raise DataError(f"{shown} has no successful, complete episode to learn from")
-        return [_from_episode(store.read_episode(number), shown) for number in numbers]
-
-
-def _from_episode(episode: Episode, shown: str) -> StepBatch:
-    if episode.actions is None or episode.states is None:
-        lack = "actions" if episode.actions is None else "states"
-        raise DataError(f"{shown} has no {lack} to learn from; collect with collect.keep_states=true")
-    first = 1 if episode.initial_state is None else 0
-    states = episode.states if first else np.concatenate((episode.initial_state[None], episode.states))  # type: ignore[index]
-    rewards = None if episode.env_rewards is None else episode.env_rewards[first:]
-    terminated = episode.terminated is not None and bool(episode.terminated[-1])
-    return _episode(states, episode.actions[first:], rewards, terminated)
+        for number in np.flatnonzero(store.success & store.complete).tolist():
+            each = store.read_episode(number)
+            if each.actions is None or each.states is None:
+                lack = "actions" if each.actions is None else "states"
+                raise DataError(f"{shown} has no {lack} to learn from; collect with collect.keep_states=true")
+            first, states = 1, each.states
+            if each.initial_state is not None:
+                first, states = 0, np.concatenate((each.initial_state[None], each.states))
+            rewards = None if each.env_rewards is None else each.env_rewards[first:]
+            terminated = each.terminated is not None and bool(each.terminated[-1])
+            found.append(_episode(states, each.actions[first:], rewards, terminated))
+    if not found:
+        raise DataError(f"{shown} has no successful, complete episode to learn from")
+    return found
 
 
 def _episode(obs: NDArray[Any], actions: NDArray[Any], rewards: Any, terminated: bool) -> StepBatch:
@@ -232,9 +224,8 @@ def _episode(obs: NDArray[Any], actions: NDArray[Any], rewards: Any, terminated:
 
 def _whole_episodes(rows: StepBatch) -> list[StepBatch]:
     if len(rows.shape) == 1 and len(rows) and not bool(rows.done[-1]):
-        truncated = rows.truncated.clone()
-        truncated[-1] = True
-        rows = replace(rows, truncated=truncated)
+        last = torch.arange(len(rows), device=rows.done.device) == len(rows) - 1
+        rows = replace(rows, truncated=rows.truncated | last)
     episodes = rows.episodes()
     if not episodes:
         raise DataError("the demonstrations hold no finished episode")
@@ -255,13 +246,6 @@ def returns_of(episodes: Sequence[StepBatch]) -> torch.Tensor:
 
 def arrow_rows(path: Path) -> Iterator[Row]:
     """The trajectories of one Arrow file; `infos` are not looked at."""
-    table = _arrow_table(path)
-    for batch in table.to_batches():
-        for row in range(batch.num_rows):
-            yield from batch.slice(row, 1).to_pylist()
-
-
-def _arrow_table(path: Path) -> Any:
     size = path.stat().st_size
     if size > memory_budget():
         raise DataError(f"has {size} bytes, more than fit into memory")
@@ -277,7 +261,9 @@ def _arrow_table(path: Path) -> Any:
         if not _is_listed_numbers(kind):
             raise DataError(f"has the column {name!r} of type {kind}; lists of numbers are needed")
     table.validate(full=True)
-    return table
+    for batch in table.to_batches():
+        for row in range(batch.num_rows):
+            yield from batch.slice(row, 1).to_pylist()
 
 
 def _is_listed_numbers(kind: Any) -> bool:

@@ -105,23 +105,15 @@ class NGU(CuriosityModel):
 
     def stream_rewards(self, batch: StepBatch, state: EpisodicMemory) -> tuple[Tensor, EpisodicMemory]:
         """Rewards [T, N] of streams that go on from the memory `state`, and the memory after them."""
-        novelty, state = self._novelty(batch, state)
-        return self.scaled(novelty), state
+        features = self.obs_features(batch.flat().next_obs)
+        nearest, state = self._neighbours(features, batch, state)
+        return self.scaled(self._novelty(features, nearest).view(batch.shape)), state
 
     def novelty(self, batch: StepBatch) -> Tensor:
         """Of streams that begin here, before scaling, [*L]."""
-        streams = batch.streams()
-        return self._novelty(streams, self.initial_state(streams.shape[1]))[0].view(batch.shape)
-
-    def _novelty(self, streams: StepBatch, memory: EpisodicMemory) -> tuple[Tensor, EpisodicMemory]:
-        """Episodic times lifelong, float32 [T, N], and the memory after."""
-        features = self.obs_features(streams.flat().next_obs)
-        nearest, memory = self._neighbours(features, streams, memory)
-        errors = in_blocks(self.network.lifelong, features)
-        in_life = 1.0 + (errors - self.error_statistics.mean.float()) / self.error_statistics.deviation
-        modulation: Tensor = in_life.clamp(min=1.0).clamp(max=self.cfg.max_modulation)
-        novelty = self._episodic(nearest.flatten(0, 1)) * modulation
-        return novelty.view(streams.shape), memory
+        features = self.obs_features(batch.flat().next_obs)
+        nearest, _ = self._neighbours(features, batch.streams(), self.initial_state(batch.streams().shape[1]))
+        return self._novelty(features, nearest).view(batch.shape)
 
     def _neighbours(
         self, features: Tensor, streams: StepBatch, memory: EpisodicMemory
@@ -129,6 +121,14 @@ class NGU(CuriosityModel):
         """Squared distances of scaled observations [T * N, S] to their neighbours in the episode."""
         phi = in_blocks(self.network, features).view(*streams.shape, -1)
         return nearest_in_episode(phi, streams.done, memory, self.cfg.num_neighbours, self.cfg.memory_size)
+
+    def _novelty(self, features: Tensor, nearest: Tensor) -> Tensor:
+        """Episodic times lifelong, float32 [T * N]."""
+        errors = in_blocks(self.network.lifelong, features)
+        in_life = 1.0 + (errors - self.error_statistics.mean.float()) / self.error_statistics.deviation
+        modulation: Tensor = in_life.clamp(min=1.0).clamp(max=self.cfg.max_modulation)
+        novelty: Tensor = self._episodic(nearest.flatten(0, 1)) * modulation
+        return novelty
 
     def _episodic(self, nearest: Tensor) -> Tensor:
         """From squared distances [R, k], infinite where there is no neighbour, float32 [R]."""
