@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -129,24 +130,23 @@ class FSDPRewardWorker:
     ) -> None:
         self.job, self.rank, self.world_size = job, rank, world_size
         self._meeting: dict[str, Any] = {"address": address, "port": port, "hosted": hosted}
-        self._group: ProcessGroup | None = None
         self._process: FitProcess | None = None
+        self._open = ExitStack()
 
     def init_worker(self) -> None:
         """Connect to the other workers, open the data, build the model and go to `resume_dir`'s step."""
         section = self.job.cfg.distributed
-        self._group = ProcessGroup.join(
-            self.rank,
-            self.world_size,
-            **self._meeting,
-            communication=section.communication,
-            timeout_seconds=section.timeout_seconds,
-        )
-        try:
-            self._process = FitProcess(self.job, self._group)
-        except BaseException:  # Ctrl-C too: the others must not wait for this one
-            self.close()
-            raise
+        with ExitStack() as stack:  # also on Ctrl-C: the others must not wait for this one
+            group = ProcessGroup.join(
+                self.rank,
+                self.world_size,
+                **self._meeting,
+                communication=section.communication,
+                timeout_seconds=section.timeout_seconds,
+            )
+            stack.enter_context(group)
+            self._process = stack.enter_context(FitProcess(self.job, group))
+            self._open = stack.pop_all()
 
     def fit(self) -> FitResult:
         """Train, calibrate, save; the same result on every rank."""
@@ -164,12 +164,8 @@ class FSDPRewardWorker:
 
     def close(self) -> None:
         """Leave the others and remove temporary files."""
-        if self._process is not None:
-            self._process.__exit__()
-            self._process = None
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        self._process = None
+        self._open.close()
 
     def __enter__(self) -> Self:
         self.init_worker()

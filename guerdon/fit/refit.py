@@ -156,14 +156,10 @@ class Refitter:
     def __init__(
         self, reward: RewardConfig, cfg: FitConfig, contract: Contract, folder: Path, seed: int
     ) -> None:
-        """Open the data of the first fit.
+        """Open the data of the first fit, whose settings `cfg` hold for refits too.
 
-        Args:
-            reward: the `reward` section.
-            cfg: the `fit` section; its data, optimiser and calibration hold for refits too.
-            contract: of the model as it is now.
-            folder: of the run; refits go to `refit/step_{N}/`.
-            seed: decides the split, as in the first fit, and the order.
+        `contract` is that of the model as it is now; `seed` decides the split, as in the first fit, and the
+        order. Refits go to `refit/step_{N}/` in `folder`.
         """
         data = cfg.data
         if data.path is None and (data.positive_dir is None or data.negative_dir is None):
@@ -204,12 +200,7 @@ class Refitter:
         self.mined.add(steps, threshold, np.random.default_rng([self._seed, step]))
 
     def refit(self, step: int, checkpoint: Path) -> FitResult | None:
-        """Go on from a checkpoint with the mined frames; None if there is too little to learn from.
-
-        Args:
-            step: of the run.
-            checkpoint: the model as it is now.
-        """
+        """Go on from the present model's checkpoint with the mined frames; None if they are too few."""
         started = time.perf_counter()
         if self.mined.num_false_fires < MIN_FALSE_FIRES:
             count = self.mined.num_false_fires

@@ -48,20 +48,10 @@ class RewardModelTrainer:
 
     After `start` it has an attribute `distributed`, the model over the processes of the group.
 
-    Args:
-        model: what to fit.
-        dataset: all frames of the store, in the store's order.
-        sampler: chooses the training frames of each epoch.
-        val_rows: int [V], frames to validate on.
-        cfg: the `fit` section.
-        contract: goes into every checkpoint.
-        folder: of the run: `metrics.jsonl`, TensorBoard, the feature cache and, unless `cfg.save_dir` says
-            otherwise, `checkpoints/`.
-        seed: decides order, dropout and augmentation.
-        device: where to compute.
-        tensorboard: whether to log there too.
-        group: the processes that share every global batch; None: this one alone.
-        interrupts: tells when to save and stop; None: Ctrl-C stops at once.
+    `sampler` chooses the training rows of each epoch, `val_rows` (int [V]) are validated on. `contract` goes
+    into every checkpoint; `folder` gets metrics, TensorBoard, the feature cache and, unless `cfg.save_dir`
+    says otherwise, `checkpoints/`. `seed` decides order, dropout and augmentation. Without `group` this
+    process is alone; without `interrupts` Ctrl-C stops at once, otherwise after saving.
     """
 
     distributed: DistributedModel

@@ -71,11 +71,7 @@ class ShapedReward(RewardNetwork):
         return reward
 
     def learn(self, *drawn: Tensor) -> Tensor:
-        """Cross entropy of telling them apart.
-
-        Args:
-            drawn: log pi(a | s) [2 N] and what `AIRL.inputs_of` gives, the expert's rows first.
-        """
+        """Cross entropy of telling them apart; log pi(a | s) [2 N] and inputs, the expert's rows first."""
         return cross_entropy(self.logits_expert_is_high(*drawn))
 
     def logits_expert_is_high(self, log_probs: Tensor, *seen: Tensor) -> Tensor:

@@ -56,12 +56,9 @@ class Discriminator(RewardNetwork):
         return logits
 
     def learn(self, expert: Tensor, policy: Tensor, between: Tensor) -> Tensor:
-        """Cross entropy of telling them apart, and the penalty.
+        """Cross entropy of telling features [N, F] apart, and the penalty.
 
-        Args:
-            expert: [N, F].
-            policy: [N, F].
-            between: [N, 1] in 0 to 1; where between the two the penalty looks at the gradient.
+        `between` [N, 1] in 0 to 1 says where between the two the penalty looks at the gradient.
         """
         loss = cross_entropy(self(torch.cat([expert, policy])))
         if self.gradient_penalty:

@@ -61,13 +61,7 @@ class Cost(RewardNetwork):
         return functional.softplus(cost) if self.sign == "positive" else -functional.softplus(-cost)
 
     def learn(self, expert: Tensor, policy: Tensor, log_probs: Tensor) -> Tensor:
-        """The negative log-likelihood of the demonstrations, and the penalty.
-
-        Args:
-            expert: [N, F].
-            policy: [N, F].
-            log_probs: log q of both, [2 N].
-        """
+        """The negative log-likelihood of the demonstrations, and the penalty; [N, F] twice, log q [2 N]."""
         costs_expert_is_low: Tensor = self(torch.cat([expert, policy]))
         loss = negative_log_likelihood(costs_expert_is_low, log_probs)
         return loss + self.cost_penalty * costs_expert_is_low.square().mean()
