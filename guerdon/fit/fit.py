@@ -127,22 +127,12 @@ class FitProcess:
             log.info("the data has no %s; the model looks at %s (reward.model.image_keys)", usual[0], first)
             model_cfg = replace(model_cfg, image_keys=(first,))
         job = self._job = replace(job, model=model_cfg)
-        resting = job.model.only_at_rest
         if group.is_main:  # say it before hours are spent if no camera shows what success is about
             views = {name: probe_store(store, name) for name in job.model.image_keys if name in store.cameras}
             if all(view is not None and view.blind for view in views.values()):
                 for camera in views:
                     log.warning("%s", blind_camera_message(camera))
-        splits = split_store(
-            store,
-            val_fraction=cfg.data.val_fraction,
-            seed=seed,
-            camera=job.model.image_keys[0],
-            only_at_rest=resting,
-        )
-        self._train_rows, self._val_rows = (
-            rows_of(store, splits[name], only_at_rest=resting) for name in ("train", "val")
-        )
+        self._train_rows, self._val_rows, _ = split_rows(store, job.model, cfg, seed)
         self._dataset = RewardDataset(store, cameras=job.model.image_keys, num_frames=job.model.num_frames)
         if cfg.data.debug_save_dir is not None and group.is_main:
             save_training_pictures(self._dataset, Path(cfg.data.debug_save_dir), self._train_rows)
@@ -159,7 +149,7 @@ class FitProcess:
             _contract(job.model, model, self._dataset, self._train_rows, seed),
             folder=job.folder,
             seed=seed,
-            device=_device(cfg, group),
+            device=device_of(cfg, group),
             tensorboard=job.tensorboard,
             group=group,
             interrupts=self._interrupts,
@@ -192,7 +182,7 @@ class FitProcess:
         return result
 
 
-def _device(cfg: FitConfig, group: ProcessGroup) -> torch.device:
+def device_of(cfg: FitConfig, group: ProcessGroup) -> torch.device:
     """`cfg.gpu_id` for a process alone, a GPU for each of several; the CPU where there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -205,6 +195,16 @@ def _device(cfg: FitConfig, group: ProcessGroup) -> torch.device:
             raise ConfigError(f"{group.local_size} processes, but only {torch.cuda.device_count()} GPUs here")
         torch.cuda.set_device(number)
     return torch.device(f"cuda:{number}")
+
+
+def split_rows(
+    store: EpisodeStore, model: RewardModelConfig, cfg: FitConfig, seed: int
+) -> tuple[IntArray, IntArray, int]:
+    """Rows to train and to validate on, and how many episodes there are to train on."""
+    resting, camera, share = model.only_at_rest, model.image_keys[0], cfg.data.val_fraction
+    splits = split_store(store, val_fraction=share, seed=seed, camera=camera, only_at_rest=resting)
+    train, val = (rows_of(store, splits[name], only_at_rest=resting) for name in ("train", "val"))
+    return train, val, len(splits["train"])
 
 
 def sampler_of(store: EpisodeStore, rows: IntArray, cfg: FitConfig, seed: int) -> EpochSampler:

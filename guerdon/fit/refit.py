@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 
 from guerdon.config import FitConfig, RewardConfig
 from guerdon.core.atomic import write_atomic
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import BoolArray, Episode, FloatArray, IntArray, UInt8Array, display_path
-from guerdon.data.datasets.frames import RewardDataset, rows_of, split_store
+from guerdon.data.datasets.frames import RewardDataset
 from guerdon.data.files.checksums import load_npz
 from guerdon.data.store import EpisodeStore, StoreWriter
-from guerdon.fit.fit import FitResult, finish_fit, open_data, sampler_of
+from guerdon.fit.fit import FitResult, device_of, finish_fit, open_data, sampler_of, split_rows
+from guerdon.fit.process_group import ProcessGroup
 from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.image import load_checkpoint
@@ -179,13 +179,7 @@ class Refitter:
                 self._store.content_hash,
                 contract.data_hash,
             )
-        self._splits = split_store(
-            self._store,
-            val_fraction=data.val_fraction,
-            seed=seed,
-            camera=self._model.image_keys[0],
-            only_at_rest=self._model.only_at_rest,
-        )
+        self._split = split_rows(self._store, self._model, cfg, seed)
 
     def metrics(self) -> dict[str, float]:
         """How often, and from how much."""
@@ -212,7 +206,6 @@ class Refitter:
         train, val = self._rows(store)
         model, contract, _ = load_checkpoint(checkpoint, self._model)
         dataset = RewardDataset(store, cameras=self._model.image_keys, num_frames=self._model.num_frames)
-        device = f"cuda:{self._cfg.gpu_id}" if torch.cuda.is_available() else "cpu"
         trainer = RewardModelTrainer(
             model,
             dataset,
@@ -222,7 +215,7 @@ class Refitter:
             replace(contract, data_hash=store.content_hash),
             folder=place,
             seed=self._seed + step,
-            device=device,
+            device=device_of(self._cfg, ProcessGroup()),
             tensorboard=False,
         )
         # The earliest success is that of whole episodes: mined frames have no step.
@@ -243,13 +236,10 @@ class Refitter:
 
     def _rows(self, store: EpisodeStore) -> tuple[IntArray, IntArray]:
         """Rows to train and to validate on, mined ones repeated until they count."""
-        resting, few = self._model.only_at_rest, self._cfg.data.num_samples_per_episode
-        train, val = (
-            rows_of(self._store, self._splits[name], only_at_rest=resting) for name in ("train", "val")
-        )
+        (train, val, num_episodes), few = self._split, self._cfg.data.num_samples_per_episode
         mined = store.starts[self._store.num_episodes + 1 :] - 1  # the last row of each
         apart = held_out(self.mined.group)
-        per_epoch = min(len(train), few * len(self._splits["train"])) if few else len(train)
+        per_epoch = min(len(train), few * num_episodes) if few else len(train)
         own = mined[~apart]
         repeats = round(SHARE / (1 - SHARE) * per_epoch / max(len(own), 1))
         own = np.tile(own, min(max(repeats, 1), MAX_REPEATS))

@@ -49,8 +49,13 @@ class Ensemble(ZooModel):
     Settings = EnsembleSettings
     cfg: EnsembleSettings
 
-    def setup(self) -> None:
-        """The members; demonstrations are loaded later, for all of them."""
+    def __init__(
+        self,
+        config: Mapping[str, Any] | ZooSettings,
+        device: torch.device | str = "cpu",
+        tb_logger: Any = None,
+    ) -> None:
+        super().__init__(config, device, tb_logger)
         self.members = [self._member(number) for number in range(self.cfg.size)]
         self.needs_experts = self.members[0].needs_experts
         self.obs_key = self.members[0].obs_key
@@ -62,7 +67,7 @@ class Ensemble(ZooModel):
         unwanted = sorted({"seed", *SHAPES} & cfg.member.keys())
         if unwanted:
             raise ConfigError(f"reward_model.member.{unwanted[0]} is set for all members: leave it out")
-        passed = {name: getattr(cfg, name) for name in SHAPES}
+        passed = {name: getattr(cfg, name) for name in (*SHAPES, "data_path")}
         section = {**passed, **cfg.member, "seed": cfg.seed * 1_000 + number}
         model = create_reward_model(section, self.device)
         if not isinstance(model, ZooModel) or isinstance(model, Ensemble) or model.history_dependent:
