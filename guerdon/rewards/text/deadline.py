@@ -168,6 +168,7 @@ def _math_check(answer_tag: str | None, max_chars: int) -> Callable[[str, str], 
 
 def _regex_check(pattern: str, flags: int, full: bool, references: bool) -> Callable[[str, str], bool]:
     test = re.fullmatch if full else re.search
+    re.compile(pattern.replace("{reference}", ""), flags)  # the first response does not pay for it
 
     def check(response: str, reference: str) -> bool:
         filled = pattern.replace("{reference}", re.escape(reference)) if references else pattern
