@@ -5,6 +5,7 @@ Frames of one episode resemble each other, so everything here that compares or r
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from guerdon.core import strict_json
 from guerdon.core.errors import DataError
 from guerdon.core.types import FloatArray
 from guerdon.fit.metrics import Float64Array, LabelledScores, confusion, is_success, log_loss_per_frame
@@ -156,7 +158,8 @@ class Threshold:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, ready for strict JSON: NaN becomes None."""
-        return {name: _without_nan(value) for name, value in fields_of(self).items()}
+        plain: dict[str, Any] = json.loads(strict_json.dumps(fields_of(self)))
+        return plain
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Threshold:
@@ -206,7 +209,9 @@ def choose_threshold(
     if bool(positive.all()):
         raise DataError("a threshold needs failure frames, but every frame is labelled as success")
     caveats: list[str] = []
-    threshold = lowest = _lowest_threshold(prob[~positive], target_fpr)
+    negatives = prob[~positive]
+    place = len(negatives) - 1 - math.floor(target_fpr * len(negatives) + 1e-9)  # so many may fire
+    threshold = lowest = float(np.partition(negatives, place)[place])
     if lowest >= float(prob.max()):
         lower = prob[prob < lowest]
         threshold = float(lower.max() if len(lower) else np.nextafter(np.float32(lowest), np.float32(-1)))
@@ -224,7 +229,7 @@ def choose_threshold(
     on_failures = _rare_interval(replayed[1], scores, fired, ~positive & failure, confidence)
     missed = _rare_interval(1 - replayed[2], scores, ~fired, positive, confidence)
     observed = confusion(prob, scores.labels, threshold)
-    enough, reasons = _check_data(scores, observed.false_positive_rate, false_positive[1], target_fpr)
+    missing = _missing_data(scores, observed.false_positive_rate, false_positive[1], target_fpr)
     return Threshold(
         threshold=threshold,
         target_false_positive_rate=target_fpr,
@@ -237,15 +242,9 @@ def choose_threshold(
         true_positive_interval=(1 - missed[1], 1 - missed[0]),
         num_failure_episodes=int((~scores.success).sum()),
         num_success_episodes=int(scores.success.sum()),
-        enough_data=enough,
-        caveat=" ".join(caveats + reasons),
+        enough_data=not missing,
+        caveat=" ".join(caveats + missing),
     )
-
-
-def _lowest_threshold(negatives: FloatArray, target_fpr: float) -> float:
-    """The smallest value that at most `target_fpr` of the negative frames exceed."""
-    allowed = math.floor(target_fpr * len(negatives) + 1e-9)
-    return float(np.partition(negatives, len(negatives) - 1 - allowed)[len(negatives) - 1 - allowed])
 
 
 def _replay(
@@ -327,20 +326,17 @@ def _rare_interval(
     tail = (1 - confidence) / 2
     # The noise of a rate grows with its root, so it is the root that has an interval of even width.
     low, middle, high = np.sqrt(np.quantile(samples, [tail, 0.5, 1 - tail])).tolist()
-    widen = _widening(max(num_hit, 2), tail)  # as few episodes as have a hit tell of it
+    free = max(num_hit, 2)  # as few episodes as have a hit tell of it
+    z = NormalDist().inv_cdf(1 - tail)
+    t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+    # The ratio of the t to the normal quantile, and of the unbiased to the resampled standard deviation.
+    widen = t / z * math.sqrt((free + 1) / free)
     lower_end = max(0.0, middle - widen * (middle - low)) ** 2
     upper_end = (middle + widen * max((high - low) / 2, high - middle)) ** 2
     share = float(hit.sum() / total[hit > 0].sum()) if num_hit else 1.0
     bound = share * binomial_upper_bound(num_hit, num_episodes, tail)
     rate = float(hit.sum() / total.sum())
     return min(rate, lower_end), min(1.0, max(rate, upper_end, bound))
-
-
-def _widening(free: int, tail: float) -> float:
-    """Ratio of the t to the normal quantile, and of the unbiased to the resampled standard deviation."""
-    z = NormalDist().inv_cdf(1 - tail)
-    t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
-    return t / z * math.sqrt((free + 1) / free)
 
 
 def binomial_upper_bound(hits: int, trials: int, tail: float) -> float:
@@ -358,10 +354,8 @@ def binomial_upper_bound(hits: int, trials: int, tail: float) -> float:
     return high
 
 
-def _check_data(
-    scores: LabelledScores, rate: float, upper_end: float, target_fpr: float
-) -> tuple[bool, list[str]]:
-    """Whether the episodes support the promise, and what is missing, in sentences."""
+def _missing_data(scores: LabelledScores, rate: float, upper_end: float, target_fpr: float) -> list[str]:
+    """What the episodes lack to support the promise, in sentences; nothing if they do."""
     counts = {"failure": int((~scores.success).sum()), "success": int(scores.success.sum())}
     reasons = [
         f"Only {count} {kind} episodes: at least {MIN_EPISODES} are needed for an interval that "
@@ -384,13 +378,7 @@ def _check_data(
             f"With {there} episodes the false-positive rate is only known to lie below {upper_end:.2%}, "
             f"more than twice the target of {target_fpr:.2%}.{more}"
         )
-    return not reasons, reasons
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return reasons
 
 
 def _with_nan(value: Any) -> Any:

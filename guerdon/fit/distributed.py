@@ -19,8 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,7 +46,7 @@ from guerdon.fit.process_group import (
     ProcessGroup,
     backend_of,
     end_process,
-    is_peer_lost,
+    explain_lost_peers,
     open_store,
     picklable,
     under_torchrun,
@@ -72,23 +71,19 @@ def run_job(job: FitJob, group: ProcessGroup | None = None) -> FitResult:
     if group is None or group.world_size == 1:
         strategy_of(job.cfg, count)
         if count > 1:
-            _check_devices(job.cfg)
+            gpus = torch.cuda.device_count()
+            if "nccl" in backend_of(job.cfg.distributed.communication) and gpus < count:
+                raise ConfigError(
+                    f"fit.distributed.num_processes is {count}, but there are {gpus} GPUs here: "
+                    "NCCL needs one for each, fit.distributed.communication=gloo uses the CPU"
+                )
             if job.model.precision == "int8":
                 require_int8()
             return launch(job)
         group = ProcessGroup()
-    with _explain_lost_peers(group.rank, group.world_size, job.cfg), FitProcess(job, group) as process:
+    patience = job.cfg.distributed.timeout_seconds
+    with explain_lost_peers(group.rank, group.world_size, patience), FitProcess(job, group) as process:
         return process.run()
-
-
-def _check_devices(cfg: FitConfig) -> None:
-    """Refuse here what every process would fail on."""
-    count, gpus = cfg.distributed.num_processes, torch.cuda.device_count()
-    if "nccl" in backend_of(cfg.distributed.communication) and gpus < count:
-        raise ConfigError(
-            f"fit.distributed.num_processes is {count}, but there are {gpus} GPUs here: "
-            "NCCL needs one for each, fit.distributed.communication=gloo uses the CPU"
-        )
 
 
 def torchrun_group(cfg: FitConfig) -> ProcessGroup:
@@ -106,20 +101,6 @@ def torchrun_group(cfg: FitConfig) -> ProcessGroup:
     return ProcessGroup.join(
         rank, there, communication=section.communication, timeout_seconds=section.timeout_seconds
     )
-
-
-@contextmanager
-def _explain_lost_peers(rank: int, world_size: int, cfg: FitConfig) -> Iterator[None]:
-    """Say what a broken connection means."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_peer_lost(error):
-            raise
-        raise PeerLostError(
-            f"rank {rank} of {world_size} lost contact with the others, one of which died or did not answer "
-            f"within {cfg.distributed.timeout_seconds:g} s: {str(error).splitlines()[0]}"
-        ) from error
 
 
 class FSDPRewardWorker:
@@ -148,27 +129,24 @@ class FSDPRewardWorker:
         hosted: bool = False,
     ) -> None:
         self.job, self.rank, self.world_size = job, rank, world_size
-        self._address, self._port, self._hosted = address, port, hosted
-        self._group: ProcessGroup | None = None
+        self._meeting: dict[str, Any] = {"address": address, "port": port, "hosted": hosted}
         self._process: FitProcess | None = None
+        self._open = ExitStack()
 
     def init_worker(self) -> None:
         """Connect to the other workers, open the data, build the model and go to `resume_dir`'s step."""
         section = self.job.cfg.distributed
-        self._group = ProcessGroup.join(
-            self.rank,
-            self.world_size,
-            address=self._address,
-            port=self._port,
-            hosted=self._hosted,
-            communication=section.communication,
-            timeout_seconds=section.timeout_seconds,
-        )
-        try:
-            self._process = FitProcess(self.job, self._group)
-        except BaseException:  # Ctrl-C too: the others must not wait for this one
-            self.close()
-            raise
+        with ExitStack() as stack:  # also on Ctrl-C: the others must not wait for this one
+            group = ProcessGroup.join(
+                self.rank,
+                self.world_size,
+                **self._meeting,
+                communication=section.communication,
+                timeout_seconds=section.timeout_seconds,
+            )
+            stack.enter_context(group)
+            self._process = stack.enter_context(FitProcess(self.job, group))
+            self._open = stack.pop_all()
 
     def fit(self) -> FitResult:
         """Train, calibrate, save; the same result on every rank."""
@@ -186,12 +164,8 @@ class FSDPRewardWorker:
 
     def close(self) -> None:
         """Leave the others and remove temporary files."""
-        if self._process is not None:
-            self._process.__exit__()
-            self._process = None
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        self._process = None
+        self._open.close()
 
     def __enter__(self) -> Self:
         self.init_worker()
@@ -225,7 +199,7 @@ def run_rank(
     worker = FSDPRewardWorker(
         job, rank=rank, world_size=world_size, address=address, port=port, hosted=hosted
     )
-    with _explain_lost_peers(rank, world_size, job.cfg), worker:
+    with explain_lost_peers(rank, world_size, job.cfg.distributed.timeout_seconds), worker:
         return worker.fit()
 
 
@@ -253,7 +227,8 @@ def launch(job: FitJob) -> FitResult:
                 )
                 while not ranks.join():
                     pass
-            return _read_answer(Path(answers), 0)[0]
+            result: FitResult = pickle.loads((Path(answers) / "0").read_bytes())[0]  # noqa: S301  # our own
+            return result
         except ProcessException as ended:
             _raise_cause(Path(answers), count, ended)
         finally:
@@ -287,13 +262,6 @@ def _run_spawned_rank(
     end_process(0 if failure is None else 1)
 
 
-def _read_answer(answers: Path, rank: int) -> tuple[FitResult, BaseException | None, str]:
-    """Result, error and traceback that a rank left."""
-    answer: Any = pickle.loads((answers / str(rank)).read_bytes())  # noqa: S301  # our own bytes
-    result, failure, trace = answer
-    return result, failure, trace
-
-
 class _RemoteTrace(Exception):
     """Shows where in another process an error arose."""
 
@@ -310,19 +278,18 @@ def _raise_cause(answers: Path, count: int, ended: ProcessException) -> NoReturn
     if not (answers / str(failed)).exists():
         how = "with an error"
         if isinstance(ended, ProcessExitedException):
-            how = (
-                f"by signal {ended.signal_name}" if ended.signal_name else f"with exit code {ended.exit_code}"
-            )
-            if ended.signal_name == "SIGKILL":
-                how += " (out of memory, or somebody killed it)"
+            signalled = ended.signal_name
+            how = f"by signal {signalled}" if signalled else f"with exit code {ended.exit_code}"
+            how += " (out of memory, or somebody killed it)" if signalled == "SIGKILL" else ""
         raise WorkerError(
             f"rank {failed} of {count} of the fit died {how}; the others were ended. "
             "runner.resume_dir goes on from the last checkpoint"
         ) from ended
-    told = [rank for rank in (failed, *range(count)) if (answers / str(rank)).exists()]
-    errors = [
-        (rank, error, trace) for rank in told for _, error, trace in [_read_answer(answers, rank)] if error
-    ]
+    errors: list[tuple[int, BaseException, str]] = []
+    for rank in (failed, *range(count)):
+        if (answers / str(rank)).exists():
+            _, error, trace = pickle.loads((answers / str(rank)).read_bytes())  # noqa: S301  # our own bytes
+            errors += [(rank, error, trace)] if error else []
     rank, error, trace = min(errors, key=lambda each: isinstance(each[1], PeerLostError))
     if not isinstance(error, GuerdonError | RunInterrupted):
         error = WorkerError(f"rank {rank} of {count} failed: {type(error).__name__}: {error}")

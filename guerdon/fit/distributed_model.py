@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from guerdon.config import FitConfig
 from guerdon.core.errors import ConfigError
-from guerdon.fit.layers import use_synced_batch_norm
 from guerdon.fit.process_group import ProcessGroup
 from guerdon.rewards.image import RewardModel
 from guerdon.rewards.image.encoders import BasicBlock, Bottleneck
@@ -107,14 +106,9 @@ class DistributedModel:
         forward: Any = self._forward
         if self._strategy == "ddp" and not torch.is_grad_enabled():
             forward = forward.module  # the copy here is whole: no exchange is needed
-        with self._arithmetic():
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision != "fp32"):
             logits: Tensor = forward(inputs, encoded)
         return logits.float()
-
-    def _arithmetic(self) -> Any:
-        if self._precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self._device.type, torch.bfloat16)
 
     @contextmanager
     def gradient_pass(self, last: bool) -> Iterator[None]:
@@ -124,15 +118,10 @@ class DistributedModel:
         with self._forward.no_sync() if self._strategy == "ddp" and not last else nullcontext():  # type: ignore[operator]
             yield
 
-    @property
-    def loss_factor(self) -> float:
-        """Gradients are averaged over the ranks, and the loss of a global batch is a sum over them."""
-        return float(self._group.world_size)
-
     def is_finite(self) -> bool:
         """Whether all weights are, on all ranks."""
-        bad = sum(not bool(torch.isfinite(_local(value)).all()) for value in self.model.parameters())
-        return sum(self._group.all_gather(bad)) == 0
+        own = [each.to_local() if hasattr(each, "to_local") else each for each in self.model.parameters()]
+        return all(self._group.all_gather(all(bool(torch.isfinite(each).all()) for each in own)))
 
     def weights(self) -> dict[str, Tensor]:
         """The whole weights on every rank; a collective call."""
@@ -162,12 +151,6 @@ def _whole(value: Any) -> Any:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def _local(value: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds."""
-    local: Tensor = value.to_local() if hasattr(value, "to_local") else value
-    return local
-
-
 def _like(value: Any, parameter: Any) -> Any:
     """A whole tensor cut into shards as its parameter is; single numbers stay as they are."""
     if not isinstance(value, Tensor) or value.dim() == 0:
@@ -178,3 +161,104 @@ def _like(value: Any, parameter: Any) -> Any:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+
+
+# BatchNorm over all ranks
+
+
+class SyncedBatchNorm(nn.BatchNorm2d):
+    """BatchNorm over the frames of all ranks. torch's own (`SyncBatchNorm`) refuses to run on a CPU."""
+
+    group: dist.ProcessGroup | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, C, H, W] -> the same; n may be 0 on a rank that has no frame of the last batch."""
+        if not self.training:
+            return super().forward(x)
+        y, mean, var, count = _Normalise.apply(x, self.weight, self.bias, self.eps, self.group)  # type: ignore[no-untyped-call]
+        if self.running_mean is not None and self.running_var is not None:
+            momentum = self.momentum
+            assert momentum is not None  # no encoder asks for a plain average over time
+            with torch.no_grad():
+                self.running_mean.lerp_(mean, momentum)
+                self.running_var.lerp_(var * (count / (count - 1).clamp(min=1)), momentum)
+                if self.num_batches_tracked is not None:
+                    self.num_batches_tracked.add_(1)
+        result: Tensor = y
+        return result
+
+
+class _Normalise(torch.autograd.Function):
+    """Normalisation by the mean and variance of all ranks' values, with its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: dist.ProcessGroup | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        values, channels = x.to(dtype), x.shape[1]
+        own = torch.zeros(2 * channels + 1, dtype=torch.float64, device=x.device)
+        own[-1] = number = values.numel() // channels
+        if number:
+            shift = values.mean((0, 2, 3))
+            centred = values - shift[:, None, None]
+            first, second = _sums(centred, centred)
+            own[:channels] = shift + first / number
+            own[channels:-1] = second / number - (first / number).square()
+        everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(everyone, own, group=group)
+        means, variances, counts = torch.split(torch.stack(everyone), [channels, channels, 1], dim=1)
+        count = counts.sum()
+        mean = (means * counts).sum(0) / count
+        var = ((variances + (means - mean).square()) * counts).sum(0) / count
+        scale = torch.rsqrt(var + eps).to(dtype)
+        normal = (values - mean.to(dtype)[:, None, None]) * scale[:, None, None]
+        ctx.save_for_backward(normal, weight, scale, count)
+        ctx.group, ctx.dtype = group, x.dtype
+        y = torch.addcmul(bias.to(dtype)[:, None, None], normal, weight.to(dtype)[:, None, None])
+        statistics = mean.to(dtype), var.to(dtype), count.to(dtype)
+        ctx.mark_non_differentiable(*statistics)
+        return y.to(x.dtype), *statistics
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        normal, weight, scale, count = ctx.saved_tensors
+        grad = gradients[0].to(normal.dtype)
+        own = _sums(grad, normal)
+        sums = own.clone()
+        dist.all_reduce(sums, group=ctx.group)
+        shared = (sums / count).to(normal.dtype)
+        inner = grad - shared[0][:, None, None] - normal * shared[1][:, None, None]
+        of_x = inner * (weight.to(normal.dtype) * scale)[:, None, None]
+        of_bias, of_weight = own.to(weight.dtype)
+        return of_x.to(ctx.dtype), of_weight, of_bias, None, None
+
+
+def _sums(x: Tensor, y: Tensor) -> Tensor:
+    """Sums of `x` and of `x * y` ([n, C, H, W]) over all but the channels, in double precision -> [2, C].
+
+    As torch's own BatchNorm has them on a CPU: where a channel hardly varies, the last digits decide.
+    """
+    axes = (0, 2, 3)
+    return torch.stack([x.sum(axes, dtype=torch.float64), (x * y).sum(axes, dtype=torch.float64)])
+
+
+def use_synced_batch_norm(model: nn.Module, group: dist.ProcessGroup | None) -> int:
+    """Let every BatchNorm of `model` that is trained see the frames of all ranks; returns how many do."""
+    count = 0
+    for module in model.modules():
+        if type(module) is nn.BatchNorm2d and trains_batch_norm(module):
+            module.__class__ = SyncedBatchNorm  # the same weights, statistics and names; another forward
+            vars(module)["group"] = group
+            count += 1
+    return count
+
+
+def trains_batch_norm(model: nn.Module) -> bool:
+    """Whether any BatchNorm takes its statistics from the training batches."""
+    return any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm)
+        and module.affine
+        and bool(module.weight.requires_grad)
+        for module in model.modules()
+    )

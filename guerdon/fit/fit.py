@@ -78,11 +78,6 @@ class FitJob:
     tensorboard: bool = True
     """Whether to log there beside `metrics.jsonl`."""
 
-    @property
-    def checkpoints(self) -> Path:
-        """Where `step_{N}/` and `best_model/` go."""
-        return self.folder / "checkpoints" if self.cfg.save_dir is None else Path(self.cfg.save_dir)
-
 
 def fit_reward_model(
     model_cfg: RewardModelConfig,
@@ -104,30 +99,11 @@ def fit_reward_model(
     for name, given, wanted in (("model_cfg", model_cfg, RewardModelConfig), ("cfg", cfg, FitConfig)):
         if not isinstance(given, wanted):
             raise ConfigError(f"{name} must be a {wanted.__name__}, not {given!r:.80}")
-    return run_job(
-        FitJob(
-            model=model_cfg,
-            cfg=cfg,
-            folder=Path(folder),
-            seed=seed,
-            resume_dir=None if resume_dir is None else Path(resume_dir),
-            tensorboard=tensorboard,
-        ),
-        group,
+    resume = None if resume_dir is None else Path(resume_dir)
+    job = FitJob(
+        model=model_cfg, cfg=cfg, folder=Path(folder), seed=seed, resume_dir=resume, tensorboard=tensorboard
     )
-
-
-def _with_a_camera(job: FitJob, store: EpisodeStore) -> FitJob:
-    """The job; where no camera was named and the data has none of the usual name, with the data's first one.
-
-    Cameras of robots have names of their own, which the commands of RLinf's real-world workflow do not give.
-    """
-    usual = RewardModelConfig().image_keys
-    if job.model.image_keys != usual or usual[0] in store.cameras or not store.cameras:
-        return job
-    first = next(iter(store.cameras))
-    log.info("the data has no %s; the model looks at %s (reward.model.image_keys)", usual[0], first)
-    return replace(job, model=replace(job.model, image_keys=(first,)))
+    return run_job(job, group)
 
 
 class FitProcess:
@@ -144,20 +120,19 @@ class FitProcess:
             require_int8()
         store, self._faults = group.local_main_first(lambda: open_data(job.model, cfg, job.folder))
         group.require_same("data set (content hash)", store.content_hash)
-        job = self._job = _with_a_camera(job, store)
-        resting = job.model.only_at_rest
-        if group.is_main:
-            _warn_if_blind(store, [name for name in job.model.image_keys if name in store.cameras])
-        splits = split_store(
-            store,
-            val_fraction=cfg.data.val_fraction,
-            seed=seed,
-            camera=job.model.image_keys[0],
-            only_at_rest=resting,
-        )
-        self._train_rows, self._val_rows = (
-            rows_of(store, splits[name], only_at_rest=resting) for name in ("train", "val")
-        )
+        usual, model_cfg = RewardModelConfig().image_keys, job.model
+        if model_cfg.image_keys == usual and usual[0] not in store.cameras and store.cameras:
+            # Cameras of robots have names of their own, which RLinf's real-world workflow does not give.
+            first = next(iter(store.cameras))
+            log.info("the data has no %s; the model looks at %s (reward.model.image_keys)", usual[0], first)
+            model_cfg = replace(model_cfg, image_keys=(first,))
+        job = self._job = replace(job, model=model_cfg)
+        if group.is_main:  # say it before hours are spent if no camera shows what success is about
+            views = {name: probe_store(store, name) for name in job.model.image_keys if name in store.cameras}
+            if all(view is not None and view.blind for view in views.values()):
+                for camera in views:
+                    log.warning("%s", blind_camera_message(camera))
+        self._train_rows, self._val_rows, _ = split_rows(store, job.model, cfg, seed)
         self._dataset = RewardDataset(store, cameras=job.model.image_keys, num_frames=job.model.num_frames)
         if cfg.data.debug_save_dir is not None and group.is_main:
             save_training_pictures(self._dataset, Path(cfg.data.debug_save_dir), self._train_rows)
@@ -165,25 +140,16 @@ class FitProcess:
         model = build_model(job.model)
         if job.model.precision == "int8":
             require_int8(model.resnet)
-        sampler = EpochSampler(
-            rows=self._train_rows,
-            positive=store.labels[self._train_rows] >= 0.5,
-            episode=store.episode[self._train_rows],
-            num_samples_per_episode=cfg.data.num_samples_per_episode,
-            fail_success_ratio=cfg.data.fail_success_ratio,
-            seed=seed,
-        )
         self.trainer = RewardModelTrainer(
             model,
             self._dataset,
-            sampler,
+            sampler_of(store, self._train_rows, cfg, seed),
             self._val_rows,
             cfg,
             _contract(job.model, model, self._dataset, self._train_rows, seed),
             folder=job.folder,
-            checkpoints=job.checkpoints,
             seed=seed,
-            device=_device(cfg, group),
+            device=device_of(cfg, group),
             tensorboard=job.tensorboard,
             group=group,
             interrupts=self._interrupts,
@@ -206,19 +172,17 @@ class FitProcess:
         return self._group.on_main(self._finish)
 
     def _finish(self) -> FitResult:
-        job, dataset = self._job, self._dataset
-        result = finish_fit(self.trainer, dataset.store, self._val_rows, tuple(self._faults), self._started)
+        job, dataset, rows = self._job, self._dataset, (self._train_rows, self._val_rows)
+        result = finish_fit(self.trainer, dataset.store, self._val_rows, self._faults, self._started)
         if job.model.precision == "int8":
             try:
-                quantize_checkpoint(
-                    result.checkpoint, dataset, self._train_rows, self._val_rows, seed=job.seed
-                )
+                quantize_checkpoint(result.checkpoint, dataset, *rows, seed=job.seed)
             except DataError as error:
                 log.warning("the model is saved, but without an int8 version: %s", error)
         return result
 
 
-def _device(cfg: FitConfig, group: ProcessGroup) -> torch.device:
+def device_of(cfg: FitConfig, group: ProcessGroup) -> torch.device:
     """`cfg.gpu_id` for a process alone, a GPU for each of several; the CPU where there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -231,6 +195,28 @@ def _device(cfg: FitConfig, group: ProcessGroup) -> torch.device:
             raise ConfigError(f"{group.local_size} processes, but only {torch.cuda.device_count()} GPUs here")
         torch.cuda.set_device(number)
     return torch.device(f"cuda:{number}")
+
+
+def split_rows(
+    store: EpisodeStore, model: RewardModelConfig, cfg: FitConfig, seed: int
+) -> tuple[IntArray, IntArray, int]:
+    """Rows to train and to validate on, and how many episodes there are to train on."""
+    resting, camera, share = model.only_at_rest, model.image_keys[0], cfg.data.val_fraction
+    splits = split_store(store, val_fraction=share, seed=seed, camera=camera, only_at_rest=resting)
+    train, val = (rows_of(store, splits[name], only_at_rest=resting) for name in ("train", "val"))
+    return train, val, len(splits["train"])
+
+
+def sampler_of(store: EpisodeStore, rows: IntArray, cfg: FitConfig, seed: int) -> EpochSampler:
+    """Draws the training frames of each epoch from `rows`."""
+    return EpochSampler(
+        rows=rows,
+        positive=store.labels[rows] >= 0.5,
+        episode=store.episode[rows],
+        num_samples_per_episode=cfg.data.num_samples_per_episode,
+        fail_success_ratio=cfg.data.fail_success_ratio,
+        seed=seed,
+    )
 
 
 def open_data(model_cfg: RewardModelConfig, cfg: FitConfig, folder: Path) -> tuple[EpisodeStore, list[Fault]]:
@@ -254,15 +240,6 @@ def open_data(model_cfg: RewardModelConfig, cfg: FitConfig, folder: Path) -> tup
     return store, faults
 
 
-def _warn_if_blind(store: EpisodeStore, cameras: Sequence[str]) -> None:
-    """Say it before hours are spent if no camera seems to show what success is about."""
-    views = {camera: probe_store(store, camera) for camera in cameras}
-    blind = [camera for camera, view in views.items() if view is not None and view.blind]
-    if blind and len(blind) == len(views):
-        for camera in blind:
-            log.warning("%s", blind_camera_message(camera))
-
-
 def find_checkpoint(place: Path) -> Path:
     """A checkpoint file, or the latest step of a folder of checkpoints or of a run."""
     if place.is_file():
@@ -280,8 +257,7 @@ def _contract(
     model_cfg: RewardModelConfig, model: RewardModel, dataset: RewardDataset, rows: IntArray, seed: int
 ) -> Contract:
     """What a user of the model must match, with the statistics of the frames it was fitted to."""
-    few = np.sort(np.random.default_rng(seed).permutation(rows)[:STATISTICS_FRAMES])
-    store = dataset.store
+    store, few = dataset.store, _few(rows, seed)
     frames = {name: store.frames(name, dataset.rows[few]) for name in dataset.cameras}
     return Contract.of(
         model,
@@ -292,16 +268,20 @@ def _contract(
     )
 
 
+def _few(rows: IntArray, seed: int) -> IntArray:
+    return np.sort(np.random.default_rng(seed).permutation(rows)[:STATISTICS_FRAMES])
+
+
 def finish_fit(
     trainer: RewardModelTrainer,
     store: EpisodeStore,
     val_rows: IntArray,
-    faults: tuple[Fault, ...],
+    faults: Sequence[Fault],
     started: float,
     known: Mapping[str, Any] | None = None,
 ) -> FitResult:
     """Calibrate the best model on the held-out episodes and save it with its metrics; some may be `known`."""
-    cfg, seed, checkpoints = trainer.cfg, trainer.seed, trainer.checkpoints
+    seed, checkpoints, section = trainer.seed, trainer.checkpoints, trainer.cfg.calibration
     extra = trainer.load_best()
     logits = trainer.score(val_rows)
     labels, episode = store.labels[val_rows], store.episode[val_rows]
@@ -314,7 +294,6 @@ def finish_fit(
         step=store.step[val_rows],
         success=store.success[numbers],
     )
-    section = cfg.calibration
     threshold = choose_threshold(
         scores,
         target_fpr=section.target_false_positive_rate,
@@ -333,8 +312,7 @@ def finish_fit(
             "Do the cameras show the goal? Are there enough episodes and passes?",
             metrics["auc"],
         )
-    few = np.sort(np.random.default_rng(seed).permutation(val_rows)[:STATISTICS_FRAMES])
-    feature_mean, feature_std = trainer.feature_statistics(few)
+    feature_mean, feature_std = trainer.feature_statistics(_few(val_rows, seed))
     contract = replace(
         trainer.contract,
         threshold=threshold.threshold,
@@ -355,6 +333,6 @@ def finish_fit(
         train_accuracy=float(extra["train_acc"]),
         num_steps=trainer.progress.step,
         best_step=int(extra["progress"]["best_step"]),
-        faults=faults,
+        faults=tuple(faults),
         seconds=time.perf_counter() - started,
     )

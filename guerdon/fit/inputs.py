@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from guerdon.config import AugmentConfig
-from guerdon.core.atomic import storage_error
+from guerdon.core.atomic import storage_errors
 from guerdon.core.progress import progress
 from guerdon.core.types import IntArray
 from guerdon.data.datasets.frames import RewardDataset
-from guerdon.fit.layers import BatchRandom
+from guerdon.data.datasets.sampling import Share
 from guerdon.fit.process_group import ProcessGroup
 from guerdon.rewards.image import RewardModel
 
@@ -26,115 +27,108 @@ FEATURES_FILE = "features.f32"
 """In the run's folder; on a second machine `features-{rank}.f32`, in case they share the disk."""
 
 
-class FeatureCache:
-    """Features of all frames of a data set, float32 [views, frames, *feature_shape], in a mapped file.
+# Random numbers: they belong to a frame's position in the global batch, not to a process or a pass.
 
-    View 0 is of the frame as it is; further views are of augmented copies, drawn from at random in training.
-    The file lives as long as the fit: it is made anew for each one, since it costs one pass and depends on
-    the encoder's weights. The processes of a machine share one file, and the work of filling it.
-    """
 
-    def __init__(
-        self,
-        model: RewardModel,
-        dataset: RewardDataset,
-        cfg: AugmentConfig,
-        folder: Path,
-        *,
-        seed: int,
-        device: torch.device,
-        group: ProcessGroup,
-    ) -> None:
-        self.num_views = 1 + (cfg.num_views if is_active(cfg) else 0)
-        self._path = folder / (f"features-{group.local_main}.f32" if group.local_main else FEATURES_FILE)
-        self._shape = (self.num_views, len(dataset), *model.feature_shape)
-        self._group = group
-        self._map: NDArray[Any] = group.local_main_first(self._open)
-        model.eval()
-        with torch.no_grad():
-            for view in range(self.num_views):
-                self._encode(model, dataset, cfg, view, seed, device)
-        group.barrier()
+@dataclass
+class BatchRandom:
+    """What the random numbers of an optimiser step follow from; the trainer advances it."""
 
-    def _open(self) -> NDArray[Any]:
-        """Make the file; on all but the first process of a machine, map the one that is there."""
-        path = self._path
-        try:
-            if self._group.local_rank > 0:
-                return np.memmap(path, np.float32, mode="r+", shape=self._shape)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            array: NDArray[Any] = np.memmap(path, np.float32, mode="w+", shape=self._shape)
-            with path.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, array.nbytes)  # a full disk shows here
-            return array
-        except OSError as error:
-            raise storage_error(path, error) from error
+    seed: int
+    step: int = 0
+    share: Share = field(default_factory=lambda: Share.of(np.zeros(0, np.int64)))
 
-    def _encode(
-        self,
-        model: RewardModel,
-        dataset: RewardDataset,
-        cfg: AugmentConfig,
-        view: int,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        group, what = self._group, f"encoding view {view + 1}/{self.num_views}"
-        mine = range(group.local_rank * ENCODE_BATCH, len(dataset), group.local_size * ENCODE_BATCH)
-        for start in progress(mine, what, unit="batch", quiet=not group.is_main):
-            draw = np.random.SeedSequence([seed, view, start]).generate_state(1)
-            generator = torch.Generator().manual_seed(int(draw[0]))
-            indices = np.arange(start, min(start + ENCODE_BATCH, len(dataset)))
-            frames = {
-                name: torch.from_numpy(images) for name, images in dataset.batch(indices).frames.items()
-            }
-            if view:
-                frames = {name: augment(images, cfg, generator) for name, images in frames.items()}
-            features = model.encode(model.preprocess(frames).to(device))
-            self._map[view, indices] = features.float().cpu().numpy()
+    def generator(self, *purpose: int) -> torch.Generator:
+        """Random numbers for the step's whole global batch, the same on every rank."""
+        sequence = np.random.SeedSequence([self.seed, self.step, *purpose])
+        return torch.Generator().manual_seed(int(sequence.generate_state(1)[0]))
 
-    def read(self, rows: IntArray, view: IntArray | None = None) -> Tensor:
-        """Features of the frames `rows` (int [n]), of the given views ([n]) or as they are -> [n, *shape]."""
-        views = np.zeros(len(rows), np.int64) if view is None else view
-        return torch.from_numpy(self._map[views, rows])
 
-    def close(self) -> None:
-        """Remove the file."""
-        del self._map
-        if self._group.local_rank == 0:
-            self._path.unlink(missing_ok=True)
+class FrameDropout(nn.Module):
+    """Dropout whose mask is drawn for the whole global batch, of which this pass takes its rows."""
+
+    def __init__(self, p: float, random: BatchRandom, number: int) -> None:
+        super().__init__()
+        self.p, self._random, self._number = p, random, number
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, D] -> [n, D]."""
+        if not self.training:
+            return x
+        share = self._random.share
+        generator = self._random.generator(1, self._number)
+        mask = torch.empty(share.total, *x.shape[1:]).bernoulli_(1 - self.p, generator=generator)
+        return x * (mask[torch.from_numpy(share.positions)] / (1 - self.p)).to(x)
+
+
+def use_frame_dropout(model: nn.Module, random: BatchRandom) -> None:
+    """Let every dropout of `model` draw for the global batch."""
+    number = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Dropout) and child.p > 0:
+                setattr(parent, name, FrameDropout(child.p, random, number).train(child.training))
+                number += 1
+
+
+# Frames and features
 
 
 class Inputs:
     """Reads frames of a data set for a model; random changes follow from `random`.
 
-    Attributes:
-        cache: features of all frames, if the encoder is frozen.
+    With a frozen encoder they can be encoded once: features float32 [views, frames, *feature_shape], in a
+    mapped file. View 0 is of the frame as it is; further views are of augmented copies, drawn from at random
+    in training. The file lives as long as the fit: it costs one pass and depends on the encoder's weights.
+    The processes of a machine share one file, and the work of filling it.
     """
 
     def __init__(
         self, dataset: RewardDataset, changes: AugmentConfig, random: BatchRandom, device: torch.device
     ) -> None:
-        self.cache: FeatureCache | None = None
         self._dataset, self._changes, self._random, self._device = dataset, changes, random, device
+        self._features: NDArray[Any] | None = None
+        self._file: Path | None = None  # to be removed by this process
 
     @property
     def encoded(self) -> bool:
         """Whether what is read are features."""
-        return self.cache is not None
+        return self._features is not None
+
+    def encode(self, model: RewardModel, folder: Path, group: ProcessGroup) -> None:
+        """Encode all frames; a collective call."""
+        path = folder / (f"features-{group.local_main}.f32" if group.local_main else FEATURES_FILE)
+        num_views = 1 + (self._changes.num_views if is_active(self._changes) else 0)
+        count, is_first = len(self._dataset), group.local_rank == 0
+        shape = (num_views, count, *model.feature_shape)
+        features = self._features = group.local_main_first(lambda: _map_file(path, shape, new=is_first))
+        self._file = path if is_first else None
+        mine = range(group.local_rank * ENCODE_BATCH, count, group.local_size * ENCODE_BATCH)
+        model.eval()
+        for view in range(num_views):
+            what = f"encoding view {view + 1}/{num_views}"
+            for start in progress(mine, what, unit="batch", quiet=not group.is_main):
+                draw = np.random.SeedSequence([self._random.seed, view, start]).generate_state(1)
+                generator = torch.Generator().manual_seed(int(draw[0]))
+                rows = np.arange(start, min(start + ENCODE_BATCH, count))
+                frames = self._frames(rows)
+                if view:
+                    frames = {name: augment(each, self._changes, generator) for name, each in frames.items()}
+                with torch.no_grad():
+                    encoded = model.encode(model.preprocess(frames).to(self._device))
+                features[view, rows] = encoded.float().cpu().numpy()
+        group.barrier()
 
     def read(self, rows: IntArray, model: RewardModel, *, train: bool) -> Tensor:
         """Features of the frames `rows` (int [n]) where there are some, otherwise pixels for `model`."""
         share = self._random.share
-        if self.cache is not None:
-            view = None
-            if train and self.cache.num_views > 1:
-                views = np.random.default_rng([self._random.seed, self._random.step]).integers(
-                    1, self.cache.num_views, share.total
-                )
-                view = views[share.positions]
-            return self.cache.read(rows, view).to(self._device)
-        frames = {name: torch.from_numpy(images) for name, images in self._dataset.batch(rows).frames.items()}
+        if self._features is not None:
+            views = np.zeros(len(rows), np.int64)
+            if train and len(self._features) > 1:
+                rng = np.random.default_rng([self._random.seed, self._random.step])
+                views = rng.integers(1, len(self._features), share.total)[share.positions]
+            return torch.from_numpy(self._features[views, rows]).to(self._device)
+        frames = self._frames(rows)
         if train:
             generator, positions = self._random.generator(0), torch.from_numpy(share.positions)
             frames = {
@@ -143,11 +137,25 @@ class Inputs:
             }
         return model.preprocess(frames).to(self._device)
 
+    def _frames(self, rows: IntArray) -> dict[str, Tensor]:
+        return {name: torch.from_numpy(images) for name, images in self._dataset.batch(rows).frames.items()}
+
     def close(self) -> None:
         """Remove the features."""
-        if self.cache is not None:
-            self.cache.close()
-            self.cache = None
+        self._features = None
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+
+def _map_file(path: Path, shape: tuple[int, ...], *, new: bool) -> NDArray[Any]:
+    with storage_errors(path):
+        if not new:
+            return np.memmap(path, np.float32, mode="r+", shape=shape)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        array: NDArray[Any] = np.memmap(path, np.float32, mode="w+", shape=shape)
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, array.nbytes)  # a full disk shows here
+        return array
 
 
 # Augmentation, on whole batches of uint8 images
@@ -181,25 +189,11 @@ def augment(
     """
     if not is_active(cfg):
         return frames
-    if frames.dim() == 5:
-        flat = frames.permute(0, 2, 3, 1, 4).flatten(3)
-        changed = _augment(flat, cfg, generator, positions, total, frames.shape[1])
-        return changed.reshape(*flat.shape[:3], *frames.shape[1::3]).permute(0, 3, 1, 2, 4)
-    return _augment(frames, cfg, generator, positions, total, 1)
-
-
-def _augment(
-    frames: Tensor,
-    cfg: AugmentConfig,
-    generator: torch.Generator,
-    positions: Tensor | None,
-    total: int | None,
-    num_frames: int,
-) -> Tensor:
-    """uint8 [N, H, W, c] -> the same changed; c are the channels of all frames of a stack."""
+    stacks = frames if frames.dim() == 5 else frames[:, None]  # the frames of a stack are channels of one
+    num_frames, place = stacks.shape[1], slice(None) if positions is None else positions
     count = len(frames) if total is None else total
-    place = slice(None) if positions is None else positions
-    pixels = frames.permute(0, 3, 1, 2).float()
+    flat = stacks.permute(0, 2, 3, 1, 4).flatten(3)
+    pixels = flat.permute(0, 3, 1, 2).float()
     if cfg.shift_pixels or cfg.crop_fraction:
         pixels = _move(pixels, cfg, torch.rand(count, 3, generator=generator)[place] * 2 - 1)
     if cfg.color:
@@ -208,7 +202,8 @@ def _augment(
     if cfg.blur:
         chosen = torch.rand(count, generator=generator)[place] < cfg.blur
         pixels = torch.where(chosen[:, None, None, None], _blurred(pixels), pixels)
-    return pixels.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+    changed = pixels.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+    return changed.reshape(*flat.shape[:3], num_frames, -1).permute(0, 3, 1, 2, 4).reshape(frames.shape)
 
 
 def _move(pixels: Tensor, cfg: AugmentConfig, uniform: Tensor) -> Tensor:

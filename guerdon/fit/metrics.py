@@ -39,22 +39,14 @@ class LabelledScores:
     """bool [E]; whether the episode counts as a success."""
 
     def __post_init__(self) -> None:
-        dtypes = {
-            "prob_success": np.float32,
-            "labels": np.float32,
-            "episode": np.int64,
-            "step": np.int64,
-            "success": np.bool_,
-        }
-        for name, dtype in dtypes.items():
-            value = getattr(self, name)
-            if not isinstance(value, np.ndarray) or value.dtype != np.dtype(dtype) or value.ndim != 1:
-                raise DataError(f"LabelledScores.{name} must be a numpy array {np.dtype(dtype)} [*]")
-            if name != "success" and len(value) != len(self.labels):
-                raise DataError(
-                    f"LabelledScores.{name} has {len(value)} frames, labels has {len(self.labels)}"
-                )
-        if len(self.labels) == 0:
+        names = ("prob_success", "labels", "episode", "step", "success")
+        for name, dtype in zip(names, ("float32", "float32", "int64", "int64", "bool"), strict=True):
+            value, count = getattr(self, name), len(self.labels)
+            if not isinstance(value, np.ndarray) or value.dtype != dtype or value.ndim != 1:
+                raise DataError(f"LabelledScores.{name} must be a numpy array {dtype} [*]")
+            if name != "success" and len(value) != count:
+                raise DataError(f"LabelledScores.{name} has {len(value)} frames, labels has {count}")
+        if not len(self.labels):
             raise DataError("LabelledScores holds no frame")
         for name in ("prob_success", "labels"):
             value = getattr(self, name)
@@ -99,17 +91,17 @@ class Confusion(NamedTuple):
     @property
     def true_positive_rate(self) -> float:
         """Share of success frames that fire."""
-        return _ratio(self.true_positive, self.true_positive + self.false_negative)
+        return float(_ratio(self.true_positive, self.true_positive + self.false_negative))
 
     @property
     def false_positive_rate(self) -> float:
         """Share of failure frames that fire."""
-        return _ratio(self.false_positive, self.false_positive + self.true_negative)
+        return float(_ratio(self.false_positive, self.false_positive + self.true_negative))
 
     @property
     def precision(self) -> float:
         """Share of fires that are right."""
-        return _ratio(self.true_positive, self.true_positive + self.false_positive)
+        return float(_ratio(self.true_positive, self.true_positive + self.false_positive))
 
 
 class Curve(NamedTuple):
@@ -164,14 +156,14 @@ def roc_curve(prob: ArrayLike, labels: ArrayLike) -> Curve:
     """True- over false-positive rate, from nothing fires (0, 0) to everything fires (1, 1)."""
     thresholds, fired, hits = _sweep(prob, labels)
     num_negative = fired[-1] - hits[-1]
-    return Curve(_ratios(fired - hits, num_negative), _ratios(hits, hits[-1]), thresholds)
+    return Curve(_ratio(fired - hits, num_negative), _ratio(hits, hits[-1]), thresholds)
 
 
 def pr_curve(prob: ArrayLike, labels: ArrayLike) -> Curve:
     """Precision over recall; begins at recall 0 with precision 1 by convention."""
     thresholds, fired, hits = _sweep(prob, labels)
     precision = np.concatenate([[1.0], hits[1:] / fired[1:]])
-    return Curve(_ratios(hits, hits[-1]), precision, thresholds)
+    return Curve(_ratio(hits, hits[-1]), precision, thresholds)
 
 
 def average_precision(prob: ArrayLike, labels: ArrayLike) -> float:
@@ -236,9 +228,10 @@ def detection_delay(scores: LabelledScores, threshold: float) -> Float64Array:
     first = _first_step(scores, scores.positive)
     late = fires(scores.prob_success, threshold) & (scores.step >= first[scores.episode])
     fire = _first_step(scores, late)
-    delay = np.where(np.isfinite(fire), fire, np.nan) - np.where(np.isfinite(first), first, np.nan)
-    result: Float64Array = delay[scores.success]
-    return result
+    delay: Float64Array = np.where(np.isfinite(fire), fire, np.nan) - np.where(
+        np.isfinite(first), first, np.nan
+    )
+    return delay[scores.success]
 
 
 def early_fires(scores: LabelledScores, threshold: float) -> IntArray:
@@ -331,12 +324,8 @@ def _sweep(prob: ArrayLike, labels: ArrayLike) -> tuple[Float64Array, IntArray, 
     return thresholds, np.append(0, ends + 1), np.append(0, hits[ends])
 
 
-def _ratios(values: IntArray, total: int) -> Float64Array:
-    return values / total if total else np.full(len(values), np.nan)
-
-
-def _ratio(value: int, total: int) -> float:
-    return value / total if total else float("nan")
+def _ratio(value: Any, total: int) -> Any:
+    return value / total if total else value * np.nan
 
 
 def _mean(values: NDArray[Any]) -> float:

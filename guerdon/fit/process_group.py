@@ -10,8 +10,8 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
@@ -120,37 +120,30 @@ class ProcessGroup:
 
     def on_main(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0 alone and give every rank its result; its error is raised on all ranks."""
-        if not self._joined:
-            return make()
-        answer: list[Any] = [None, None]
-        if self.is_main:
-            try:
-                answer[0] = make()
-            except Exception as error:
-                dist.broadcast_object_list([None, picklable(error)], src=0)
-                raise
-        dist.broadcast_object_list(answer, src=0)
-        if answer[1] is not None:
-            raise answer[1]
+        answer: list[Any] = [self._run_if(self.is_main, make)]
+        if self._joined:
+            dist.broadcast_object_list(answer, src=0)
         result: T = answer[0]
         return result
 
     def local_main_first(self, make: Callable[[], T]) -> T:
         """Call `make` on one process per machine, then on the others, which find its files there."""
-        if not self._joined:
-            return make()
-        result: T | None = None
-        for turn in (True, False):
-            error: Exception | None = None
-            if (self.rank == self.local_main) is turn:
-                try:
-                    result = make()
-                except Exception as caught:
-                    error = caught
-            errors = [other for other in self.all_gather(error and picklable(error)) if other is not None]
-            if errors:
-                raise error or errors[0]
-        return result  # type: ignore[return-value]  # one of the turns was ours
+        is_first = self.rank == self.local_main
+        first, later = self._run_if(is_first, make), self._run_if(not is_first, make)
+        return first if is_first else later  # type: ignore[return-value]  # one of the turns was ours
+
+    def _run_if(self, is_turn: bool, make: Callable[[], T]) -> T | None:
+        """Call `make` on the ranks whose turn it is; an error of one of them is raised on all."""
+        result, error = None, None
+        if is_turn:
+            try:
+                result = make()
+            except Exception as caught:
+                error = caught
+        errors = [other for other in self.all_gather(error and picklable(error)) if other is not None]
+        if errors:
+            raise error or errors[0]
+        return result
 
     def require_same(self, what: str, value: object) -> None:
         """Raise a `DataError` if the ranks differ in `value`."""
@@ -227,14 +220,19 @@ class PeerLostError(WorkerError):
     """Another rank ended or hangs; if it still can, its own error tells the cause."""
 
 
-def is_peer_lost(error: BaseException) -> bool:
-    """Whether an error only follows from another rank's end."""
-    if isinstance(error, dist.DistError):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(
-        sign in text for sign in ("gloo", "nccl", "connection closed", "connection reset", "broken pipe")
-    )
+@contextmanager
+def explain_lost_peers(rank: int, world_size: int, timeout_seconds: float) -> Iterator[None]:
+    """Say what an error means that only follows from another rank's end."""
+    signs = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe")
+    try:
+        yield
+    except RuntimeError as error:  # torch's DistError is one
+        if not isinstance(error, dist.DistError) and not any(sign in str(error).lower() for sign in signs):
+            raise
+        raise PeerLostError(
+            f"rank {rank} of {world_size} lost contact with the others, one of which died or did not answer "
+            f"within {timeout_seconds:g} s: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def picklable(error: BaseException) -> BaseException:

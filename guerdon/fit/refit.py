@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 
 from guerdon.config import FitConfig, RewardConfig
 from guerdon.core.atomic import write_atomic
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import BoolArray, Episode, FloatArray, IntArray, UInt8Array, display_path
-from guerdon.data.datasets.frames import RewardDataset, rows_of, split_store
-from guerdon.data.datasets.sampling import EpochSampler
+from guerdon.data.datasets.frames import RewardDataset
 from guerdon.data.files.checksums import load_npz
 from guerdon.data.store import EpisodeStore, StoreWriter
-from guerdon.fit.fit import FitResult, finish_fit, open_data
+from guerdon.fit.fit import FitResult, device_of, finish_fit, open_data, sampler_of, split_rows
+from guerdon.fit.process_group import ProcessGroup
 from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.image import load_checkpoint
@@ -112,32 +111,26 @@ class MinedFrames:
         t, env = np.concatenate(picked).T
         if not len(t):
             return
-        shown = steps.frames_at(t, env)
+        kept = {name: [images] for name, images in self.frames.items()}
         self.frames = {
-            name: images if not len(self) else np.concatenate([self.frames[name], images])
-            for name, images in shown.items()
+            name: np.concatenate([*kept.get(name, ()), images])[-self.size :]
+            for name, images in steps.frames_at(t, env).items()
         }
-        self.label = np.concatenate([self.label, steps.success[t, env]])
-        self.fired = np.concatenate([self.fired, fired[t, env]])
-        self.group = np.concatenate([self.group, group[t, env]])
-        if len(self) > self.size:
-            self.frames = {name: images[-self.size :] for name, images in self.frames.items()}
-            for name in _KEPT:
-                setattr(self, name, getattr(self, name)[-self.size :])
+        fresh = {"label": steps.success, "fired": fired, "group": group}
+        for name, values in fresh.items():
+            setattr(self, name, np.concatenate([getattr(self, name), values[t, env]])[-self.size :])
 
     def write(self, path: Path) -> None:
         """As a native store: each frame, or stack, is an episode of its own; its last row is what counts."""
+        episodes = []
+        for number, (label, group) in enumerate(zip(self.label, self.group, strict=True)):
+            stacks = {name: images[number] for name, images in self.frames.items()}
+            frames = {name: each if each.ndim == 4 else each[None] for name, each in stacks.items()}
+            labels = np.full(len(next(iter(frames.values()))), label, np.float32)
+            source = f"policy/{group}/{number}"
+            episodes.append(Episode(frames=frames, labels=labels, success=bool(label), source=source))
         with StoreWriter(path) as writer:
-            writer.add_many([self._episode(number) for number in range(len(self))])
-
-    def _episode(self, number: int) -> Episode:
-        stacks = {name: images[number] for name, images in self.frames.items()}
-        frames = {name: each if each.ndim == 4 else each[None] for name, each in stacks.items()}
-        label = bool(self.label[number])
-        labels = np.full(len(next(iter(frames.values()))), label, np.float32)
-        return Episode(
-            frames=frames, labels=labels, success=label, source=f"policy/{self.group[number]}/{number}"
-        )
+            writer.add_many(episodes)
 
     def save(self, path: Path) -> None:
         """To a file, completely or not at all."""
@@ -148,13 +141,13 @@ class MinedFrames:
     def load(self, path: Path) -> None:
         """Go on from a file that `save` wrote."""
         arrays = load_npz(path)
-        if not arrays.keys() >= {*_KEPT} or any(len(each.shape) == 0 for each in arrays.values()):
-            raise DataError(f"cannot read the mined frames {display_path(path)}: it has {sorted(arrays)[:9]}")
-        kept = {name: arrays.pop(name) for name in _KEPT}
-        if len({len(each) for each in (*arrays.values(), *kept.values())}) > 1:
-            raise DataError(f"cannot read the mined frames {display_path(path)}: their counts differ")
+        whole = arrays.keys() >= {*_KEPT} and all(each.ndim for each in arrays.values())
+        if not whole or len({len(each) for each in arrays.values()}) > 1:
+            parts = {name: list(each.shape) for name, each in sorted(arrays.items())[:9]}
+            raise DataError(f"cannot read the mined frames {display_path(path)}: it has {parts}")
+        for name in _KEPT:
+            setattr(self, name, arrays.pop(name))
         self.frames = {name.removeprefix("frames/"): images for name, images in arrays.items()}
-        self.label, self.fired, self.group = kept["label"], kept["fired"], kept["group"]
 
 
 class Refitter:
@@ -163,14 +156,10 @@ class Refitter:
     def __init__(
         self, reward: RewardConfig, cfg: FitConfig, contract: Contract, folder: Path, seed: int
     ) -> None:
-        """Open the data of the first fit.
+        """Open the data of the first fit, whose settings `cfg` hold for refits too.
 
-        Args:
-            reward: the `reward` section.
-            cfg: the `fit` section; its data, optimiser and calibration hold for refits too.
-            contract: of the model as it is now.
-            folder: of the run; refits go to `refit/step_{N}/`.
-            seed: decides the split, as in the first fit, and the order.
+        `contract` is that of the model as it is now; `seed` decides the split, as in the first fit, and the
+        order. Refits go to `refit/step_{N}/` in `folder`.
         """
         data = cfg.data
         if data.path is None and (data.positive_dir is None or data.negative_dir is None):
@@ -190,11 +179,7 @@ class Refitter:
                 self._store.content_hash,
                 contract.data_hash,
             )
-        camera = self._model.image_keys[0]
-        resting = self._model.only_at_rest
-        self._splits = split_store(
-            self._store, val_fraction=data.val_fraction, seed=seed, camera=camera, only_at_rest=resting
-        )
+        self._split = split_rows(self._store, self._model, cfg, seed)
 
     def metrics(self) -> dict[str, float]:
         """How often, and from how much."""
@@ -209,12 +194,7 @@ class Refitter:
         self.mined.add(steps, threshold, np.random.default_rng([self._seed, step]))
 
     def refit(self, step: int, checkpoint: Path) -> FitResult | None:
-        """Go on from a checkpoint with the mined frames; None if there is too little to learn from.
-
-        Args:
-            step: of the run.
-            checkpoint: the model as it is now.
-        """
+        """Go on from the present model's checkpoint with the mined frames; None if they are too few."""
         started = time.perf_counter()
         if self.mined.num_false_fires < MIN_FALSE_FIRES:
             count = self.mined.num_false_fires
@@ -226,33 +206,23 @@ class Refitter:
         train, val = self._rows(store)
         model, contract, _ = load_checkpoint(checkpoint, self._model)
         dataset = RewardDataset(store, cameras=self._model.image_keys, num_frames=self._model.num_frames)
-        sampler = EpochSampler(
-            rows=train,
-            positive=store.labels[train] >= 0.5,
-            episode=store.episode[train],
-            num_samples_per_episode=self._cfg.data.num_samples_per_episode,
-            fail_success_ratio=self._cfg.data.fail_success_ratio,
-            seed=self._seed,
-        )
-        device = f"cuda:{self._cfg.gpu_id}" if torch.cuda.is_available() else "cpu"
         trainer = RewardModelTrainer(
             model,
             dataset,
-            sampler,
+            sampler_of(store, train, self._cfg, self._seed),
             val,
             self._cfg,
             replace(contract, data_hash=store.content_hash),
             folder=place,
-            checkpoints=place / "checkpoints",
             seed=self._seed + step,
-            device=device,
+            device=device_of(self._cfg, ProcessGroup()),
             tensorboard=False,
         )
         # The earliest success is that of whole episodes: mined frames have no step.
         known = {"first_success_step": contract.metrics.get("first_success_step")}
         try:
             trainer.run()
-            result = finish_fit(trainer, store, val, tuple(self._faults), started, known)
+            result = finish_fit(trainer, store, val, self._faults, started, known)
         finally:
             trainer.close()
         if self._reward.model.precision == "int8":
@@ -266,16 +236,10 @@ class Refitter:
 
     def _rows(self, store: EpisodeStore) -> tuple[IntArray, IntArray]:
         """Rows to train and to validate on, mined ones repeated until they count."""
-        resting = self._model.only_at_rest
-        train, val = (
-            rows_of(self._store, self._splits[name], only_at_rest=resting) for name in ("train", "val")
-        )
+        (train, val, num_episodes), few = self._split, self._cfg.data.num_samples_per_episode
         mined = store.starts[self._store.num_episodes + 1 :] - 1  # the last row of each
         apart = held_out(self.mined.group)
-        per_epoch = len(train)
-        if self._cfg.data.num_samples_per_episode:
-            most = self._cfg.data.num_samples_per_episode * len(self._splits["train"])
-            per_epoch = min(per_epoch, most)
+        per_epoch = min(len(train), few * num_episodes) if few else len(train)
         own = mined[~apart]
         repeats = round(SHARE / (1 - SHARE) * per_epoch / max(len(own), 1))
         own = np.tile(own, min(max(repeats, 1), MAX_REPEATS))

@@ -72,14 +72,7 @@ class Progress:
 
 
 def lr_at(step: int, total_steps: int, peak: float, cfg: LRScheduleConfig) -> float:
-    """Learning rate of optimiser step `step`, counted from 0.
-
-    Args:
-        step: the step that is about to be taken.
-        total_steps: where `cosine` ends.
-        peak: the rate after the warm-up.
-        cfg: the course.
-    """
+    """Learning rate of optimiser step `step` of `total_steps`, counted from 0; `peak` after the warm-up."""
     if step < cfg.warmup_steps:
         return peak * (step + 1) / cfg.warmup_steps
     after = step - cfg.warmup_steps
@@ -140,15 +133,11 @@ class Checkpoints:
             model, contract, extra = load_checkpoint(path)
         except DataError as error:
             raise DataError(f"{error}; {_way_out(path)}") from error
-        if "progress" not in extra or extra.get("seed") != self._seed:
-            raise DataError(
-                f"{display_path(path)} cannot be resumed: it has "
-                + (
-                    "no training state"
-                    if "progress" not in extra
-                    else f"seed {extra['seed']}, this run {self._seed}"
-                )
-            )
+        if "progress" not in extra:
+            raise DataError(f"{display_path(path)} cannot be resumed: it has no training state")
+        if extra.get("seed") != self._seed:
+            seeds = f"it has seed {extra.get('seed')}, this run {self._seed}"
+            raise DataError(f"{display_path(path)} cannot be resumed: {seeds}")
         if contract.data_hash != self._contract.data_hash:
             raise DataError(
                 f"{display_path(path)} was fitted to other data (hash {contract.data_hash}) than is here now "

@@ -12,7 +12,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from guerdon.config import FitConfig, FitDataConfig, OptimConfig, RewardModelConfig
@@ -88,18 +87,13 @@ def _run(arguments: argparse.Namespace) -> None:
             dataset = RewardDataset(store, cameras=model.image_keys)
             count = save_positive_pictures(dataset, arguments.vis_output_dir)
             log.info("%d positive frames -> %s", count, display_path(arguments.vis_output_dir))
-        result = fit_reward_model(model, replace(fit, save_dir=None), folder=work, seed=arguments.seed)
+        result = fit_reward_model(model, fit, folder=work, seed=arguments.seed)
         best = (result.checkpoint.parent / "reward_model_best.pt").read_bytes()
         write_atomic(output, lambda file: file.write(best))
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    log.info(
-        "train_acc %.4f, val AUC %.4f, threshold %.3f -> %s",
-        result.train_accuracy,
-        result.metrics["auc"],
-        result.threshold.threshold,
-        display_path(output),
-    )
+    numbers = result.train_accuracy, result.metrics["auc"], result.threshold.threshold
+    log.info("train_acc %.4f, val AUC %.4f, threshold %.3f -> %s", *numbers, display_path(output))
 
 
 if __name__ == "__main__":

@@ -29,9 +29,8 @@ from guerdon.core.types import FloatArray, IntArray, display_path
 from guerdon.data.datasets.frames import RewardDataset
 from guerdon.data.datasets.sampling import EpochSampler, Share, global_batches, shares
 from guerdon.data.files.bounds import one_line
-from guerdon.fit.distributed_model import DistributedModel, strategy_of
-from guerdon.fit.inputs import FeatureCache, Inputs
-from guerdon.fit.layers import BatchRandom, trains_batch_norm, use_frame_dropout
+from guerdon.fit.distributed_model import DistributedModel, strategy_of, trains_batch_norm
+from guerdon.fit.inputs import BatchRandom, Inputs, use_frame_dropout
 from guerdon.fit.logs import MetricLog
 from guerdon.fit.metrics import accuracy, auc, log_loss
 from guerdon.fit.process_group import ProcessGroup
@@ -47,21 +46,15 @@ SCORE_BATCH = 256
 class RewardModelTrainer:
     """Fits an image reward model to the training rows of a data set and keeps the best by validation.
 
-    Args:
-        model: what to fit.
-        dataset: all frames of the store, in the store's order.
-        sampler: chooses the training frames of each epoch.
-        val_rows: int [V], frames to validate on.
-        cfg: the `fit` section.
-        contract: goes into every checkpoint.
-        folder: of the run: `metrics.jsonl`, TensorBoard, the feature cache.
-        checkpoints: where `step_{N}/` and `best_model/` go.
-        seed: decides order, dropout and augmentation.
-        device: where to compute.
-        tensorboard: whether to log there too.
-        group: the processes that share every global batch; None: this one alone.
-        interrupts: tells when to save and stop; None: Ctrl-C stops at once.
+    After `start` it has an attribute `distributed`, the model over the processes of the group.
+
+    `sampler` chooses the training rows of each epoch, `val_rows` (int [V]) are validated on. `contract` goes
+    into every checkpoint; `folder` gets metrics, TensorBoard, the feature cache and, unless `cfg.save_dir`
+    says otherwise, `checkpoints/`. `seed` decides order, dropout and augmentation. Without `group` this
+    process is alone; without `interrupts` Ctrl-C stops at once, otherwise after saving.
     """
+
+    distributed: DistributedModel
 
     def __init__(
         self,
@@ -73,7 +66,6 @@ class RewardModelTrainer:
         contract: Contract,
         *,
         folder: Path,
-        checkpoints: Path,
         seed: int = 0,
         device: torch.device | str = "cpu",
         tensorboard: bool = True,
@@ -82,45 +74,34 @@ class RewardModelTrainer:
     ) -> None:
         self.model = model.to(device)
         self.cfg, self.contract, self.seed = cfg, contract, seed
-        self.checkpoints = checkpoints
+        self.checkpoints = folder / "checkpoints" if cfg.save_dir is None else Path(cfg.save_dir)
         self.progress = Progress()
         self.group = group or ProcessGroup()
         self._interrupts, self._stopping = interrupts, False
-        self._kept = Checkpoints(checkpoints, contract, seed, self.group)
+        self._kept = Checkpoints(self.checkpoints, contract, seed, self.group)
         self._strategy = strategy_of(cfg, self.group.world_size)
         self._dataset, self._sampler, self._val_rows = dataset, sampler, val_rows
         self._device = torch.device(device)
         self._folder, self._tensorboard = folder, tensorboard
         self._logs: MetricLog | None = None
-        self._distributed: DistributedModel | None = None
         self._optimizer_state: dict[str, Any] | None = None  # from a checkpoint, until there is an optimiser
         self._random = BatchRandom(seed)
         self._inputs = Inputs(dataset, cfg.augment, self._random, self._device)
         use_frame_dropout(self.model, self._random)
         self._labels: FloatArray = dataset.store.labels
-        self._least = self._least_frames()
-        batches = list(self._batches(sampler.epoch(0)))  # other epochs may differ a little
-        self.total_steps = cfg.epochs * len(batches)
-
-    def _least_frames(self) -> int:
-        """Frames that a pass needs: of one alone BatchNorm learns nothing, and fails on the smallest images.
-
-        Raises:
-            ConfigError: the settings ask for less.
-        """
-        if not trains_batch_norm(self.model):
-            return 1
-        micro = self.cfg.micro_batch_size
-        for name, size in (
-            ("global_batch_size", self.cfg.global_batch_size),
-            ("micro_batch_size", None if micro is None else micro * self.group.world_size),
-        ):
-            if size == 1:
+        self._least = 1  # frames that a pass needs
+        if trains_batch_norm(self.model):
+            self._least = 2  # of one alone BatchNorm learns nothing, and fails on the smallest images
+            sizes = {"global_batch_size": cfg.global_batch_size}
+            if cfg.micro_batch_size is not None:
+                sizes["micro_batch_size"] = cfg.micro_batch_size * self.group.world_size
+            for name in (name for name, size in sizes.items() if size == 1):
                 raise ConfigError(
                     f"fit.{name} is 1, but the model trains its BatchNorm, which needs frames to compare: "
                     "2 at least"
                 )
-        return 2
+        batches = list(self._batches(sampler.epoch(0)))  # other epochs may differ a little
+        self.total_steps = cfg.epochs * len(batches)
 
     def _batches(self, rows: IntArray) -> Iterator[IntArray]:
         return global_batches(rows, self.cfg.global_batch_size, least=self._least)
@@ -136,12 +117,10 @@ class RewardModelTrainer:
         self.start()
         resume_step = self.progress.step or None
         with self._interrupts.deferred() if self._interrupts else nullcontext():
+            logs: Any = nullcontext()  # rank 0 keeps the log
             if self.group.is_main:
-                boards = self._tensorboard
-                with MetricLog(self._folder, tensorboard=boards, resume_step=resume_step) as self._logs:
-                    self._loop()
-                self._logs = None
-            else:
+                logs = MetricLog(self._folder, tensorboard=self._tensorboard, resume_step=resume_step)
+            with logs as self._logs:
                 self._loop()
             if self.group.sum(np.array([self._asked_to_stop()], np.float64))[0]:  # during the last check
                 self._stop()
@@ -149,21 +128,21 @@ class RewardModelTrainer:
 
     def start(self) -> None:
         """Encode once if the encoder is frozen, distribute the model, make the optimiser."""
-        if self._distributed is not None:
+        if hasattr(self, "distributed"):
             return
         if self._may_cache():  # with the model still whole
-            self._inputs.cache = FeatureCache(
-                self.model,
-                self._dataset,
-                self.cfg.augment,
-                self._folder,
-                seed=self.seed,
-                device=self._device,
-                group=self.group,
-            )
+            self._inputs.encode(self.model, self._folder, self.group)
         if self._strategy != "simple":
-            self._say_how()
-        self._distributed = DistributedModel(
+            count, micro = self.group.world_size, self.cfg.micro_batch_size
+            log.info("%s over %d processes, %s", self._strategy, count, self._device.type)
+            if micro is not None and trains_batch_norm(self.model):
+                log.info(
+                    "BatchNorm sees the %d frames that all processes pass forward together: one process with "
+                    "fit.micro_batch_size=%d trains the same model",
+                    micro * count,
+                    micro * count,
+                )
+        self.distributed = DistributedModel(
             self.model, self._strategy, self.group, self._device, self.cfg.precision
         )
         cfg = self.cfg.optim
@@ -172,29 +151,18 @@ class RewardModelTrainer:
         self._optimizer = make(trainable, lr=cfg.lr, weight_decay=cfg.weight_decay, fused=True)
         if self._optimizer_state is not None:
             try:
-                self._distributed.load_optimizer_state(self._optimizer, self._optimizer_state)
+                self.distributed.load_optimizer_state(self._optimizer, self._optimizer_state)
             except Exception as error:  # hostile bytes can fail in any way
                 raise DataError(
                     f"the saved state of the optimiser does not fit: {one_line(error)}"
                 ) from error
             self._optimizer_state = None
 
-    def _say_how(self) -> None:
-        count, micro = self.group.world_size, self.cfg.micro_batch_size
-        log.info("%s over %d processes, %s", self._strategy, count, self._device.type)
-        if micro is not None and trains_batch_norm(self.model):
-            log.info(
-                "BatchNorm sees the %d frames that all processes pass forward together: one process with "
-                "fit.micro_batch_size=%d trains the same model",
-                micro * count,
-                micro * count,
-            )
-
     def load_best(self) -> dict[str, Any]:
         """Take the weights of the best validation, whole and in this process; returns what else was saved."""
         best, _, extra = load_checkpoint(self._kept.best)
         self.model, self.group = best.to(self._device), ProcessGroup()
-        self._distributed = DistributedModel(self.model, "simple", self.group, self._device, "fp32")
+        self.distributed = DistributedModel(self.model, "simple", self.group, self._device, "fp32")
         return extra
 
     def _may_cache(self) -> bool:
@@ -220,7 +188,10 @@ class RewardModelTrainer:
                         self._log({"train/loss": loss, "train/lr": self._lr, "train/frames_per_second": rate})
                     at_end = state.epoch_frames == len(rows)
                     if at_end:
-                        self._end_epoch()
+                        state.epoch += 1
+                        state.train_accuracy = state.epoch_hits / max(state.epoch_frames, 1)
+                        state.epoch_hits = state.epoch_frames = 0
+                        self._log({"train/accuracy": state.train_accuracy, "train/epoch": float(state.epoch)})
                     interval = self.cfg.val_check_interval
                     if (at_end if interval is None else state.step % interval == 0) and self._check():
                         return
@@ -232,13 +203,11 @@ class RewardModelTrainer:
                 self._check()
 
     def _stop(self) -> NoReturn:
-        """Keep what there is, and say so."""
         place = self._kept.of_step(self.progress.step)
         self.save(place)
         raise RunInterrupted(self.progress.step, display_path(place.parent), "runner.resume_dir")
 
     def _log(self, values: dict[str, float]) -> None:
-        """Rank 0 keeps the log."""
         if self._logs is not None:
             self._logs.write(self.progress.step, values)
 
@@ -258,7 +227,8 @@ class RewardModelTrainer:
         for number, share in enumerate(passes, start=1):
             with model.gradient_pass(last=number == len(passes)):
                 loss, correct = self._pass(share)
-                (loss * model.loss_factor).backward()  # type: ignore[no-untyped-call]
+                # Gradients are averaged over the ranks; the loss of a global batch is a sum over them.
+                (loss * float(group.world_size)).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
             hits += correct
         sums = group.sum(np.array([total, hits, self._asked_to_stop()], np.float64))
@@ -287,12 +257,6 @@ class RewardModelTrainer:
         loss = F.binary_cross_entropy_with_logits(logits, labels[:, None].expand_as(logits))
         hits = ((logits.detach().mean(dim=1) > 0) == (labels >= 0.5)).sum()
         return loss * (len(share.rows) / share.total), int(hits)
-
-    @property
-    def distributed(self) -> DistributedModel:
-        """The model over the processes of the group; after `start`."""
-        assert self._distributed is not None
-        return self._distributed
 
     def logits(self, rows: IntArray, *, train: bool = False) -> Tensor:
         """Logits of all members for the frames `rows` (int [n]) -> [n, M]; a collective call."""
@@ -326,13 +290,6 @@ class RewardModelTrainer:
 
     # Validation
 
-    def _end_epoch(self) -> None:
-        state = self.progress
-        state.epoch += 1
-        state.train_accuracy = state.epoch_hits / max(state.epoch_frames, 1)
-        state.epoch_hits = state.epoch_frames = 0
-        self._log({"train/accuracy": state.train_accuracy, "train/epoch": float(state.epoch)})
-
     def _check(self) -> bool:
         """Validate, keep the model if it is the best so far; returns whether it is time to stop.
 
@@ -344,10 +301,10 @@ class RewardModelTrainer:
         if is_best:
             self.save(self._kept.best)
         patience, bad_checks = self.cfg.early_stop.patience, self.progress.bad_checks
-        if patience is not None and bad_checks >= patience:
+        stop = patience is not None and bad_checks >= patience
+        if stop:
             log.info("stopped early: %s has not improved for %d checks", self.cfg.best_by, bad_checks)
-            return True
-        return False
+        return stop
 
     def _decide(self, logits: NDArray[np.float64]) -> tuple[bool, Progress]:
         """Whether these logits of the validation frames are the best so far, and where the run stands."""
@@ -382,9 +339,9 @@ class RewardModelTrainer:
         if good is None and self.distributed.is_finite():
             good = self._kept.of_step(self.progress.step)
             self.save(good)
-        kept = "no checkpoint was written yet"
-        if good is not None:
-            kept = f"the last good checkpoint is {display_path(good)}"
+        kept = (
+            f"the last good checkpoint is {display_path(good)}" if good else "no checkpoint was written yet"
+        )
         raise DataError(
             f"the loss is not finite at step {self.progress.step} (lr {self._lr:g}); {kept}. The batch has "
             f"frames of {len(named)} files: {', '.join(named[:3])}{', ...' if len(named) > 3 else ''}"

@@ -10,6 +10,8 @@ import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from guerdon.core.errors import ConfigError, GuerdonError
 from guerdon.rewards.model import BaseRewardModel
-from guerdon.rewards.registry import create_reward_model, reward_model_class, section_of
+from guerdon.rewards.registry import reward_model_class, section_of
 from guerdon.rewards.steps import StepBatch, to_items
 from guerdon.rewards.zoo.base import ZooModel
 from guerdon.rewards.zoo.synthetic import same, synthetic_steps, tensors_in
@@ -62,37 +64,37 @@ def check_reward_model(
     """
     shapes = {"obs_shape": obs_shape, "action_size": action_size, "discrete_actions": discrete_actions}
     if isinstance(model, BaseRewardModel):
-        own = getattr(model, "cfg", None)
-        if own is None:
+        cls, cfg = type(model), getattr(model, "cfg", None)
+        if cfg is None:
             raise ConfigError(
-                f"{type(model).__name__} has no `cfg`: give its class and its settings, so that it can be "
-                "made a second time"
+                f"{cls.__name__} has no `cfg`: give its class and its settings, so that it can be made a "
+                "second time"
             )
-        if isinstance(model, ZooModel):
-            shapes = {name: getattr(own, name) for name in shapes}
-        make_again = lambda: type(model)(own, "cpu", _Silence())  # type: ignore[call-arg] # noqa: E731
-        check = _Check(model, make_again, shapes, demonstrations, experience, prepare)
-        before = deepcopy(model.state_dict())
-        try:
-            return check.run()
-        finally:
-            model.load_state_dict(before)
-    cls = reward_model_class(model) if isinstance(model, str) else model
-    base = SMALL_SETTINGS if issubclass(cls, ZooModel) else {}
-    section = {**shapes, **base, **(settings or {})}
+    else:
+        cls = reward_model_class(model) if isinstance(model, str) else model
+        small = SMALL_SETTINGS if issubclass(cls, ZooModel) else {}
+        name = {"type": model} if isinstance(model, str) else {}
+        cfg = section_of({**shapes, **small, **(settings or {}), **name})
 
     def make() -> BaseRewardModel:
-        if isinstance(model, str):
-            return create_reward_model({**section, "type": model}, "cpu", _Silence())
-        return cls(section_of(section), "cpu", _Silence())  # type: ignore[call-arg]
+        return cls(deepcopy(cfg), "cpu", _Silence())  # type: ignore[call-arg]
 
-    made = make()
-    if isinstance(made, ZooModel):
-        shapes = {name: getattr(made.cfg, name) for name in shapes}
-    return _Check(made, make, shapes, demonstrations, experience, prepare).run()
+    checked = model if isinstance(model, BaseRewardModel) else make()
+    if isinstance(checked, ZooModel):
+        shapes = {name: getattr(checked.cfg, name) for name in shapes}
+    check = _Check(checked, make, shapes, demonstrations, experience, prepare)
+    if checked is not model:
+        return check.run()
+    before = deepcopy(model.state_dict())
+    try:
+        return check.run()
+    finally:
+        model.load_state_dict(before)
 
 
 class _Check:
+    """Each method raises, or returns what was found."""
+
     def __init__(
         self,
         model: BaseRewardModel,
@@ -104,40 +106,33 @@ class _Check:
     ) -> None:
         if not isinstance(model, BaseRewardModel):
             raise RewardModelError(f"{type(model).__name__} does not derive from BaseRewardModel")
-        self.model, self.make, self.name = model, make, type(model).__name__
-        self.prepare = prepare
+        self.model, self.make, self.prepare = model, make, prepare
         self.zoo = model if isinstance(model, ZooModel) else None
-        self.rows = not model.history_dependent
         self.data = synthetic_steps(shapes, 40, 4, seed=1) if experience is None else experience
-        self.experts = list(demonstrations or getattr(model, "experts", None) or ())
+        self.experts = demonstrations or getattr(model, "experts", None)
         if not self.experts:
-            self.experts = [
-                synthetic_steps(shapes, 16 + number % 4, 1, seed=100 + number) for number in range(12)
-            ]
-        self.large = StepBatch.cat([self.data.flat()] * (-(-LARGE // len(self.data))))[:LARGE]
-        self.found: dict[str, str] = {}
+            lengths = [16 + number % 4 for number in range(12)]
+            self.experts = [synthetic_steps(shapes, n, 1, seed=100 + i) for i, n in enumerate(lengths)]
 
     def run(self) -> dict[str, str]:
         """All checks, in the order in which a pipeline calls the methods."""
-        self.learning()
-        self.list_form()
-        self.purity()
-        if self.zoo is not None:
-            self.tensor_form(self.zoo)
-        if self.rows and self.model.changes == ("reward",):
-            self.independence()
-        self.saving()
-        if self.zoo is not None:
-            self.devices(self.zoo)
-        self.empty_batches()
-        self.large_batches()
-        self.bad_numbers()
-        return self.found
+        checks: dict[str, Callable[[], str] | None] = {
+            "learning": self.learning,
+            "list form": self.list_form,
+            "purity": self.purity,
+            "tensor form": partial(self.tensor_form, self.zoo) if self.zoo else None,
+            "independence": None
+            if self.model.history_dependent or self.model.changes != ("reward",)
+            else self.independence,
+            "saving": self.saving,
+            "devices": partial(self.devices, self.zoo) if self.zoo else None,
+            "empty": self.empty_batches,
+            "large": self.large_batches,
+            "NaN": self.bad_numbers,
+        }
+        return {name: check() for name, check in checks.items() if check is not None}
 
-    # Each method raises, or notes what was found.
-
-    def learning(self) -> None:
-        """`load_expert_data`, `collect_data`, `train`, `pretrain`, `clear_data`."""
+    def learning(self) -> str:
         self.show_experts(self.model)
         shown = self.given(self.data)
         kept = deepcopy(shown)
@@ -150,9 +145,9 @@ class _Check:
                 self.expect(not bad, f"train returns a {'/'.join(map(str, bad))} that is no finite number")
         self.model.clear_data(1)
         self.model.collect_data(self.given(self.data))
-        self.found["learning"] = "learns from synthetic data"
+        return "learns from synthetic data"
 
-    def list_form(self) -> None:
+    def list_form(self) -> str:
         """`estimate` of a list of dicts: the same length and keys, new rewards, the input untouched."""
         items = to_items(self.data.stream(0))
         kept = deepcopy(items)
@@ -162,72 +157,57 @@ class _Check:
             "estimate changes the items that it is given, which are in a replay buffer perhaps: begin with "
             "data = [{**item} for item in data]",
         )
-        self.expect(isinstance(answer, list), f"estimate of a list returns a {type(answer).__name__}")
-        self.expect(
-            len(answer) == len(items), f"estimate of {len(items)} transitions returns {len(answer)} of them"
-        )
+        values = self.rewards_of(answer, len(items))
         for item, old in zip(answer, items, strict=True):
-            lost = [key for key in old if not isinstance(item, Mapping) or key not in item]
+            lost = [key for key in old if key not in item]
             self.expect(not lost, f"estimate loses {lost[:1]} of the transitions")
-            kept_keys = [key for key in old if key not in self.model.changes]
-            others = [key for key in kept_keys if not same(item[key], old[key])]
+            others = [key for key in old if key not in self.model.changes and not same(item[key], old[key])]
             self.expect(not others, f"estimate changes {others[:1]} of the transitions, not only the reward")
-        values = self.rewards_of(answer)
         self.expect(bool(torch.isfinite(values).all()), "estimate gives rewards that are not finite numbers")
-        self.found["list form"] = f"{len(items)} rewards from {values.min():.4g} to {values.max():.4g}"
+        return f"{len(items)} rewards from {values.min():.4g} to {values.max():.4g}"
 
-    def purity(self) -> None:
+    def purity(self) -> str:
         """Scoring changes nothing and draws nothing."""
-        before = deepcopy(self.model.state_dict())
-        drawn = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index] # noqa: NPY002
+        before, drawn = deepcopy(self.model.state_dict()), _global_generators()
         first = self.scores(self.data)
-        now = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index] # noqa: NPY002
-        changed = [
-            name
-            for name, value in self.model.state_dict().items()
-            if name not in before or not same(value, before[name])
-        ]
+        untouched, after = same(drawn, _global_generators()), self.model.state_dict()
+        changed = [name for name in after if name not in before or not same(after[name], before[name])]
         self.expect(
             not changed,
             f"estimate changes {changed[:1]} of the model's state: statistics are brought up to date in "
             "collect_data or train",
         )
-        untouched = torch.equal(drawn[0], now[0]) and (drawn[1] == now[1]).all() and drawn[2] == now[2]
-        self.expect(bool(untouched), "estimate draws from a global random generator: keep one of your own")
+        self.expect(untouched, "estimate draws from a global random generator: keep one of your own")
         again = self.scores(self.data)
         self.expect(torch.equal(first, again), "estimate gives other rewards the second time")
-        self.found["purity"] = "scoring changes nothing"
+        return "scoring changes nothing"
 
-    def tensor_form(self, model: ZooModel) -> None:
+    def tensor_form(self, model: ZooModel) -> str:
         """`score` of [N], [T] and [T, N]; streams can be scored in pieces."""
-        kept = deepcopy(self.data)
-        for batch in (self.data, self.data.stream(0), self.data.flat()):
-            rewards = self.score(model, batch)
+        data, kept = self.data, deepcopy(self.data)
+        for batch in (data, data.stream(0), data.flat()):
+            shape = model.score(batch).values.shape
             self.expect(
-                tuple(rewards.shape) == batch.shape,
-                f"score of transitions {list(batch.shape)} has shape {list(rewards.shape)}",
+                shape == batch.shape,
+                f"score of transitions {list(batch.shape)} has shape {list(shape)}",
             )
-        self.expect(same(self.data, kept), "score changes the transitions that it is given")
-        if self.rows:
-            flat = self.score(model, self.data.flat()).view(self.data.shape)
-            self.alike(flat, self.score(model, self.data), "score of [T, N] differs from that of [T * N]")
-        else:
-            self.streams(model)
-        self.found["tensor form"] = f"[N] and [T, N], scored as {'rows' if self.rows else 'streams'}"
-
-    def streams(self, model: ZooModel) -> None:
-        """Scoring goes on where it stopped."""
-        half = len(self.data.env_rewards) // 2 - 3  # within an episode
-        batch, num_streams = self.data, self.data.shape[1]
-        whole, _ = model.score_stream(batch, model.initial_state(num_streams))
-        first, state = model.score_stream(batch[:half], model.initial_state(num_streams))
-        kept = deepcopy(state)
-        second, _ = model.score_stream(batch[half:], state)
+        self.expect(same(data, kept), "score changes the transitions that it is given")
+        whole = torch.from_numpy(model.score(data).values)
+        if not model.history_dependent:
+            flat = torch.from_numpy(model.score(data.flat()).values).view(data.shape)
+            self.alike(flat, whole, "score of [T, N] differs from that of [T * N]")
+            return "[N] and [T, N], scored as rows"
+        half = len(data.env_rewards) // 2 - 3  # within an episode
+        first, state = model.score_stream(data[:half], model.initial_state(data.shape[1]))
+        kept_state = deepcopy(state)
+        second, _ = model.score_stream(data[half:], state)
         pieces = torch.from_numpy(np.concatenate([first.values, second.values]))
-        self.alike(torch.from_numpy(whole.values), pieces, "score_stream in two pieces differs from one call")
-        self.expect(same(state, kept), "score_stream changes the state that it is given: return a new one")
+        self.alike(whole, pieces, "score_stream in two pieces differs from one call")
+        unchanged = same(state, kept_state)
+        self.expect(unchanged, "score_stream changes the state that it is given: return a new one")
+        return "[N] and [T, N], scored as streams"
 
-    def independence(self) -> None:
+    def independence(self) -> str:
         """A transition's reward depends on nothing but itself: no scaling by the batch at hand."""
         rows = self.data.flat()
         whole, third = self.scores(rows), len(rows) // 3
@@ -237,15 +217,14 @@ class _Check:
                 self.scores(rows[first : first + third]),
                 "the reward of a transition depends on what else is in its batch: use running statistics",
             )
-        self.found["independence"] = "a reward does not depend on the rest of the batch"
+        return "a reward does not depend on the rest of the batch"
 
-    def saving(self) -> None:
+    def saving(self) -> str:
         """What is saved scores the same, and learns on the same."""
-        wanted = self.scores(self.data)
+        wanted, other = self.scores(self.data), self.make()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "reward_model.pt"
             self.model.save(path)
-            other = self.make()
             self.show_experts(other)
             other.load(path)
         self.alike(
@@ -263,9 +242,9 @@ class _Check:
                 "a model that was saved and loaded learns on differently: something that learning depends "
                 "on, such as the optimiser or a generator, is missing from state_dict",
             )
-        self.found["saving"] = "a saved model scores and learns as the one that was saved"
+        return "a saved model scores and learns as the one that was saved"
 
-    def devices(self, model: ZooModel) -> None:
+    def devices(self, model: ZooModel) -> str:
         """`to_device` takes everything along."""
         wanted = self.scores(self.data)
         model.to_device("cpu")
@@ -274,8 +253,7 @@ class _Check:
             model.to_device("cuda")
             self.alike(wanted, self.scores(self.data).cpu(), "rewards on the GPU differ", 1e-3)
             model.to_device("cpu")
-        other = self.make()
-        assert isinstance(other, ZooModel)
+        other: Any = self.make()
         self.show_experts(other)
         other.to_device("meta")
         left = [
@@ -284,50 +262,43 @@ class _Check:
             if name != "optimizer" and any(part.device.type != "meta" for part in tensors_in(value))
         ]
         self.expect(not left, f"to_device leaves `{', '.join(left)}` where it was")
-        self.found["devices"] = "moves as a whole"
+        return "moves as a whole"
 
-    def empty_batches(self) -> None:
+    def empty_batches(self) -> str:
         """An empty list gives an empty list or a clear error."""
         try:
             answer = self.model.estimate([])
         except GuerdonError as error:
-            self.found["empty"] = f"error: {error}"
-            return
+            return f"error: {error}"
         except Exception as error:
             crash = f"ends in {type(error).__name__}: {error}"
-            if self.zoo is not None:
-                raise RewardModelError(
-                    f"{self.name}: estimate([]) {crash}; return [] or raise a clear error"
-                ) from error
-            self.found["empty"] = f"error: {crash}; no pipeline asks for it"
-            return
+            self.expect(self.zoo is None, f"estimate([]) {crash}; return [] or raise a clear error")
+            return f"error: {crash}; no pipeline asks for it"
         self.expect(isinstance(answer, list) and not answer, f"estimate([]) returns {answer!r}")
-        self.found["empty"] = "an empty list"
+        return "an empty list"
 
-    def large_batches(self) -> None:
+    def large_batches(self) -> str:
         """More rows than any buffer holds, to learn from and to score."""
-        self.model.collect_data(self.given(self.large))
+        large = StepBatch.cat([self.data.flat()] * (-(-LARGE // len(self.data))))[:LARGE]
+        self.model.collect_data(self.given(large))
         self.model.train()
-        values = self.scores(self.large)
-        self.expect(len(values) == LARGE, f"{LARGE} transitions get {len(values)} rewards")
-        self.expect(bool(torch.isfinite(values).all()), "a large batch has rewards that are not finite")
-        self.found["large"] = f"{LARGE} transitions at once"
+        finite = bool(torch.isfinite(self.scores(large)).all())
+        self.expect(finite, "a large batch has rewards that are not finite")
+        return f"{LARGE} transitions at once"
 
-    def bad_numbers(self) -> None:
+    def bad_numbers(self) -> str:
         """NaN in an observation is an error, or at least no reward."""
         obs, ahead = self.data.obs.clone(), self.data.next_obs.clone()
-        obs[0, 0], ahead[0, 0] = float("nan"), float("nan")
-        broken = StepBatch(**{**self.data.parts(), "obs": obs, "next_obs": ahead})
+        obs[0, 0] = ahead[0, 0] = float("nan")
         try:
-            values = self.scores(broken)
+            values = self.scores(replace(self.data, obs=obs, next_obs=ahead))
         except GuerdonError as error:
-            self.found["NaN"] = f"error: {error}"
-            return
+            return f"error: {error}"
         self.expect(
             self.zoo is None and not bool(torch.isfinite(values[0, 0])),
             "an observation that is NaN gets a reward all the same: it should be an error",
         )
-        self.found["NaN"] = "its reward is no number, which pipelines refuse"
+        return "its reward is no number, which pipelines refuse"
 
     # Tools
 
@@ -341,24 +312,20 @@ class _Check:
         if self.prepare is not None:
             self.prepare(model)
 
-    def score(self, model: ZooModel, batch: StepBatch) -> Tensor:
-        return torch.from_numpy(model.score(batch).values)
-
     def scores(self, batch: StepBatch, model: BaseRewardModel | None = None) -> Tensor:
         """Rewards through `estimate`, as a pipeline would ask for them, [*L]."""
-        model = self.model if model is None else model
-        answer = model.estimate(self.given(batch))
+        answer = (model or self.model).estimate(self.given(batch))
         if isinstance(answer, StepBatch):
             return answer.env_rewards.cpu()
-        self.expect(
-            isinstance(answer, list) and len(answer) == len(batch),
-            f"estimate of {len(batch)} transitions returns "
-            f"{len(answer) if isinstance(answer, list) else type(answer).__name__}",
-        )
-        return self.rewards_of(answer).view(batch.shape)
+        return self.rewards_of(answer, len(batch)).view(batch.shape)
 
-    def rewards_of(self, items: Sequence[Mapping[str, Any]]) -> Tensor:
-        values = [torch.as_tensor(item["reward"]).detach().float() for item in items]
+    def rewards_of(self, answer: Any, count: int) -> Tensor:
+        """What an answer in the form of a list gives to `count` transitions, [N]."""
+        self.expect(isinstance(answer, list), f"estimate of a list returns a {type(answer).__name__}")
+        self.expect(len(answer) == count, f"estimate of {count} transitions returns {len(answer)} of them")
+        whole = all(isinstance(item, Mapping) and "reward" in item for item in answer)
+        self.expect(whole, "estimate loses ['reward'] of the transitions")
+        values = [torch.as_tensor(item["reward"]).detach().float() for item in answer]
         sizes = {value.numel() for value in values}
         self.expect(sizes == {1}, f"rewards must be one number each, not {sorted(sizes)} numbers")
         return torch.stack([value.reshape(()) for value in values]).cpu()
@@ -369,7 +336,11 @@ class _Check:
 
     def expect(self, holds: bool, complaint: str) -> None:
         if not holds:
-            raise RewardModelError(f"{self.name}: {complaint}")
+            raise RewardModelError(f"{type(self.model).__name__}: {complaint}")
+
+
+def _global_generators() -> list[Any]:
+    return [torch.get_rng_state(), np.random.get_state(), random.getstate()]  # noqa: NPY002
 
 
 class _Silence:

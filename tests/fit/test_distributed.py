@@ -35,7 +35,7 @@ from guerdon.core.errors import ConfigError, DataError, WorkerError
 from guerdon.data.store import EpisodeStore
 from guerdon.fit import FitJob, FSDPRewardWorker, fit_reward_model
 from guerdon.fit.distributed import _raise_cause, run_rank
-from guerdon.fit.layers import use_synced_batch_norm
+from guerdon.fit.distributed_model import use_synced_batch_norm
 from guerdon.fit.process_group import PeerLostError, ProcessGroup
 from guerdon.models import build_model, load_checkpoint
 from guerdon.serve import RewardManager

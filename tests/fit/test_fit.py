@@ -198,7 +198,7 @@ def test_a_frozen_encoder_is_run_once_and_gives_the_same_model(data, tmp_path, m
     store = EpisodeStore(data)
     once = store.num_frames
     assert sum(calls) < 2.5 * once  # once for the cache, once more to calibrate and for statistics
-    monkeypatch.setattr("guerdon.fit.trainer.FeatureCache", None)
+    monkeypatch.setattr("guerdon.fit.trainer.Inputs.encode", None)
     monkeypatch.setattr("guerdon.fit.trainer.RewardModelTrainer._may_cache", lambda self: False)
     calls.clear()
     plain = fit_reward_model(model, on(data), folder=tmp_path / "plain", seed=0)

@@ -58,8 +58,7 @@ class DeadlineChecks:
         passed: list[bool] = []
         with self._lock:
             while len(passed) < len(pairs):
-                rest = pairs[len(passed) :]
-                passed += self._ask(rest)
+                passed += self._ask(pairs[len(passed) :])
         return passed
 
     def close(self) -> None:
@@ -69,9 +68,8 @@ class DeadlineChecks:
 
     def _ask(self, pairs: Sequence[Pair]) -> list[bool]:
         """Results of the pairs that the child lives through, and a failure for the one that ended it."""
-        child = self._started()
+        child, passed = self._started(), list[bool]()
         assert child.stdin is not None and child.stdout is not None
-        passed: list[bool] = []
         try:
             child.stdin.write(json.dumps(pairs) + "\n")
             child.stdin.flush()
@@ -169,14 +167,12 @@ def _math_check(answer_tag: str | None, max_chars: int) -> Callable[[str, str], 
 
 
 def _regex_check(pattern: str, flags: int, full: bool, references: bool) -> Callable[[str, str], bool]:
-    if not references:
-        compiled = re.compile(pattern, flags)
-        test = compiled.fullmatch if full else compiled.search
-        return lambda response, _: test(response) is not None
+    test = re.fullmatch if full else re.search
+    re.compile(pattern.replace("{reference}", ""), flags)  # the first response does not pay for it
 
     def check(response: str, reference: str) -> bool:
-        filled = re.compile(pattern.replace("{reference}", re.escape(reference)), flags)
-        return (filled.fullmatch if full else filled.search)(response) is not None
+        filled = pattern.replace("{reference}", re.escape(reference)) if references else pattern
+        return test(filled, response, flags) is not None  # `re` keeps the latest expressions compiled
 
     return check
 

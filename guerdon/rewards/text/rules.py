@@ -23,7 +23,7 @@ from guerdon.config.build import build
 from guerdon.config.limits import PositiveFloat, PositiveInt
 from guerdon.core.errors import ConfigError, DataError, unknown_name
 from guerdon.core.types import FloatArray
-from guerdon.rewards.text.deadline import DeadlineChecks, tagged
+from guerdon.rewards.text.deadline import DeadlineChecks, Pair, tagged
 
 log = logging.getLogger("guerdon")
 
@@ -58,7 +58,28 @@ class TextReward(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExactMatchReward(TextReward):
+class _PassOrFail(TextReward):
+    """1 or 0 each: whether a response passes."""
+
+    max_chars: PositiveInt = 100_000
+    """A longer response is wrong."""
+
+    def score(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
+        """1 or 0 each."""
+        rewards = np.zeros(len(responses), np.float32)
+        ids = [number for number, text in enumerate(responses) if len(text) <= self.max_chars]
+        if len(ids) < len(responses):
+            count = len(responses) - len(ids)
+            log.debug("%d responses of more than %d characters: no reward", count, self.max_chars)
+        rewards[ids] = self._passed([(responses[number], references[number]) for number in ids])
+        return rewards
+
+    @abstractmethod
+    def _passed(self, pairs: Sequence[Pair]) -> list[bool]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactMatchReward(_PassOrFail):
     """1 where the response is the reference, after both are normalised in the same way."""
 
     answer_tag: str | None = None
@@ -71,14 +92,9 @@ class ExactMatchReward(TextReward):
     """ASCII punctuation is left out."""
     ignore_articles: bool = False
     """The English words a, an and the are left out."""
-    max_chars: PositiveInt = 100_000
-    """A longer response is wrong."""
 
-    def score(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
-        """1 or 0 each."""
-        found = [_fits(text, self.max_chars) and self._said(text) == self.normalized(reference)
-                 for text, reference in zip(responses, references, strict=True)]  # fmt: skip
-        return np.array(found, np.float32)
+    def _passed(self, pairs: Sequence[Pair]) -> list[bool]:
+        return [self._said(response) == self.normalized(reference) for response, reference in pairs]
 
     def normalized(self, text: str) -> str:
         """The text as it is compared."""
@@ -98,23 +114,20 @@ class ExactMatchReward(TextReward):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FormatReward(TextReward):
+class FormatReward(_PassOrFail):
     """1 for `<think>...</think><answer>...</answer>`: each tag once, in order, and not empty."""
 
     tags: tuple[str, ...] = ("think", "answer")
     """The tags in their order."""
     allow_outside: bool = False
     """Whether other text may stand before, between and after them."""
-    max_chars: PositiveInt = 100_000
-    """A longer response is wrong."""
 
     def __post_init__(self) -> None:
         if not self.tags or len(set(self.tags)) != len(self.tags) or not all(self.tags):
             raise ConfigError(f"tags must be different names, not {self.tags}")
 
-    def score(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
-        """1 or 0 each; the references do not matter."""
-        return np.array([_fits(text, self.max_chars) and self._holds(text) for text in responses], np.float32)
+    def _passed(self, pairs: Sequence[Pair]) -> list[bool]:
+        return [self._holds(response) for response, _ in pairs]
 
     def _holds(self, text: str) -> bool:
         """Linear in the length of the text: every part is searched for once."""
@@ -132,7 +145,7 @@ class FormatReward(TextReward):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegexReward(TextReward):
+class RegexReward(_PassOrFail):
     """1 where a regular expression is found in the response; `{reference}` in it stands for the reference."""
 
     pattern: str
@@ -143,8 +156,6 @@ class RegexReward(TextReward):
     """Of `ignorecase`, `multiline` and `dotall`."""
     seconds: PositiveFloat = 1.0
     """What one response may take; then it is wrong."""
-    max_chars: PositiveInt = 100_000
-    """A longer response is wrong."""
 
     def __post_init__(self) -> None:
         for flag in self.flags:
@@ -165,9 +176,8 @@ class RegexReward(TextReward):
         }
         return DeadlineChecks("regex", settings, self.seconds)
 
-    def score(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
-        """1 or 0 each."""
-        return _checked(self._checks, responses, references, self.max_chars)
+    def _passed(self, pairs: Sequence[Pair]) -> list[bool]:
+        return self._checks.run(pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +205,7 @@ class MathReward(TextReward):
         if longest > self.max_chars:
             raise DataError(f"a reference has {longest} characters, more than max_chars={self.max_chars}")
         ends = [text[-2 * self.max_chars :] for text in responses]  # with room for tags
-        return _checked(self._checks, ends, references, 2 * self.max_chars)
+        return np.array(self._checks.run(list(zip(ends, references, strict=True))), np.float32)
 
 
 class CombinedTextReward(TextReward):
@@ -238,7 +248,7 @@ def create_text_reward(spec: str | Mapping[str, Any]) -> TextReward:
         spec: a name, or a mapping of `name` and the rule's settings; `combined` takes `rules`, a list of such
             mappings, each with a `weight` (1 by default).
     """
-    settings: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(_mapping(spec))
+    settings = _section(spec)
     name = settings.pop("name", None)
     if name is None:
         raise ConfigError(f"a text reward needs a name, one of {', '.join(TEXT_REWARDS)}")
@@ -252,32 +262,14 @@ def create_text_reward(spec: str | Mapping[str, Any]) -> TextReward:
         raise ConfigError(
             f"combined takes rules, a list, and nothing else; not {sorted(settings) or rules!r}"
         )
-    pairs = []
-    for rule in rules:
-        parts: dict[str, Any] = {"name": rule} if isinstance(rule, str) else dict(_mapping(rule))
-        weight = parts.pop("weight", 1.0)
-        pairs.append((create_text_reward(parts), weight))
-    return CombinedTextReward(pairs)
+    sections = [_section(rule) for rule in rules]
+    weights = [section.pop("weight", 1.0) for section in sections]
+    return CombinedTextReward(list(zip(map(create_text_reward, sections), weights, strict=True)))
 
 
-def _mapping(spec: Any) -> Mapping[str, Any]:
+def _section(spec: Any) -> dict[str, Any]:
+    if isinstance(spec, str):
+        return {"name": spec}
     if not isinstance(spec, Mapping):
         raise ConfigError(f"a text reward is a name or a mapping with a name, not {spec!r}")
-    return spec
-
-
-def _fits(text: str, max_chars: int) -> bool:
-    if len(text) <= max_chars:
-        return True
-    log.debug("a response of %d characters, more than %d: no reward", len(text), max_chars)
-    return False
-
-
-def _checked(
-    checks: DeadlineChecks, responses: Sequence[str], references: Sequence[str], max_chars: int
-) -> FloatArray:
-    """Run checks on the pairs that are short enough -> float32 [N]."""
-    rewards = np.zeros(len(responses), np.float32)
-    ids = [number for number, text in enumerate(responses) if _fits(text, max_chars)]
-    rewards[ids] = checks.run([(responses[number], references[number]) for number in ids])
-    return rewards
+    return dict(spec)

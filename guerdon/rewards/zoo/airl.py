@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,9 +32,6 @@ from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import ZooModel, ZooSettings
 from guerdon.rewards.zoo.gail import accuracy, cross_entropy, reward_of
 from guerdon.rewards.zoo.networks import RewardNetwork, perceptron
-
-Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
-"""What g takes [N, F], observations [N, S], next ones [N, S], and 1 where the episode goes on [N]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +71,7 @@ class ShapedReward(RewardNetwork):
         return reward
 
     def learn(self, *drawn: Tensor) -> Tensor:
-        """Cross entropy of telling them apart.
-
-        Args:
-            drawn: log pi(a | s) [2 N] and the parts of `Inputs`, the expert's rows first.
-        """
+        """Cross entropy of telling them apart; log pi(a | s) [2 N] and inputs, the expert's rows first."""
         return cross_entropy(self.logits_expert_is_high(*drawn))
 
     def logits_expert_is_high(self, log_probs: Tensor, *seen: Tensor) -> Tensor:
@@ -111,23 +104,23 @@ class AIRL(ZooModel):
 
     def rewards(self, batch: StepBatch) -> Tensor:
         """The reward in the chosen form, [*L]."""
-        flat = batch.flat()
+        flat, form = batch.flat(), self.cfg.reward_form
         seen = self.inputs_of(flat)
-        if self.cfg.reward_form == "plain":
-            return self.network.plain(seen[0]).view(batch.shape)
-        if self.cfg.reward_form == "shaped":
-            shaped: Tensor = self.network(*seen)
-            return shaped.view(batch.shape)
-        logits_expert_is_high = self.network.logits_expert_is_high(chosen_log_probs(self, flat), *seen)
-        form = "positive" if self.cfg.reward_form == "positive" else "logit"
-        return reward_of(logits_expert_is_high, form).view(batch.shape)
+        if form == "plain":
+            rewards = self.network.plain(seen[0])
+        elif form == "shaped":
+            rewards = self.network(*seen)
+        else:
+            logits_expert_is_high = self.network.logits_expert_is_high(chosen_log_probs(self, flat), *seen)
+            rewards = reward_of(logits_expert_is_high, "logit" if form == "log_ratio" else form)
+        return rewards.view(batch.shape)
 
     def measure(self, *drawn: Tensor) -> dict[str, float]:
         """How often the discriminator is right; 0.5 where it cannot tell them apart."""
         return {"accuracy": accuracy(self.network.logits_expert_is_high(*drawn))}
 
-    def inputs_of(self, flat: StepBatch) -> Inputs:
-        """What the network takes of flat transitions."""
+    def inputs_of(self, flat: StepBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What g takes [N, F], observations [N, S], next ones [N, S], and 1 where the episode goes on [N]."""
         return (
             self.features(flat, PARTS[self.cfg.inputs]),
             self.obs_features(flat.obs),

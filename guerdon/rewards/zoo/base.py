@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from guerdon.config import build, to_plain
 from guerdon.config.build import Checked
@@ -21,7 +22,7 @@ from guerdon.rewards.model import BaseRewardModel, Scores, StreamState
 from guerdon.rewards.relabel import learned_rewards
 from guerdon.rewards.steps import StepBatch, from_items, with_rewards
 from guerdon.rewards.zoo.experience import Experience
-from guerdon.rewards.zoo.networks import Adam, RewardNetwork, action_features, check_actions
+from guerdon.rewards.zoo.networks import Adam, RewardNetwork, check_actions
 
 LogProbs: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(observations [N, *S], actions [N] or [N, A]) -> their log-probabilities, float32 [N]."""
@@ -184,8 +185,8 @@ class ZooModel(BaseRewardModel):
     def estimate(self, data: Any) -> Any:
         """New transitions with the model's rewards, in the form of `data`."""
         batch = from_items(data)
-        learned = learned_rewards(self.score(batch), batch.done.cpu().numpy(), self.mapping, self.threshold)
-        rewards = torch.from_numpy(learned)
+        done = batch.done.cpu().numpy()
+        rewards = torch.from_numpy(learned_rewards(self.score(batch), done, self.mapping, self.threshold))
         if isinstance(data, StepBatch):
             return replace(batch.to(self.device), env_rewards=rewards)
         return with_rewards(data, rewards)
@@ -231,12 +232,11 @@ class ZooModel(BaseRewardModel):
         return self._fit(self.cfg.pretrain_updates)
 
     def _fit(self, num_updates: int) -> dict[str, float]:
-        if self.needs_experts and not self.experts:
-            raise ConfigError(f"{type(self).__name__} has no demonstrations: set reward_model.data_path")
+        if self.needs_experts:
+            len(self.expert_rows)  # raises without demonstrations
         if self.optimizer is None or (self.needs_experience and not len(self.experience)):
             return {}
-        losses: list[Tensor] = []
-        drawn: tuple[Any, ...] = ()
+        losses, drawn = list[Tensor](), tuple[Any, ...]()
         for drawn in self.sample_batches(num_updates):
             losses.append(self.network.gradients(*drawn))
             self.optimizer.fused_step()
@@ -265,7 +265,7 @@ class ZooModel(BaseRewardModel):
 
     def checked(self, batch: StepBatch) -> StepBatch:
         """The batch on the model's device, if its shapes and numbers are right."""
-        size = int(torch.Size(batch.obs.shape[len(batch.shape) :]).numel())
+        size = math.prod(batch.obs.shape[len(batch.shape) :])
         if size != self.cfg.obs_size:
             raise DataError(
                 f"observations have {size} numbers, {type(self).__name__} was made for {self.cfg.obs_size}"
@@ -280,21 +280,24 @@ class ZooModel(BaseRewardModel):
         return self.obs_statistics.normalized(flat) if self.cfg.normalize_obs else flat
 
     def action_features(self, actions: Tensor) -> Tensor:
-        """Actions as vectors, float32 [N, action_size]."""
-        return action_features(actions, self.cfg.action_size, self.cfg.discrete_actions)
+        """Actions as vectors, discrete ones one-hot: [N] or [N, A] -> float32 [N, action_size]."""
+        if not self.cfg.discrete_actions:
+            return actions.float()
+        return functional.one_hot(actions, self.cfg.action_size).float()
 
-    def features(self, batch: StepBatch, parts: Sequence[str]) -> Tensor:
-        """What networks take of flat transitions: `obs`, `action` and `next_obs` side by side, [N, F]."""
-        made = {
-            "obs": lambda: self.obs_features(batch.obs),
-            "action": lambda: self.action_features(batch.actions),
-            "next_obs": lambda: self.obs_features(batch.next_obs),
-        }
-        return torch.cat([made[part]() for part in parts], dim=1)
+    def features(self, batch: StepBatch, parts: Sequence[str] | None = None) -> Tensor:
+        """`obs`, `action` and `next_obs` of transitions side by side, [N, F]; `parts` or as `inputs` says."""
+        flat = batch.flat()
+        columns = [
+            self.action_features(flat.actions) if part == "action" else self.obs_features(getattr(flat, part))
+            for part in parts or INPUTS[self.cfg.inputs]
+        ]
+        return torch.cat(columns, dim=1)
 
-    def num_features(self, parts: Sequence[str]) -> int:
+    def num_features(self, parts: Sequence[str] | None = None) -> int:
         """F."""
-        return sum(self.cfg.action_size if part == "action" else self.cfg.obs_size for part in parts)
+        names = parts or INPUTS[self.cfg.inputs]
+        return sum(self.cfg.action_size if name == "action" else self.cfg.obs_size for name in names)
 
     def sample_experts(self, count: int) -> StepBatch:
         """`count` demonstrated transitions, drawn with replacement."""
@@ -369,8 +372,7 @@ class ZooModel(BaseRewardModel):
     def to_device(self, device: torch.device | str) -> None:
         """Move all tensors, modules and transitions among the attributes to another device."""
         self.device = torch.device(device)
-        for name, value in vars(self).items():
-            setattr(self, name, _moved(value, self.device))
+        vars(self).update(_moved(vars(self), self.device))
         if self.optimizer is not None:  # loading puts its state where the weights are
             self.optimizer.load_state_dict(self.optimizer.state_dict())
 

@@ -68,9 +68,8 @@ class CuriosityModel(ZooModel):
 
     def sample_features(self, count: int) -> tuple[Tensor, ...]:
         """What networks take of `count` transitions of the policy: by default (obs, action, next_obs)."""
-        obs, actions, next_obs = self.experience.sample_parts(
-            count, self.generator, "obs", "actions", "next_obs"
-        )
+        names = ("obs", "actions", "next_obs")
+        obs, actions, next_obs = self.experience.sample_parts(count, self.generator, *names)
         return self.obs_features(obs), self.action_features(actions), self.obs_features(next_obs)
 
     def rewards(self, batch: StepBatch) -> Tensor:

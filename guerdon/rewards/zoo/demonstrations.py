@@ -7,13 +7,15 @@ told apart by what is there; see `read_demonstrations`. No code in a file is run
 from __future__ import annotations
 
 import math
+import struct
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
@@ -21,19 +23,25 @@ from safetensors.torch import load_file, save
 
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import DataError
-from guerdon.core.types import Episode, display_path
+from guerdon.core.types import display_path
 from guerdon.data.datasets.frames import open_store
 from guerdon.data.files import safe_pickle
-from guerdon.data.files.bounds import Allowance, as_array, one_line
+from guerdon.data.files.bounds import Allowance, as_array, memory_budget, one_line
 from guerdon.data.files.rebuild import check_sizes
 from guerdon.envs.wrappers import GOAL_KEYS
 from guerdon.rewards.steps import ITEM_KEYS, StepBatch, as_actions, from_items
-from guerdon.rewards.zoo.imitation_files import Row, arrow_rows, npz_rows
 
 SUFFIX = ".safetensors"
 DI_ENGINE_FILE = "expert_data.pkl"
 """What DI-engine calls its file of demonstrations: a list of dicts of tensors."""
 _MAX_EPISODES = 100_000  # of one file; each is an object with parts
+Row: TypeAlias = Mapping[str, Any]
+"""`obs` [T + 1, ...], `acts` [T, ...], `terminal`, and `rews` [T] if they were kept."""
+
+_COLUMNS = ("obs", "acts", "rews", "terminal")
+_FILE_MAGIC = b"ARROW1\0\0"
+_MAX_DEPTH = 8
+_HEADER, _BATCH_DATA, _COMPRESSION = 2, 1, 3  # fields of Message, DictionaryBatch and RecordBatch
 
 
 def write_demonstrations(path: Path | str, episodes: Sequence[StepBatch]) -> None:
@@ -60,31 +68,24 @@ def read_demonstrations(source: Any) -> list[StepBatch]:
 
     An episode that is cut off at the end of the data is kept; its last step then counts as truncated.
     """
-    if isinstance(source, str | Path):
-        return _from_path(Path(source))
-    return _from_items(source)
+    if not isinstance(source, str | Path):
+        return _from_items(source)
+    path = Path(source)
+    if not path.exists():
+        raise DataError(f"there are no demonstrations at {display_path(path)}")
+    if (path / DI_ENGINE_FILE).is_file():
+        path = path / DI_ENGINE_FILE
+    if not path.is_dir():
+        return _from_file(path)
+    arrow = sorted(path.glob("*.arrow"))
+    return [each for file in arrow for each in _from_file(file)] if arrow else _from_store(path)
 
 
 def _from_items(source: Any) -> list[StepBatch]:
-    if isinstance(source, StepBatch):
-        return _whole_episodes(source)
     if isinstance(source, Sequence) and source and not isinstance(source[0], Mapping):
         return [episode for each in source for episode in _whole_episodes(from_items(each))]
-    return _whole_episodes(_cut_at_jumps(from_items(source)))
-
-
-def _from_path(path: Path) -> list[StepBatch]:
-    shown = display_path(path)
-    if not path.exists():
-        raise DataError(f"there are no demonstrations at {shown}")
-    if not path.is_dir():
-        return _from_file(path)
-    if (path / DI_ENGINE_FILE).is_file():
-        return _from_file(path / DI_ENGINE_FILE)
-    arrow = sorted(path.glob("*.arrow"))
-    if not arrow:
-        return _from_store(path)
-    return [episode for file in arrow for episode in _from_file(file)]
+    rows = from_items(source)
+    return _whole_episodes(rows if isinstance(source, StepBatch) else _cut_at_jumps(rows))
 
 
 def _from_file(path: Path) -> list[StepBatch]:
@@ -187,24 +188,23 @@ def _from_store(path: Path) -> list[StepBatch]:
     Step t led to state t: action t was chosen in the state before, action 0 in the initial one; where that
     was not recorded, the first step is left out.
     """
-    shown = display_path(path)
+    shown, found = display_path(path), list[StepBatch]()
     with tempfile.TemporaryDirectory() as copy:
         store, _ = open_store(str(path), None, None, Path(copy))
-        numbers = np.flatnonzero(store.success & store.complete).tolist()
-        if not numbers:
-            raise DataError(f"{shown} has no successful, complete episode to learn from")
-        return [_from_episode(store.read_episode(number), shown) for number in numbers]
-
-
-def _from_episode(episode: Episode, shown: str) -> StepBatch:
-    if episode.actions is None or episode.states is None:
-        lack = "actions" if episode.actions is None else "states"
-        raise DataError(f"{shown} has no {lack} to learn from; collect with collect.keep_states=true")
-    first = 1 if episode.initial_state is None else 0
-    states = episode.states if first else np.concatenate((episode.initial_state[None], episode.states))  # type: ignore[index]
-    rewards = None if episode.env_rewards is None else episode.env_rewards[first:]
-    terminated = episode.terminated is not None and bool(episode.terminated[-1])
-    return _episode(states, episode.actions[first:], rewards, terminated)
+        for number in np.flatnonzero(store.success & store.complete).tolist():
+            each = store.read_episode(number)
+            if each.actions is None or each.states is None:
+                lack = "actions" if each.actions is None else "states"
+                raise DataError(f"{shown} has no {lack} to learn from; collect with collect.keep_states=true")
+            first, states = 1, each.states
+            if each.initial_state is not None:
+                first, states = 0, np.concatenate((each.initial_state[None], each.states))
+            rewards = None if each.env_rewards is None else each.env_rewards[first:]
+            terminated = each.terminated is not None and bool(each.terminated[-1])
+            found.append(_episode(states, each.actions[first:], rewards, terminated))
+    if not found:
+        raise DataError(f"{shown} has no successful, complete episode to learn from")
+    return found
 
 
 def _episode(obs: NDArray[Any], actions: NDArray[Any], rewards: Any, terminated: bool) -> StepBatch:
@@ -224,9 +224,8 @@ def _episode(obs: NDArray[Any], actions: NDArray[Any], rewards: Any, terminated:
 
 def _whole_episodes(rows: StepBatch) -> list[StepBatch]:
     if len(rows.shape) == 1 and len(rows) and not bool(rows.done[-1]):
-        truncated = rows.truncated.clone()
-        truncated[-1] = True
-        rows = replace(rows, truncated=truncated)
+        last = torch.arange(len(rows), device=rows.done.device) == len(rows) - 1
+        rows = replace(rows, truncated=rows.truncated | last)
     episodes = rows.episodes()
     if not episodes:
         raise DataError("the demonstrations hold no finished episode")
@@ -236,3 +235,98 @@ def _whole_episodes(rows: StepBatch) -> list[StepBatch]:
 def returns_of(episodes: Sequence[StepBatch]) -> torch.Tensor:
     """Sums of the env rewards, float32 [number of episodes]."""
     return torch.stack([each.env_rewards.sum() for each in episodes])
+
+
+# imitation's trajectories: Arrow files as Hugging Face's `datasets` writes them, and the older `.npz`
+#
+# A file may come from anywhere. Arrow trusts the offsets and lengths in it unless it is told to check them,
+# and some of its types stand for any number of values without a byte; so only nested lists of numbers are
+# read, and those after a full check. Nothing is mapped: a file that shrinks while it is read is no danger.
+
+
+def arrow_rows(path: Path) -> Iterator[Row]:
+    """The trajectories of one Arrow file; `infos` are not looked at."""
+    size = path.stat().st_size
+    if size > memory_budget():
+        raise DataError(f"has {size} bytes, more than fit into memory")
+    data = path.read_bytes()
+    if data.startswith(_FILE_MAGIC):  # the layout of files is that of streams, with an index at the end
+        data = data[len(_FILE_MAGIC) :]
+    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(data)):
+        if message.type in ("record batch", "dictionary") and _is_compressed(message):
+            raise DataError("is compressed; write it without, as datasets does")
+    table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+    table = table.select([name for name in _COLUMNS if name in table.column_names])
+    for name, kind in zip(table.column_names, table.schema.types, strict=True):
+        if not _is_listed_numbers(kind):
+            raise DataError(f"has the column {name!r} of type {kind}; lists of numbers are needed")
+    table.validate(full=True)
+    for batch in table.to_batches():
+        for row in range(batch.num_rows):
+            yield from batch.slice(row, 1).to_pylist()
+
+
+def _is_listed_numbers(kind: Any) -> bool:
+    """Numbers, or lists of them; a list of fixed size has at least one."""
+    for _ in range(_MAX_DEPTH):
+        fixed = pa.types.is_fixed_size_list(kind) and kind.list_size > 0
+        if not (fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            break
+        kind = kind.value_type
+    return any(check(kind) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
+
+
+def _is_compressed(message: Any) -> bool:
+    """Whether a batch's header says that its buffers are compressed; few bytes could then stand for many."""
+    data = message.metadata.to_pybytes()
+    table = _follow(data, 0)
+    found = _field(data, table, _HEADER)
+    if found is not None and message.type == "dictionary":
+        found = _field(data, _follow(data, found), _BATCH_DATA)
+    if found is None:
+        raise DataError("has a batch without a header")
+    return _field(data, _follow(data, found), _COMPRESSION) is not None
+
+
+def _follow(data: bytes, position: int) -> int:
+    """Where an offset of a flatbuffer leads to."""
+    (offset,) = struct.unpack_from("<I", data, position)
+    return position + int(offset)
+
+
+def _field(data: bytes, table: int, number: int) -> int | None:
+    """Where a field of a table of a flatbuffer stands; None if it is not there."""
+    (back,) = struct.unpack_from("<i", data, table)
+    listed = table - back
+    if listed < 0:
+        raise DataError("has a damaged header")
+    (size,) = struct.unpack_from("<H", data, listed)
+    if 4 + 2 * number >= size:
+        return None
+    (offset,) = struct.unpack_from("<H", data, listed + 4 + 2 * number)
+    return table + offset if offset else None
+
+
+def npz_rows(path: Path) -> Iterator[Row]:
+    """The trajectories of the older file: all in a row, `indices` say where the actions are cut."""
+    data = safe_pickle.load_npz(path, ("obs", "acts", "indices", "terminal", "rews"))
+    missing = [name for name in ("obs", "acts", "indices", "terminal") if name not in data]
+    if missing:
+        raise DataError(f"holds no trajectories of imitation: no {missing[0]!r}")
+    if not all(array.ndim and array.dtype.kind in "biuf" for array in data.values()):
+        raise DataError("holds something else than arrays of numbers")
+    obs, acts, terminal, rews = data["obs"], data["acts"], data["terminal"], data.get("rews")
+    cuts, count = data["indices"].astype(np.int64), len(acts)
+    edges = np.concatenate(([0], cuts, [count])) if cuts.ndim == 1 else np.zeros(0)
+    if not len(edges) or not (np.diff(edges) > 0).all():
+        raise DataError(f"has `indices` that do not cut its {count} actions into trajectories")
+    number = len(edges) - 1
+    if len(obs) != count + number or terminal.shape != (number,) or (rews is not None and len(rews) != count):
+        raise DataError(f"has parts of different lengths for {number} trajectories of {count} actions")
+    for each, (start, stop) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
+        yield {
+            "obs": obs[start + each : stop + each + 1],
+            "acts": acts[start:stop],
+            "rews": None if rews is None else rews[start:stop],
+            "terminal": bool(terminal[each]),
+        }

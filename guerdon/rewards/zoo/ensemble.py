@@ -25,7 +25,7 @@ from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards.model import Scores
 from guerdon.rewards.relabel import learned_rewards
 from guerdon.rewards.steps import StepBatch
-from guerdon.rewards.zoo.base import LogProbs, ZooModel, ZooSettings
+from guerdon.rewards.zoo.base import SHAPES, LogProbs, ZooModel, ZooSettings
 
 NUM_MEASURED = 256
 """Transitions on which the disagreement is measured."""
@@ -64,15 +64,10 @@ class Ensemble(ZooModel):
         from guerdon.rewards.registry import create_reward_model  # the table has this class in it
 
         cfg = self.cfg
-        unwanted = sorted({"seed", "obs_shape", "action_size", "discrete_actions"} & cfg.member.keys())
+        unwanted = sorted({"seed", *SHAPES} & cfg.member.keys())
         if unwanted:
             raise ConfigError(f"reward_model.member.{unwanted[0]} is set for all members: leave it out")
-        passed = {
-            "obs_shape": cfg.obs_shape,
-            "action_size": cfg.action_size,
-            "discrete_actions": cfg.discrete_actions,
-            "data_path": cfg.data_path,
-        }
+        passed = {name: getattr(cfg, name) for name in (*SHAPES, "data_path")}
         section = {**passed, **cfg.member, "seed": cfg.seed * 1_000 + number}
         model = create_reward_model(section, self.device)
         if not isinstance(model, ZooModel) or isinstance(model, Ensemble) or model.history_dependent:

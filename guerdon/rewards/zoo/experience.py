@@ -49,13 +49,13 @@ class Experience:
         """All of it, [N], in no particular order; a view that later additions change."""
         if not self._size:
             raise DataError("there is no experience yet")
-        parts: dict[str, Any] = {name: part[: self._size] for name, part in self._ring.items()}
-        return StepBatch(**parts)
+        return StepBatch(**{name: part[: self._size] for name, part in self._ring.items()})
 
     def sample(self, count: int, generator: torch.Generator) -> StepBatch:
         """`count` rows, drawn with replacement; copies."""
-        parts: Any = dict(zip(self._ring, self.sample_parts(count, generator, *self._ring), strict=True))
-        return StepBatch(**parts)
+        return StepBatch(
+            **dict(zip(self._ring, self.sample_parts(count, generator, *self._ring), strict=True))
+        )
 
     def sample_parts(self, count: int, generator: torch.Generator, *names: str) -> list[Tensor]:
         """These parts of `count` rows, drawn with replacement; copies."""

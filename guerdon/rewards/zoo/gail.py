@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from guerdon.config.limits import NonNegativeFloat
 from guerdon.rewards.steps import StepBatch
-from guerdon.rewards.zoo.base import INPUTS, ZooModel, ZooSettings
+from guerdon.rewards.zoo.base import ZooModel, ZooSettings
 from guerdon.rewards.zoo.networks import RewardNetwork, perceptron
 
 
@@ -56,12 +56,9 @@ class Discriminator(RewardNetwork):
         return logits
 
     def learn(self, expert: Tensor, policy: Tensor, between: Tensor) -> Tensor:
-        """Cross entropy of telling them apart, and the penalty.
+        """Cross entropy of telling features [N, F] apart, and the penalty.
 
-        Args:
-            expert: [N, F].
-            policy: [N, F].
-            between: [N, 1] in 0 to 1; where between the two the penalty looks at the gradient.
+        `between` [N, 1] in 0 to 1 says where between the two the penalty looks at the gradient.
         """
         loss = cross_entropy(self(torch.cat([expert, policy])))
         if self.gradient_penalty:
@@ -81,21 +78,17 @@ class GAIL(ZooModel):
 
     def make_network(self) -> Discriminator:
         """The discriminator."""
-        size = self.num_features(INPUTS[self.cfg.inputs])
-        return Discriminator(size, self.cfg.hidden, self.cfg.gradient_penalty)
+        return Discriminator(self.num_features(), self.cfg.hidden, self.cfg.gradient_penalty)
 
     def sample_batches(self, num_updates: int) -> Iterator[tuple[Tensor, ...]]:
         """The expert's and the policy's features, and places between them; drawn at once for all steps."""
-        expert, policy = (
-            self.features(rows, INPUTS[self.cfg.inputs]) for rows in self.sample_pairs(num_updates)
-        )
+        expert, policy = map(self.features, self.sample_pairs(num_updates))
         between = torch.rand(len(policy), 1, generator=self.generator).to(self.device)
         return self.batches(expert, policy, between)
 
     def rewards(self, batch: StepBatch) -> Tensor:
         """The discriminator's output in the chosen form, [*L]."""
-        flat = batch.flat()
-        logits_expert_is_high = self.network(self.features(flat, INPUTS[self.cfg.inputs]))
+        logits_expert_is_high = self.network(self.features(batch))
         return reward_of(logits_expert_is_high, self.cfg.reward_form).view(batch.shape)
 
     def measure(self, expert: Tensor, policy: Tensor, between: Tensor) -> dict[str, float]:

@@ -27,7 +27,7 @@ from torch.nn import functional
 from guerdon.config.limits import NonNegativeFloat
 from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.airl import chosen_log_probs, demonstrated_log_probs
-from guerdon.rewards.zoo.base import INPUTS, ZooModel, ZooSettings
+from guerdon.rewards.zoo.base import ZooModel, ZooSettings
 from guerdon.rewards.zoo.networks import RewardNetwork, perceptron
 
 
@@ -61,13 +61,7 @@ class Cost(RewardNetwork):
         return functional.softplus(cost) if self.sign == "positive" else -functional.softplus(-cost)
 
     def learn(self, expert: Tensor, policy: Tensor, log_probs: Tensor) -> Tensor:
-        """The negative log-likelihood of the demonstrations, and the penalty.
-
-        Args:
-            expert: [N, F].
-            policy: [N, F].
-            log_probs: log q of both, [2 N].
-        """
+        """The negative log-likelihood of the demonstrations, and the penalty; [N, F] twice, log q [2 N]."""
         costs_expert_is_low: Tensor = self(torch.cat([expert, policy]))
         loss = negative_log_likelihood(costs_expert_is_low, log_probs)
         return loss + self.cost_penalty * costs_expert_is_low.square().mean()
@@ -83,20 +77,19 @@ class GCL(ZooModel):
 
     def make_network(self) -> Cost:
         """The cost."""
-        size = self.num_features(INPUTS[self.cfg.inputs])
-        return Cost(size, self.cfg.hidden, self.cfg.cost_sign, self.cfg.cost_penalty)
+        return Cost(self.num_features(), self.cfg.hidden, self.cfg.cost_sign, self.cfg.cost_penalty)
 
     def sample_batches(self, num_updates: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The expert's and the policy's features and the log-probabilities of both, for each step."""
         expert, policy = self.sample_pairs(num_updates)
-        features = (self.features(rows, INPUTS[self.cfg.inputs]) for rows in (expert, policy))
+        features = self.features(expert), self.features(policy)
         log_probs = demonstrated_log_probs(self, expert), chosen_log_probs(self, policy)
         for of_expert, of_policy, *both in self.batches(*features, *log_probs):
             yield of_expert, of_policy, torch.cat(both)
 
     def rewards(self, batch: StepBatch) -> Tensor:
         """The negative cost, [*L]."""
-        costs_expert_is_low: Tensor = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
+        costs_expert_is_low: Tensor = self.network(self.features(batch))
         return -costs_expert_is_low.view(batch.shape)
 
     def measure(self, expert: Tensor, policy: Tensor, log_probs: Tensor) -> dict[str, float]:

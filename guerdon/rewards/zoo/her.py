@@ -46,11 +46,11 @@ class HERSettings(ZooSettings):
     an environment that has `compute_reward`."""
 
 
+@dataclass(frozen=True)
 class NearGoal:
     """The rule of a task without an environment: 0 within `tolerance` of the goal, else -1."""
 
-    def __init__(self, tolerance: float) -> None:
-        self.tolerance = tolerance
+    tolerance: float
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
         """Goals [R, G] -> [R]."""
@@ -137,7 +137,14 @@ class HER(ZooModel):
         Dict observations come back as dicts. The same data gives the same goals.
         """
         if not isinstance(data, StepBatch) and not self.goal_size:
-            self._take_goal_size(_goal_size_of(data))
+            first = data[0] if isinstance(data, Sequence) and data else None
+            obs = first.get("obs") if isinstance(first, Mapping) else None
+            if not isinstance(obs, Mapping) or "desired_goal" not in obs:
+                raise DataError(
+                    "HER needs observations that are dicts of observation, achieved_goal and desired_goal, "
+                    "or reward_model.goal_size where they are flat"
+                )
+            self._take_goal_size(int(np.size(obs["desired_goal"])))
         batch = self.checked(from_items(data))
         if not len(batch):
             return batch
@@ -149,11 +156,9 @@ class HER(ZooModel):
         shape = batch.streams().shape
         new = new.map(lambda part: part.view(shape[1], shape[0], *part.shape[1:]).transpose(0, 1))
         new = new if len(batch.shape) == 2 else new.map(lambda part: part[:, 0])
-        return (
-            new
-            if isinstance(data, StepBatch)
-            else [_with_goal(item, new[row], self.goal_size) for row, item in enumerate(data)]
-        )
+        if isinstance(data, StepBatch):
+            return new
+        return [_with_goal(item, new[row], self.goal_size) for row, item in enumerate(data)]
 
 
 def steps_in_hindsight(lengths: Sequence[int], strategy: str, generator: torch.Generator) -> Tensor:
@@ -170,31 +175,16 @@ def steps_in_hindsight(lengths: Sequence[int], strategy: str, generator: torch.G
     return here + (drawn * (first + length - here)).long()
 
 
-def _goal_size_of(items: Any) -> int:
-    obs = (
-        items[0].get("obs")
-        if isinstance(items, Sequence) and items and isinstance(items[0], Mapping)
-        else None
-    )
-    if not isinstance(obs, Mapping) or "desired_goal" not in obs:
-        raise DataError(
-            "HER needs observations that are dicts of observation, achieved_goal and desired_goal, or "
-            "reward_model.goal_size where they are flat"
-        )
-    return int(np.size(obs["desired_goal"]))
-
-
 def _with_goal(item: Mapping[str, Any], new: StepBatch, goal_size: int) -> dict[str, Any]:
     """A new item with the goal and reward of `new`, in the types that the item had."""
+    parts = {"obs": new.obs, "next_obs": new.next_obs, "reward": new.env_rewards, "done": new.done}
     changed = dict(item)
-    for key, flat in (("obs", new.obs), ("next_obs", new.next_obs)):
+    for key, value in parts.items():
         old = item[key]
         if isinstance(old, Mapping):
-            changed[key] = {**old, "desired_goal": _like(old["desired_goal"], flat[-goal_size:])}
+            changed[key] = {**old, "desired_goal": _like(old["desired_goal"], value[-goal_size:])}
         else:
-            changed[key] = _like(old, flat)
-    changed["reward"] = _like(item["reward"], new.env_rewards)
-    changed["done"] = _like(item["done"], new.done)
+            changed[key] = _like(old, value)
     return changed
 
 

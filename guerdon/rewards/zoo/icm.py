@@ -36,13 +36,11 @@ class ICMSettings(CuriositySettings):
 class InverseFeatures(RewardNetwork):
     """Features from which the action between two states can be predicted."""
 
-    def __init__(
-        self, obs_size: int, action_size: int, feature_size: int, hidden: tuple[int, ...], discrete: bool
-    ) -> None:
+    def __init__(self, cfg: CuriositySettings) -> None:
         super().__init__()
-        self.encoder = perceptron((obs_size, *hidden, feature_size), relu)
-        self.inverse = perceptron((2 * feature_size, *hidden[-1:], action_size), relu)
-        self.discrete = discrete
+        self.encoder = perceptron((cfg.obs_size, *cfg.hidden, cfg.feature_size), relu)
+        self.inverse = perceptron((2 * cfg.feature_size, *cfg.hidden[-1:], cfg.action_size), relu)
+        self.discrete = cfg.discrete_actions
 
     def forward(self, obs: Tensor) -> Tensor:
         """[N, S] -> phi, float32 [N, F]."""
@@ -64,18 +62,11 @@ class InverseFeatures(RewardNetwork):
 class Curiosity(InverseFeatures):
     """Features, and a forward model in them."""
 
-    def __init__(
-        self,
-        obs_size: int,
-        action_size: int,
-        feature_size: int,
-        hidden: tuple[int, ...],
-        discrete: bool,
-        forward_share: float,
-    ) -> None:
-        super().__init__(obs_size, action_size, feature_size, hidden, discrete)
-        self.ahead = perceptron((feature_size + action_size, *hidden[-1:], feature_size), relu)
-        self.forward_share = forward_share
+    def __init__(self, cfg: ICMSettings) -> None:
+        super().__init__(cfg)
+        sizes = (cfg.feature_size + cfg.action_size, *cfg.hidden[-1:], cfg.feature_size)
+        self.ahead = perceptron(sizes, relu)
+        self.forward_share = cfg.forward_share
         self.losses: dict[str, Tensor] = {}
         """The two parts of the latest loss."""
 
@@ -103,15 +94,7 @@ class ICM(CuriosityModel):
 
     def make_network(self) -> Curiosity:
         """Encoder, inverse and forward model."""
-        cfg = self.cfg
-        return Curiosity(
-            cfg.obs_size,
-            cfg.action_size,
-            cfg.feature_size,
-            cfg.hidden,
-            cfg.discrete_actions,
-            cfg.forward_share,
-        )
+        return Curiosity(self.cfg)
 
     def novelty(self, batch: StepBatch) -> Tensor:
         """Half the squared error of the forward model, [*L]."""
@@ -121,9 +104,8 @@ class ICM(CuriosityModel):
         width = math.prod(batch.shape[1:])  # the next step of a stream: where it goes on, it was reached
         next_phi, apart = phi.roll(-width, 0), (obs.roll(-width, 0) != next_obs).any(1)
         next_phi[apart] = in_blocks(self.network, next_obs[apart])
-        return in_blocks(self.network.surprise, phi, self.action_features(flat.actions), next_phi).view(
-            batch.shape
-        )
+        actions = self.action_features(flat.actions)
+        return in_blocks(self.network.surprise, phi, actions, next_phi).view(batch.shape)
 
     def measure(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> dict[str, float]:
         """The two losses apart."""

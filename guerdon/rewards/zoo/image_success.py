@@ -78,24 +78,23 @@ class ImageSuccess(ZooModel):
         scorer = ImageScorer.load(
             self.cfg.checkpoint_path, threshold=self.cfg.reward_threshold, device=str(self.device)
         )
-        contract, cameras = scorer.contract, scorer.model.config.image_keys
+        cfg, contract, cameras = self.cfg, scorer.contract, scorer.model.config.image_keys
         if len(cameras) != 1 or contract.num_frames != 1:
             raise ConfigError(
                 f"image_success judges single frames of one camera, the checkpoint looks at "
                 f"{contract.num_frames} frames of {list(cameras)}: use a RewardManager"
             )
-        cfg, self.obs_key = self.cfg, cameras[0]
-        self.mapping = RewardConfig(
-            reward_type=cfg.reward_type, success_reward=cfg.success_reward, fail_reward=cfg.fail_reward
-        )
         if contract.only_at_rest:
             raise ConfigError(
                 "the checkpoint judges robots at rest alone, which image_success does not know about: use a "
                 "RewardManager"
             )
-        unknown = contract.threshold is None and self.cfg.reward_threshold is None
-        if unknown and self.cfg.reward_type == "binary":
+        if contract.threshold is None and cfg.reward_threshold is None and cfg.reward_type == "binary":
             raise ConfigError("the checkpoint has no threshold: set reward_model.reward_threshold")
+        self.obs_key = cameras[0]
+        self.mapping = RewardConfig(
+            reward_type=cfg.reward_type, success_reward=cfg.success_reward, fail_reward=cfg.fail_reward
+        )
         return SuccessClassifier(scorer)
 
     @property
@@ -117,9 +116,7 @@ class ImageSuccess(ZooModel):
         if len(shape) != 3 or shape[-1] not in (1, 3):
             raise DataError(f"image_success takes images [H, W, C], not observations of shape {shape}")
         batch.check_finite()
-        if images.dtype == torch.uint8:
-            return batch.to(self.device)
-        if len(batch):
+        if images.dtype != torch.uint8 and len(batch):
             low, high = float(batch.next_obs.min()), float(batch.next_obs.max())
             if low < 0.0 or high > 255.0 or 0.0 < high <= 1.0:
                 raise DataError(f"images must have values of 0 to 255, these have {low:g} to {high:g}")

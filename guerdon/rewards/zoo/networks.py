@@ -93,26 +93,16 @@ class Adam(torch.optim.Adam):
 
 def check_actions(actions: Tensor, action_size: int, discrete: bool) -> None:
     """Raise if actions, [*L] or [*L, A], do not fit the environment."""
-    if not discrete:
-        if actions.shape[-1] != action_size or not actions.is_floating_point():
-            raise DataError(
-                f"actions of shape {list(actions.shape)} and type {actions.dtype} do not fit a reward model "
-                f"for real-valued actions of size {action_size}"
-            )
-        return
-    if actions.is_floating_point():
+    if not discrete and (actions.shape[-1] != action_size or not actions.is_floating_point()):
+        raise DataError(
+            f"actions of shape {list(actions.shape)} and type {actions.dtype} do not fit a reward model "
+            f"for real-valued actions of size {action_size}"
+        )
+    if discrete and actions.is_floating_point():
         raise DataError("the reward model is for discrete actions, these are real numbers")
-    if not actions.numel():
-        return
-    lowest, highest = map(int, torch.aminmax(actions))
-    if not 0 <= lowest <= highest < action_size:
-        raise DataError(f"discrete actions must lie in 0 to {action_size - 1}, found {lowest} to {highest}")
-
-
-def action_features(actions: Tensor, action_size: int, discrete: bool) -> Tensor:
-    """Actions as vectors: discrete ones one-hot; [N] or [N, A] -> float32 [N, action_size]."""
-    check_actions(actions, action_size, discrete)
-    return functional.one_hot(actions, action_size).float() if discrete else actions.float()
+    low, high = map(int, torch.aminmax(actions)) if discrete and actions.numel() else (0, 0)
+    if not 0 <= low <= high < action_size:
+        raise DataError(f"discrete actions must lie in 0 to {action_size - 1}, found {low} to {high}")
 
 
 def in_blocks(network: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

@@ -69,11 +69,9 @@ class EpisodicMemory:
 class EpisodicFeatures(InverseFeatures):
     """Features for the memory, and random network distillation beside them."""
 
-    def __init__(
-        self, obs_size: int, action_size: int, feature_size: int, hidden: tuple[int, ...], discrete: bool
-    ) -> None:
-        super().__init__(obs_size, action_size, feature_size, hidden, discrete)
-        self.lifelong = Distillation((obs_size, *hidden, feature_size), relu)
+    def __init__(self, cfg: CuriositySettings) -> None:
+        super().__init__(cfg)
+        self.lifelong = Distillation((cfg.obs_size, *cfg.hidden, cfg.feature_size), relu)
 
     def learn(self, obs: Tensor, actions: Tensor, next_obs: Tensor) -> Tensor:
         """Losses of the inverse model and of the distillation; they share no weights."""
@@ -98,17 +96,12 @@ class NGU(CuriosityModel):
 
     def make_network(self) -> EpisodicFeatures:
         """Encoder, inverse model, and distillation."""
-        cfg = self.cfg
-        return EpisodicFeatures(
-            cfg.obs_size, cfg.action_size, cfg.feature_size, cfg.hidden, cfg.discrete_actions
-        )
+        return EpisodicFeatures(self.cfg)
 
     def initial_state(self, num_streams: int) -> EpisodicMemory:
         """Nothing is remembered where episodes begin."""
         keys = torch.zeros(num_streams, 0, self.cfg.feature_size, device=self.device)
-        return EpisodicMemory(
-            keys=keys, valid=torch.zeros(num_streams, 0, dtype=torch.bool, device=self.device)
-        )
+        return EpisodicMemory(keys=keys, valid=keys.new_zeros((num_streams, 0), dtype=torch.bool))
 
     def stream_rewards(self, batch: StepBatch, state: EpisodicMemory) -> tuple[Tensor, EpisodicMemory]:
         """Rewards [T, N] of streams that go on from the memory `state`, and the memory after them."""

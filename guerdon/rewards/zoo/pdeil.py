@@ -83,46 +83,35 @@ class PDEIL(ZooModel):
             return {}
         self.kernels["policy_obs"] = self._obs(self._picked(self.experience.rows))
         self.train_iter += 1
-        log_expert, _ = self._log_expert(self.kernels["policy_obs"], None)
-        scalars = {"log_density_of_policy_states": float(log_expert.mean())}
+        of_states = _log_kernels(self.kernels["policy_obs"], self.kernels["obs"], self._width)
+        scalars = {"log_density_of_policy_states": float(_log_density(of_states).mean())}
         self.log(scalars)
         return scalars
 
     def rewards(self, batch: StepBatch) -> Tensor:
         """The ratio of densities, [*L]."""
-        flat, rewards = batch.flat(), list[Tensor]()
-        size = max(1, CHUNK // len(self._expert()["obs"]))
-        for start in range(0, len(flat), size):
-            rows = flat[start : start + size]
-            obs = self._obs(rows)
-            log_states, log_steps = self._log_expert(obs, self._actions(rows))
-            log_reward = log_steps - self._log_denominator(obs, log_states)
-            rewards.append(log_reward.exp().clamp(max=self.cfg.max_reward))
+        flat, size = batch.flat(), max(1, CHUNK // len(self._expert()["obs"]))
+        rewards = [self._ratio(flat[start : start + size]) for start in range(0, len(flat), size)]
         return torch.cat(rewards).float().view(batch.shape) if rewards else torch.zeros(batch.shape)
 
-    def _log_denominator(self, obs: Tensor, log_states: Tensor) -> Tensor:
-        """Logarithm of alpha * p_expert(s) + (1 - alpha) * p_policy(s), [N]."""
-        kernels, alpha = self._expert(), self.cfg.alpha
-        if "policy_obs" in kernels:
-            log_policy = _log_density(_log_kernels(obs, kernels["policy_obs"], self._width))
-        else:
-            log_policy = _log_density(_log_kernels(obs, kernels["obs"], self._width * self.cfg.background))
-        if alpha in (0.0, 1.0):
-            return log_states if alpha else log_policy
-        return torch.logaddexp(math.log(alpha) + log_states, math.log1p(-alpha) + log_policy)
-
-    def _log_expert(self, obs: Tensor, actions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Logarithms of p_expert(s) and p_expert(s, a), [N] each."""
-        kernels = self._expert()
-        of_states = _log_kernels(obs, kernels["obs"], self._width)
-        if actions is None:
-            of_steps = of_states
-        elif self.cfg.discrete_actions:
+    def _ratio(self, rows: StepBatch) -> Tensor:
+        kernels, alpha, width = self._expert(), self.cfg.alpha, self._width
+        obs, actions = self._obs(rows), self._actions(rows)
+        of_states = _log_kernels(obs, kernels["obs"], width)
+        if self.cfg.discrete_actions:
             same = actions[:, None] == kernels["actions"][None, :]
             of_steps = of_states.masked_fill(~same, -math.inf)
         else:
-            of_steps = of_states + _log_kernels(actions, kernels["actions"], self._width)
-        return _log_density(of_states), _log_density(of_steps)
+            of_steps = of_states + _log_kernels(actions, kernels["actions"], width)
+        log_states = _log_density(of_states)
+        if "policy_obs" not in kernels:
+            width *= self.cfg.background
+        log_policy = _log_density(_log_kernels(obs, kernels.get("policy_obs", kernels["obs"]), width))
+        if alpha in (0.0, 1.0):
+            log_denominator = log_states if alpha else log_policy
+        else:
+            log_denominator = torch.logaddexp(math.log(alpha) + log_states, math.log1p(-alpha) + log_policy)
+        return (_log_density(of_steps) - log_denominator).exp().clamp(max=self.cfg.max_reward)
 
     @property
     def _width(self) -> float:
@@ -134,9 +123,8 @@ class PDEIL(ZooModel):
     def _picked(self, rows: StepBatch) -> StepBatch:
         if len(rows) <= self.cfg.num_kernels:
             return rows
-        return rows[
-            torch.randperm(len(rows), generator=self.generator)[: self.cfg.num_kernels].to(self.device)
-        ]
+        picked = torch.randperm(len(rows), generator=self.generator)[: self.cfg.num_kernels]
+        return rows[picked.to(self.device)]
 
     def _obs(self, rows: StepBatch) -> Tensor:
         """float64 [N, S], scaled."""

@@ -84,7 +84,7 @@ class PWIL(ZooModel):
     def stream_rewards(self, batch: StepBatch, state: Tensor) -> tuple[Tensor, Tensor]:
         """Rewards [T, N] of streams that go on with the masses of `state`, and the masses left after."""
         atoms, left = self._demonstrated(), state.clone()
-        points = self._scaled(batch.flat()).view(*batch.shape, -1)
+        points = self._scaled(batch).view(*batch.shape, -1)
         ended = batch.done
         costs = torch.empty(batch.shape, device=self.device)
         for t in range(batch.shape[0]):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from guerdon.config.limits import Fraction, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards.steps import StepBatch
-from guerdon.rewards.zoo.base import INPUTS, ZooModel, ZooSettings
+from guerdon.rewards.zoo.base import ZooModel, ZooSettings
 from guerdon.rewards.zoo.networks import Distillation
 
 
@@ -51,8 +51,8 @@ class CalibratedDistillation(Distillation):
 
     sigma: Tensor
 
-    def __init__(self, sizes: Sequence[int], activation: type[nn.Module]) -> None:
-        super().__init__(sizes, activation)
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__(sizes, nn.Tanh)
         self.register_buffer("sigma", torch.ones(()))
 
 
@@ -69,8 +69,7 @@ class RED(ZooModel):
         """The two networks."""
         if not 0.0 < self.cfg.reward_at_quantile < 1.0:
             raise ConfigError("reward_model.reward_at_quantile must be more than 0 and less than 1")
-        size = self.num_features(INPUTS[self.cfg.inputs])
-        return CalibratedDistillation((size, *self.cfg.hidden, self.cfg.num_outputs), nn.Tanh)
+        return CalibratedDistillation((self.num_features(), *self.cfg.hidden, self.cfg.num_outputs))
 
     def load_expert_data(self, data: Any) -> None:
         """Take demonstrations, and put some of their steps aside."""
@@ -80,7 +79,7 @@ class RED(ZooModel):
         if aside >= count:
             raise DataError(f"{count} demonstrated steps leave nothing to learn from: RED needs more")
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.cfg.seed)).to(self.device)
-        features = self.features(self.expert_rows, INPUTS[self.cfg.inputs])
+        features = self.features(self.expert_rows)
         self._held, self._learned = features[order[:aside]], features[order[aside:]]
 
     def sample_batch(self) -> tuple[Tensor]:
@@ -101,5 +100,5 @@ class RED(ZooModel):
 
     def rewards(self, batch: StepBatch) -> Tensor:
         """exp(-sigma * error), [*L]."""
-        errors_expert_is_low = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
+        errors_expert_is_low = self.network(self.features(batch))
         return torch.exp(-self.network.sigma * errors_expert_is_low).view(batch.shape)

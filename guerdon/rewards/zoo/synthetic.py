@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -44,41 +44,38 @@ def synthetic_steps(shapes: Mapping[str, Any], num_steps: int, num_streams: int,
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether nested containers hold the same numbers."""
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return (
-            isinstance(one, Tensor)
-            and isinstance(other, Tensor)
-            and one.shape == other.shape
-            and one.dtype == other.dtype
-            and torch.equal(one.nan_to_num(), other.nan_to_num())
-        )
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, other)
-    if is_dataclass(one) and not isinstance(one, type):
-        names = [item.name for item in fields(one)]
-        return type(one) is type(other) and all(same(getattr(one, n), getattr(other, n)) for n in names)
-    if isinstance(one, Mapping):
-        return (
-            isinstance(other, Mapping)
-            and one.keys() == other.keys()
-            and all(same(one[key], other[key]) for key in one)
-        )
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+    """Whether nested containers hold the same numbers; NaN is the same as NaN in tensors."""
+    left, right = dict(_leaves(one)), dict(_leaves(other))
+    return left.keys() == right.keys() and all(_equal(part, right[path]) for path, part in left.items())
 
 
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors that an attribute holds."""
-    if isinstance(value, Tensor):
-        return [value]
+    return [part for _, part in _leaves(value) if isinstance(part, Tensor)]
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Path and value of all that is no container."""
+    parts: dict[Any, Any]
     if isinstance(value, nn.Module):
-        return [*value.parameters(), *value.buffers()]
-    if isinstance(value, Mapping):
-        return [part for item in value.values() for part in tensors_in(item)]
-    if isinstance(value, list | tuple):
-        return [part for item in value for part in tensors_in(item)]
-    if is_dataclass(value) and not isinstance(value, type):
-        return [part for item in fields(value) for part in tensors_in(getattr(value, item.name))]
-    return []
+        parts = {**dict(value.named_parameters()), **dict(value.named_buffers())}
+    elif isinstance(value, Mapping):
+        parts = dict(value)
+    elif isinstance(value, list | tuple):
+        parts = dict(enumerate(value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = {item.name: getattr(value, item.name) for item in fields(value)}
+    else:
+        yield path, value
+        return
+    for key, part in parts.items():
+        yield from _leaves(part, (*path, key))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        alike = one.shape == other.shape and one.dtype == other.dtype
+        return alike and torch.equal(one.nan_to_num(), other.nan_to_num())
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return False
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)

@@ -35,7 +35,7 @@ from torch.nn import functional
 from guerdon.config.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards.steps import StepBatch
-from guerdon.rewards.zoo.base import INPUTS, ZooModel, ZooSettings
+from guerdon.rewards.zoo.base import ZooModel, ZooSettings
 from guerdon.rewards.zoo.demonstrations import returns_of
 from guerdon.rewards.zoo.networks import RewardNetwork, perceptron
 
@@ -137,8 +137,8 @@ class TREX(ZooModel):
 
     def make_network(self) -> RankingNetwork:
         """The rewards."""
-        size = self.num_features(INPUTS[self.cfg.inputs])
-        return RankingNetwork(size, self.cfg.hidden, self.cfg.num_members, self.cfg.reward_penalty)
+        cfg = self.cfg
+        return RankingNetwork(self.num_features(), cfg.hidden, cfg.num_members, cfg.reward_penalty)
 
     def obs_features(self, obs: Tensor) -> Tensor:
         """Observations as flat vectors within the limit, float32 [N, obs_size]."""
@@ -165,7 +165,7 @@ class TREX(ZooModel):
                 + ("there is one alone" if len(ranks) < 2 else f"all {len(ranks)} tie at {float(ranks[0]):g}")
             )
         self._lengths = torch.tensor([len(each) for each in trajectories], device=self.device)
-        rows = [self.features(each, INPUTS[self.cfg.inputs]) for each in trajectories]
+        rows = [self.features(each) for each in trajectories]
         self._features = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     def sample_batch(self) -> tuple[Tensor, Tensor, Tensor, bool]:
@@ -196,7 +196,7 @@ class TREX(ZooModel):
 
     def rewards(self, batch: StepBatch) -> Tensor:
         """The members' mean, each scaled, less what they disagree by, [*L]."""
-        rewards = self.network(self.features(batch.flat(), INPUTS[self.cfg.inputs]))
+        rewards = self.network(self.features(batch))
         rewards = (rewards - self.network.offset) / self.network.scale
         lower: Tensor = rewards.mean(0) - self.cfg.pessimism * rewards.std(0, correction=0)
         return lower.view(batch.shape)
