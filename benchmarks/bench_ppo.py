@@ -79,7 +79,7 @@ def ours(task: Task, seed: int) -> tuple[float, Act]:
     collector = RolloutCollector(env, task.ppo.num_steps)
     started = time.process_time()
     collector.reset(seed)
-    while collector.env_steps < task.total_steps:
+    for _ in range(-(-task.total_steps // (task.ppo.num_steps * task.num_envs))):
         learner.update(collector.collect(learner))
     spent = time.process_time() - started
     env.close()

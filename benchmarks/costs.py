@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from guerdon.training.requests import WorkerState
 
 from benchmarks.bench_train import make_checkpoint
 from guerdon.agents.networks import ObsSpec
@@ -35,7 +34,7 @@ from guerdon.distributed import WorkerSpec, make_engine
 from guerdon.distributed.ray_actors import Answer
 from guerdon.envs import TabletopVectorEnv
 from guerdon.serve import ImageRewardWorker
-from guerdon.training.acting import EnvStep, PolicyRunner, StepChunk
+from guerdon.training.acting import StepChunk
 from guerdon.training.env_worker import RolloutCollector
 
 ENVS, STEPS = 32, 10
@@ -137,49 +136,27 @@ def ppo_costs(shared: dict[str, Any]) -> Costs:
     )
 
 
-class _Steps:
-    """Environments as `PolicyRunner` steps them, with a frame of each for the reward worker."""
-
-    def __init__(self) -> None:
-        self.env = TabletopVectorEnv(ENVS, autoreset_mode="SameStep")
-
-    def step_once(self, t: int, actions: Any) -> EnvStep:
-        """Step and look; episodes are longer than what is measured, so that none ends."""
-        obs, env_rewards, terminated, truncated, _ = self.env.step(actions)
-        return EnvStep(
-            obs=obs,
-            next_obs=obs,
-            env_rewards=np.asarray(env_rewards, np.float32),
-            terminated=terminated,
-            truncated=truncated,
-            success=np.zeros(ENVS, np.bool_),
-            rows=np.zeros(0, np.int64),
-            frames={"base_camera": self.env.render_frames()},
-        )
-
-
 def sac_costs(shared: dict[str, Any]) -> Costs:
     """States, as an asynchronous run acts, stores and learns."""
-    worker, cfg = _Steps(), SACConfig()
+    cfg = SACConfig()
+    section = EnvConfig(num_envs=ENVS, init_params={"max_episode_steps": 10 * STEPS})
+    worker = EnvWorker(section, RewardConfig(), CollectConfig(), num_steps=STEPS)
     spec = ObsSpec.of(worker.env.single_observation_space)
     space: Any = worker.env.single_action_space
     sac = SAC(spec, space, cfg, LearnerConfig().network, seed=0)
-    player = PolicyRunner(sac, space, 0)
-    player.sync(0, sac.policy_state())
+    worker.attach(sac)
 
     def play() -> StepChunk:
-        obs, _ = worker.env.reset(seed=0)
-        player.reset(obs, 0)
-        return player.play(worker, STEPS, 0, 0.0, lambda _: (np.zeros(0, np.int64), {}))[0]
+        worker.reset(0)
+        return worker.act(STEPS, 0, sac.policy_state())[0]
 
     step, chunk = median_seconds(play), play()
     count = STEPS * ENVS
     kept = {"prob_success": ((), np.float32)}
     replay = ReplayBuffer(spec, (4,), np.float32, ENVS, 100 * count, kept, seed=0)
-    state = WorkerState(0, 0, ENVS, replay, EpisodeTracker(ENVS))
-    done = chunk.terminated | chunk.truncated
-    extras = {"prob_success": np.zeros(done.shape, np.float32)}
-    insert = median_seconds(lambda: state.store(chunk, done, extras), 50)
+    stream = EnvStream(0, 0, ENVS, replay, EpisodeTracker(ENVS))
+    extras = {"prob_success": np.zeros(chunk.done.shape, np.float32)}
+    insert = median_seconds(lambda: stream.store(chunk, extras), 50)
 
     def update() -> None:
         batch = replay.sample(cfg.batch_size, gamma=cfg.gamma)

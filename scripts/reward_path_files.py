@@ -4,9 +4,9 @@
 
 One iteration of small runs is traced: every function of the package that is called from the first step of
 the environments to the end of the last update; what logs and watches comes after it. Left out are `core/` and
-`config/` (used everywhere), environments and what reads their observations (before the step), and networks and
-fast scoring graphs (after the frame has become numbers). On Ray, `distributed/ray_actors.py` is in the place of
-`distributed/thread_engine.py`.
+`config/` (used everywhere), environments and what reads their observations (before the step), and networks
+and fast scoring graphs (after the frame has become numbers). On Ray, `distributed/ray_actors.py` is in the
+place of `distributed/thread_engine.py`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ RUNS = {
 
 
 class Trace:
-    """Notes when functions of each file of the package are first called while it is active, in all threads."""
+    """Notes when functions of each file of the package are first called, in all threads."""
 
     def __init__(self) -> None:
         self.first_call: dict[str, int] = {}

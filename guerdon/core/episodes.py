@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.core.errors import DataError
 from guerdon.core.types import BoolArray, IntArray
 
 
@@ -75,23 +73,3 @@ class EpisodeTracker:
         """The records of all episodes that ended since the last call."""
         popped, self.records = self.records, []
         return popped
-
-    def state_dict(self) -> dict[str, Any]:
-        """In plain containers."""
-        return {
-            "records": [asdict(record) for record in self.records],
-            "returns": self._returns.tolist(),
-            "lengths": self.lengths.tolist(),
-            "succeeded": self._succeeded.tolist(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
-        if len(state["returns"]) != self._num_envs:
-            raise DataError(
-                f"the saved statistics are of {len(state['returns'])} environments, not {self._num_envs}"
-            )
-        self.records = [EpisodeRecord(**record) for record in state["records"]]
-        self._returns = np.array(state["returns"], np.float64)
-        self.lengths = np.array(state["lengths"], np.int64)
-        self._succeeded = np.array(state["succeeded"], np.bool_)

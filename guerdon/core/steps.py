@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -144,6 +145,18 @@ class StepBatch:
 
 def _dims(lead: Sequence[int]) -> str:
     return ", ".join(map(str, lead))
+
+
+def checked_values(values: Tensor, batch: StepBatch, who: str) -> FloatArray:
+    """What `who` gave for the steps of a batch, float32 [*L], if it is finite and one number for each."""
+    if tuple(values.shape) != batch.shape:
+        raise DataError(
+            f"{who} gave rewards of shape {list(values.shape)} for transitions of {list(batch.shape)}"
+        )
+    array: FloatArray = values.detach().float().cpu().numpy()
+    if not np.isfinite(array).all():
+        raise DataError(f"{who} gave rewards that are not finite numbers")
+    return array
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,9 +19,9 @@ from guerdon.config import RewardConfig
 from guerdon.core.atomic import write_atomic
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.steps import Scores as Scores
-from guerdon.core.steps import StepBatch
+from guerdon.core.steps import StepBatch, checked_values
 from guerdon.core.steps import SuccessScores as SuccessScores
-from guerdon.core.types import FloatArray, display_path
+from guerdon.core.types import display_path
 from guerdon.data.files.checksums import load_torch
 from guerdon.rewards.steps import to_items
 
@@ -77,19 +76,8 @@ class BaseRewardModel(ABC):
                 f"returned {shown}"
             )
         values = [torch.as_tensor(item["reward"]).detach().float().reshape(()) for item in answer]
-        return Scores(rewards=self.checked_values(torch.stack(values).view(batch.shape), batch))
-
-    def checked_values(self, values: Tensor, batch: StepBatch) -> FloatArray:
-        """Rewards or probabilities as an array, float32 [*L], if they are finite and one for each step."""
-        if tuple(values.shape) != batch.shape:
-            raise DataError(
-                f"{type(self).__name__} gave rewards of shape {list(values.shape)} for transitions of "
-                f"{list(batch.shape)}"
-            )
-        array: FloatArray = values.detach().float().cpu().numpy()
-        if not np.isfinite(array).all():
-            raise DataError(f"{type(self).__name__} gave rewards that are not finite numbers")
-        return array
+        given = torch.stack(values).view(batch.shape)
+        return Scores(rewards=checked_values(given, batch, type(self).__name__))
 
     def initial_state(self, num_streams: int) -> StreamState:
         """The state at the start of N episodes, of history-dependent models."""

@@ -252,7 +252,7 @@ class AsynchronousLoop(ReplayLearning):
                 self._store_delivered(each)
             raise
         assert request.chunk is not None
-        self.envs.delivered(worker.rank)
+        self.envs.counter.answered(worker.rank)
         if self.rewards is not None:
             request.scores = self.rewards.score_later(request.frames, len(request.chunk.rows))
 

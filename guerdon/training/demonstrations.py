@@ -50,7 +50,7 @@ def fill_with_demonstrations(
     with open_demonstrations(path, spec, control_mode) as shown:
         replay = make_replay(1, sum(map(len, shown)), seed)
         for item in shown:
-            if rewards is not None and not rewards.facts.contract.only_at_rest:
+            if rewards is not None and not rewards.facts.only_at_rest:
                 check_motion_is_seen(item.episode, path)
             _add(replay, item, rewards, cfg)
     return replay
@@ -94,7 +94,7 @@ def _add(
     if rewards is not None:
         contract = rewards.facts.contract
         wanted = judged_frames(done, cfg)
-        judged = wanted & _at_rest(episode)[kept] if contract.only_at_rest else wanted
+        judged = wanted & _at_rest(episode)[kept] if rewards.facts.only_at_rest else wanted
         contract.check_frames(episode.frames)
         frames = {
             name: stack_episode(episode.frames[name], contract.num_frames)[kept]

@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
+from guerdon.agents.agent import OffPolicyAgent
 from guerdon.agents.networks import STATE, Obs, to_obs
 from guerdon.config import CollectConfig, EnvConfig, RewardConfig
 from guerdon.core.batches import Rollout, StepChunk, WorkerRollout
@@ -235,6 +236,7 @@ class EnvWorker:
             self.reward_frames = RewardFrames(self.env, cameras, num_steps, reward, num_frames, only_at_rest)
         self.rollouts = RolloutCollector(self.env, num_steps, keep_next_obs=keep_next_obs)
         self._policy: Any = None
+        self._version = -1  # of the weights that a copy acts with
         self._rng = np.random.default_rng(0)
         self._obs: Any = None  # in which the next action is chosen
         self._steps = 0  # since the last reset
@@ -251,7 +253,8 @@ class EnvWorker:
     def attach(self, policy: Any) -> None:
         """Take a policy to act with: the agent itself, a copy that is made here, or one elsewhere."""
         if isinstance(policy, PolicySpec):
-            policy = PolicyCopy(policy.make(), self.share)
+            agent = policy.make()
+            policy = PolicyCopy(agent, self.share) if agent.on_policy else agent
         self._policy = DistantPolicy(policy, self.share) if isinstance(policy, Handle) else policy
 
     def reset(self, seed: int) -> Any:
@@ -265,9 +268,9 @@ class EnvWorker:
         if self._collector is not None:
             self._collector.reset()
         self._obs, self._steps = self.rollouts.reset(seed + self.first_env), 0
-        if isinstance(self._policy, PolicyCopy) and not self._policy.agent.on_policy:
+        if isinstance(self._policy, OffPolicyAgent):
             self._rng = np.random.default_rng([seed, self.first_env])
-            self._policy.agent.seed_acting(int(self._rng.integers(1 << 62)))
+            self._policy.seed_acting(int(self._rng.integers(1 << 62)))
         return self._obs
 
     def rollout(self, version: int, weights: dict[str, Any] | None = None) -> tuple[WorkerRollout, Frames]:
@@ -320,13 +323,17 @@ class EnvWorker:
             progress: share of the run that is over; exploration may follow from it.
         """
         began, first, policy = time.perf_counter(), self._steps, self._policy
-        policy.sync(version, weights)
+        if weights is not None:
+            policy.load_policy(weights)
+            self._version = version
+        if self._version != version:
+            raise RuntimeError(f"asked to act with version {version}, but the weights are of {self._version}")
         space = self.env.single_action_space
 
         def choose(t: int) -> NDArray[Any]:
             if t < random_steps:
                 return random_actions(space, self.num_envs, self._rng)
-            chosen: NDArray[Any] = policy.agent.act(self._obs, progress=progress)
+            chosen: NDArray[Any] = policy.act(self._obs, progress=progress)
             return chosen
 
         chunk, frames = self._chunk(choose, num_steps)

@@ -72,7 +72,7 @@ class EnvWorkers:
         self.rollout_group: Group | None = None
         self.facts: EnvFacts = copy.deepcopy(self.group.submit(0, "describe").result())
         self.rollouts_lost = 0
-        self._counter, self._rollout_counter = RestartCounter("env"), RestartCounter("rollout")
+        self.counter, self._rollout_counter = RestartCounter("env"), RestartCounter("rollout")
         self._steps_done = 0
         self._policy: PolicySpec | None = None
         self._taken: dict[int, tuple[StepChunk, Frames]] = {}
@@ -146,7 +146,7 @@ class EnvWorkers:
         for rank, (played, frames) in pairs.items():
             try:
                 done[rank] = replace(played.result(), frames=frames)
-                self._counter.answered(rank)
+                self.counter.answered(rank)
                 if self.rollout_group is not None:
                     self._rollout_counter.answered(rank % self.rollout_group.size)
             except WorkerLostError as error:
@@ -193,7 +193,7 @@ class EnvWorkers:
     def _revive(self, rank: int, error: WorkerLostError, seed: int | None = None) -> Any:
         """Replace an env worker and begin its episodes; also if it is lost again meanwhile."""
         while True:
-            self._counter.lost(error)
+            self.counter.lost(error)
             self.group.restart(rank, error.reason)
             try:
                 if self._policy is not None:
@@ -233,7 +233,7 @@ class EnvWorkers:
             for rank, item in pending.items():
                 try:
                     self._taken[rank] = item.result()
-                    self._counter.answered(rank)
+                    self.counter.answered(rank)
                 except WorkerLostError as error:
                     fresh[rank] = self._revive(rank, error)
             if fresh:
@@ -264,10 +264,6 @@ class EnvWorkers:
         ), side_by_side(frames) if frames else {}
 
     # Workers that act on their own
-
-    def delivered(self, rank: int) -> None:
-        """A worker's chunk is here."""
-        self._counter.answered(rank)
 
     def restart_acting(self, rank: int, error: WorkerLostError, env_steps: int, num_requests: int) -> Any:
         """Replace a worker that was lost with its requests; returns the first observations of the new one."""

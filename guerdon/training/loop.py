@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,6 +243,8 @@ class StoredChunk:
     """NaN where nothing was looked at."""
     elapsed: IntArray
     """The step within its episode."""
+    online_rewards: FloatArray | None
+    """Of a history-dependent model of the zoo, when the steps came; None: there is none."""
     policy_lag: int
     """Updates between the weights that acted and those of the moment when it was stored."""
     reward_version: str | None
@@ -267,36 +270,67 @@ def intervention_metrics(stored: Sequence[StoredChunk], num_kept: int) -> dict[s
     return {"env/intervened": share, "env/interventions_kept": float(num_kept)}
 
 
+def _side_by_side(
+    stored: Sequence[StoredChunk], columns: Sequence[NDArray[Any]], padding: Any, num_envs: int
+) -> NDArray[Any]:
+    """One value [K, n] of each chunk, those of all env workers side by side, [T, N].
+
+    Where a worker has stored fewer steps than another, `padding` stands for a step that means nothing.
+    """
+    lengths: Counter[int] = Counter()
+    for item in stored:
+        lengths[item.rank] += len(item.chunk)
+    joined = np.full((max(lengths.values()), num_envs), padding, columns[0].dtype)
+    filled: Counter[int] = Counter()
+    for item, column in zip(stored, columns, strict=True):
+        num_steps, count = column.shape
+        at = filled[item.rank]
+        joined[at : at + num_steps, item.first_env : item.first_env + count] = column
+        filled[item.rank] += num_steps
+    return joined
+
+
+def stored_rewards(
+    stored: Sequence[StoredChunk], learned: Sequence[FloatArray], num_envs: int, knows_success: bool
+) -> Watched:
+    """Rewards [K, n] that a model gave for each chunk, as the monitor sees them."""
+
+    def joined(name: str) -> NDArray[Any]:
+        return _side_by_side(stored, [item.value(name) for item in stored], _PADDING[name], num_envs)
+
+    there = [np.ones(each.shape, np.bool_) for each in learned]
+    return Watched.of_rewards(
+        _side_by_side(stored, learned, 0.0, num_envs),
+        _side_by_side(stored, there, False, num_envs),
+        done=joined("done"),
+        elapsed=joined("elapsed"),
+        env_success=joined("success") if knows_success else None,
+    )
+
+
 def stored_iteration(
     stored: Sequence[StoredChunk], num_envs: int, env_steps: int, knows_success: bool
 ) -> ScoredIteration:
     """The chunks of all env workers side by side, [T, N]."""
-    mine: dict[int, list[StoredChunk]] = {}
-    for item in stored:
-        mine.setdefault(item.rank, []).append(item)
-    length = max(sum(len(item.chunk) for item in items) for items in mine.values())
     joined = {
-        name: np.full((length, num_envs), value, stored[0].value(name).dtype)
+        name: _side_by_side(stored, [item.value(name) for item in stored], value, num_envs)
         for name, value in _PADDING.items()
     }
     parts: list[ScoredPart] = []
-    for items in mine.values():
-        at = 0
-        for item in items:
-            num_steps, count = item.prob_success.shape
-            for name, values in joined.items():
-                values[at : at + num_steps, item.first_env : item.first_env + count] = item.value(name)
-            parts.append(
-                ScoredPart(
-                    first_step=at,
-                    num_steps=num_steps,
-                    first_env=item.first_env,
-                    num_envs=count,
-                    rows=item.chunk.rows,
-                    frames=item.frames,
-                )
+    filled: Counter[int] = Counter()
+    for item in stored:
+        num_steps, count = item.prob_success.shape
+        parts.append(
+            ScoredPart(
+                first_step=filled[item.rank],
+                num_steps=num_steps,
+                first_env=item.first_env,
+                num_envs=count,
+                rows=item.chunk.rows,
+                frames=item.frames,
             )
-            at += num_steps
+        )
+        filled[item.rank] += num_steps
     return ScoredIteration(
         parts=parts,
         prob_success=joined["prob_success"],

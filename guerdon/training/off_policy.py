@@ -46,7 +46,7 @@ class ReplayLearning(ReplayRun):
             prob.reshape(-1)[chunk.rows] = scores.prob_success
             spread.reshape(-1)[chunk.rows] = scores.disagreement
             facts, last = self.rewards.facts, stream.last_scores.get
-            resting = facts.contract.only_at_rest
+            resting = facts.only_at_rest
             prob = fill_scores(prob, done, self.cfg, only_at_rest=resting, last=last("prob"))
             spread = fill_scores(spread, done, self.cfg, last=last("spread"))
             stream.last_scores = {"prob": prob[-1], "spread": spread[-1]}
@@ -69,6 +69,7 @@ class ReplayLearning(ReplayRun):
                 prob_success=prob,
                 disagreement=spread,
                 elapsed=elapsed,
+                online_rewards=extras.get("online_rewards"),
                 policy_lag=self.learner.num_updates - chunk.policy_version,
                 reward_version=None if self.rewards is None else self.rewards.facts.version,
             )

@@ -15,6 +15,7 @@ from guerdon.core.progress import Stopwatch
 from guerdon.core.steps import StepBatch
 from guerdon.core.types import BoolArray, FloatArray
 from guerdon.distributed.engine import Engine, Pending
+from guerdon.monitoring.monitor import Watched
 from guerdon.monitoring.reward_path import check_reward_path
 from guerdon.rewards.image.scorer import ImageScorer, Scores, StreamingScorer
 from guerdon.rewards.relabel import RewardScale, combine, fill_scores, learned_rewards, training_rewards
@@ -99,8 +100,19 @@ class OnPolicyLoop:
         metrics |= self.envs.fault_metrics() | clock.metrics(self.rollout.num_transitions)
         self.env_steps += self.rollout.num_transitions
         if scored is None or self.rewards is None:
-            return Iteration(metrics=metrics)
+            return Iteration(metrics=metrics, watched=self._watched_rewards())
         return Iteration(metrics=metrics, watched=scored.watched(self.rewards), scored=scored.for_refits())
+
+    def _watched_rewards(self) -> Watched | None:
+        """What the monitor sees of a model that gives rewards."""
+        if not isinstance(self._online_rewards, np.ndarray):
+            return None
+        return Watched.of_rewards(
+            self._online_rewards,
+            done=_done(self.rollout),
+            elapsed=self.rollout.elapsed.numpy(),
+            env_success=self.rollout.success.numpy() if self.knows_success() else None,
+        )
 
     def collect_steps(self) -> list[StepBatch]:
         """A rollout of the policy as it is, for a reward model that learns before the policy does."""
@@ -180,7 +192,7 @@ class OnPolicyLoop:
             places = played.places(total)
             prob.reshape(-1)[places] = scores.prob_success
             spread.reshape(-1)[places] = scores.disagreement
-        resting = rewards.facts.contract.only_at_rest
+        resting = rewards.facts.only_at_rest
         return ScoredIteration(
             parts=parts,
             prob_success=fill_scores(prob, done, self.cfg, only_at_rest=resting),

@@ -17,6 +17,7 @@ from guerdon.core.episodes import EpisodeTracker
 from guerdon.core.errors import ConfigError
 from guerdon.core.progress import Stopwatch
 from guerdon.core.streams import EnvStream
+from guerdon.monitoring.monitor import Watched
 from guerdon.rewards.image.scorer import ImageScorer
 from guerdon.rewards.relabel import RewardScale, learned_rewards, training_rewards
 from guerdon.training.demonstrations import fill_with_demonstrations
@@ -30,6 +31,7 @@ from guerdon.training.loop import (
     flat_values,
     intervention_metrics,
     stored_iteration,
+    stored_rewards,
 )
 from guerdon.training.online_reward import OnlineReward, load_online
 from guerdon.training.reward_workers import RewardWorkers
@@ -169,7 +171,7 @@ class ReplayRun(ABC):
         env_rewards = flat_values(self._stored, "env_rewards")
         if self.rewards is None:
             known = env_reward_metrics(env_rewards, trained_on=self.online is None)
-            return Iteration(metrics={**metrics, **known, **self._sampled})
+            return Iteration(metrics={**metrics, **known, **self._sampled}, watched=self._watched_rewards())
         facts = self.rewards.facts
         scored = stored_iteration(self._stored, self.envs.num_envs, env_steps, self.knows_success())
         prob, done = (flat_values(self._stored, name) for name in ("prob_success", "done"))
@@ -183,6 +185,18 @@ class ReplayRun(ABC):
     def num_updates(self) -> int:
         """Of the policy."""
         return self.learner.num_updates
+
+    def _watched_rewards(self) -> Watched | None:
+        """What the monitor sees of a model that gives rewards: those of the new steps."""
+        if self.online is None:
+            return None
+        learned = [
+            self.online.rewards(self.online.of_chunk(item.chunk))
+            if item.online_rewards is None
+            else item.online_rewards
+            for item in self._stored
+        ]
+        return stored_rewards(self._stored, learned, self.envs.num_envs, self.knows_success())
 
     # State
 

@@ -17,13 +17,26 @@ from guerdon.config import RewardConfig
 from guerdon.core.errors import WorkerLostError
 from guerdon.core.types import FloatArray, IntArray, UInt8Array
 from guerdon.distributed.engine import Engine, LocalGroup, Pending, RestartCounter, WorkerSpec
-from guerdon.rewards.image.scorer import RewardFacts, Scores, join_scores
-from guerdon.rewards.image.worker import REQUEST_FRAMES, ImageRewardWorker, load_image_worker
+from guerdon.rewards.image.scorer import (
+    MINI_BATCH,
+    RewardFacts,
+    RewardManager,
+    Scores,
+    available_device,
+    join_scores,
+)
 
 log = logging.getLogger("guerdon")
 
+REQUEST_FRAMES = 4 * MINI_BATCH
+"""Frames in a request to a reward worker; whole mini-batches, so that sharing changes no score."""
 AHEAD = 2
 """Requests that a reward worker has at a time: while it works on one, the next one travels."""
+
+
+def load_manager(cfg: RewardConfig) -> RewardManager:
+    """A reward worker: a manager, on a GPU if there is one where it runs."""
+    return RewardManager(cfg, device=available_device())
 
 
 class FramesLostError(Exception):
@@ -73,7 +86,7 @@ class RewardWorkers:
     def __init__(self, engine: Engine, cfg: RewardConfig) -> None:
         """Start the workers; each loads the model."""
         threads = max(torch.get_num_threads() // engine.workers_beside("reward"), 1)
-        spec = WorkerSpec(cls=load_image_worker, args=(cfg,), threads=threads)
+        spec = WorkerSpec(cls=load_manager, args=(cfg,), threads=threads)
         self.group = engine.group("reward", [spec] * engine.num_workers("reward"))
         self.facts: RewardFacts = self.group.submit(0, "describe").result()
         self._engine, self._timeout = engine, cfg.timeout_seconds
@@ -88,15 +101,15 @@ class RewardWorkers:
         self._checkpoint = str(checkpoint.resolve())
         for rank in range(self.group.size):
             try:
-                self.facts = self.group.submit(rank, "load", self._checkpoint).result()
+                self.facts = self.group.submit(rank, "use_checkpoint", self._checkpoint).result()
             except WorkerLostError as error:
                 self._replace(rank, error)
 
     @property
-    def local(self) -> ImageRewardWorker:
+    def local(self) -> RewardManager:
         """The worker in this process."""
         assert isinstance(self.group, LocalGroup)
-        worker: ImageRewardWorker = self.group.workers[0]
+        worker: RewardManager = self.group.workers[0]
         return worker
 
     def score(self, frames: dict[str, UInt8Array]) -> Scores:
@@ -115,7 +128,7 @@ class RewardWorkers:
     def features_of(self, parts: Sequence[Pending], rows: Sequence[IntArray]) -> FloatArray:
         """Features of the frames `rows` of each part, float32 [K, F], one part after another."""
         wanted = [part for part, picked in enumerate(rows) if len(picked)]
-        jobs = [Job("features_of", (self._placed(parts[part]), rows[part])) for part in wanted]
+        jobs = [Job("features_some", (self._placed(parts[part]), rows[part])) for part in wanted]
         self._waiting.extend(jobs)
         self._finish(jobs)
         return np.concatenate([_answer(job, part) for job, part in zip(jobs, wanted, strict=True)])
@@ -211,7 +224,7 @@ class RewardWorkers:
             try:
                 self.group.restart(rank, error.reason)
                 if self._checkpoint is not None:
-                    self.facts = self.group.submit(rank, "load", self._checkpoint).result()
+                    self.facts = self.group.submit(rank, "use_checkpoint", self._checkpoint).result()
                 self._heard[rank] = time.monotonic()
                 return
             except WorkerLostError as other:

@@ -55,8 +55,8 @@ class RunParts:
             facts = self.rewards.facts
             asked |= {
                 "cameras": facts.image_keys,
-                "num_frames": facts.contract.num_frames,
-                "only_at_rest": facts.contract.only_at_rest,
+                "num_frames": facts.num_frames,
+                "only_at_rest": facts.only_at_rest,
             }
         sections = config.env.train, config.reward, config.collect
         self.envs: LocalEnvs | EnvWorkers

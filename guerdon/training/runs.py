@@ -137,7 +137,7 @@ def write_films(folder: Path, films: list[FilmedEpisode], rewards: ImageScorer |
     """Evaluation episodes as GIFs with the learned probability under the picture."""
     facts = rewards.facts
     for number, film in enumerate(films):
-        count = facts.contract.num_frames
+        count = facts.num_frames
         stacks = {name: stack_episode(film.frames[name], count) for name in facts.image_keys}
         make_directory(folder / "videos")
         write_video(

@@ -27,7 +27,6 @@ from guerdon.fit.logs import MetricLog
 from guerdon.monitoring.monitor import RewardMonitor
 from guerdon.monitoring.report import write_report
 from guerdon.rewards.image.scorer import RewardManager
-from guerdon.rewards.image.worker import ImageRewardWorker
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.training.checkpoints import (
     SavedPolicy,
@@ -126,17 +125,18 @@ class EmbodiedRunner:
         return self.envs.local
 
     @property
-    def reward_worker(self) -> RewardManager | ImageRewardWorker | None:
+    def reward_worker(self) -> ImageScorer | None:
         """Who scores frames, where that is in this process."""
         return self.rewards.local if isinstance(self.rewards, RewardWorkers) else self.rewards
 
     def _make_monitor(self) -> RewardMonitor | None:
-        if self.rewards is None or self.config.monitor.action == "off":
+        facts = None if self.rewards is None else self.rewards.facts
+        if (facts is None and self.online is None) or self.config.monitor.action == "off":
             return None
         return RewardMonitor(
             self.config.monitor,
-            self.rewards.facts.contract,
-            self.rewards.facts.threshold,
+            None if facts is None else facts.contract,  # a model of the zoo gives rewards
+            None if facts is None else facts.threshold,
             self.folder,
             knows_success=self.loop.knows_success(),
         )

@@ -119,20 +119,6 @@ def test_collectors_refuse_what_loses_final_observations():
     env.close()
 
 
-def test_collector_statistics_survive_saving():
-    env = cartpoles(4)
-    collector, ppo = RolloutCollector(env, 100), learner(env, CARTPOLE)
-    collector.reset(0)
-    collector.collect(ppo)
-    other = RolloutCollector(env, 100)
-    other.load_state_dict(collector.state_dict())
-    assert other.env_steps == 400 and len(other.episodes.records) > 3
-    assert (
-        other.episodes.records == collector.episodes.records and other.state_dict() == collector.state_dict()
-    )
-    env.close()
-
-
 def test_a_rollout_knows_the_step_within_each_episode():
     env = cartpoles(3)
     ppo, collector = learner(env, CARTPOLE), RolloutCollector(env, 40)

@@ -15,7 +15,7 @@ from guerdon.cli.train import train
 from guerdon.config import load_config
 from guerdon.core.errors import ConfigError, DataError, WorkerError
 from guerdon.distributed import ThreadEngine
-from guerdon.serve import ImageRewardWorker
+from guerdon.serve import RewardManager
 from guerdon.training.env_worker import EnvWorker
 from guerdon.training.run_parts import RunParts
 from guerdon.training.trainer import EmbodiedRunner
@@ -446,7 +446,7 @@ def test_verdicts_belong_to_the_frames_of_their_steps(settings, tmp_path, mode, 
 
 
 def test_a_verdict_that_takes_too_long_is_waited_for(settings, tmp_path, make, monkeypatch, caplog):
-    real, slow = ImageRewardWorker.score_some, []
+    real, slow = RewardManager.score_some, []
 
     def score_some(self, frames, start, stop):
         if not slow:
@@ -454,7 +454,7 @@ def test_a_verdict_that_takes_too_long_is_waited_for(settings, tmp_path, make, m
             time.sleep(1.0)
         return real(self, frames, start, stop)
 
-    monkeypatch.setattr(ImageRewardWorker, "score_some", score_some)
+    monkeypatch.setattr(RewardManager, "score_some", score_some)
     runner = make([*settings, *LEARNED, ASYNC, "reward.timeout_seconds=0.3"], tmp_path / "run")
     runner.loop.reset(0)
     runner.loop.advance(0.0)

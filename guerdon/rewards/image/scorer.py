@@ -62,6 +62,10 @@ class RewardFacts:
     """Above which a probability counts as success in this run."""
     num_members: int
     """Heads of its ensemble."""
+    num_frames: int
+    """Frames that it scores together."""
+    only_at_rest: bool
+    """Whether it scores robots that stand still alone."""
     contract: Contract
     version: str
     """The data it was fitted to and where it was loaded from."""
@@ -98,6 +102,15 @@ class ImageScorer:
         self.image_keys = model.config.image_keys
         self.calibration, self._frame_check = contract.calibration_map, contract.frame_check
         self.threshold = self._threshold(threshold)
+        self.facts = RewardFacts(
+            image_keys=self.image_keys,
+            threshold=self.threshold,
+            num_members=model.num_members,
+            num_frames=contract.num_frames,
+            only_at_rest=contract.only_at_rest,
+            contract=contract,
+            version=f"{contract.data_hash or 'unknown'}/{source}",
+        )
         self._int8, self._decides = int8, decides
         self._device = device
         self._scorer: Scorer | None = self._make_scorer(device)
@@ -200,17 +213,6 @@ class ImageScorer:
         pooled: FloatArray = pool_features(self.model.encode(pixels)).float().cpu().numpy()
         return pooled
 
-    @property
-    def facts(self) -> RewardFacts:
-        """What others need to know."""
-        return RewardFacts(
-            image_keys=self.image_keys,
-            threshold=self.threshold,
-            num_members=self.model.num_members,
-            contract=self.contract,
-            version=f"{self.contract.data_hash or 'unknown'}/{self.source}",
-        )
-
     # As runs ask, which may have several workers: frames come in parts
 
     def score_parts(self, parts: Sequence[Frames], counts: Sequence[int]) -> list[Scores]:
@@ -220,9 +222,11 @@ class ImageScorer:
     def features_of(self, parts: Sequence[Frames], rows: Sequence[IntArray]) -> FloatArray:
         """Features of the frames `rows` of each part, float32 [K, F], one part after another."""
         pairs = [(part, some) for part, some in zip(parts, rows, strict=True) if len(some)]
-        return np.concatenate(
-            [self.features({name: images[some] for name, images in part.items()}) for part, some in pairs]
-        )
+        return np.concatenate([self.features_some(part, some) for part, some in pairs])
+
+    def features_some(self, frames: Frames, rows: IntArray) -> FloatArray:
+        """Features of the frames `rows`, float32 [K, F]."""
+        return self.features({name: images[rows] for name, images in frames.items()})
 
 
 class RewardManager(ImageScorer):
@@ -254,10 +258,15 @@ class RewardManager(ImageScorer):
         folder = cfg.model.debug_save_dir or os.environ.get(DEBUG_VARIABLE)
         self._debug = None if folder is None else DebugPictures(Path(folder))
 
-    def use_checkpoint(self, checkpoint: Path) -> None:
-        """Score with another checkpoint from now on."""
-        model = replace(self.cfg.model, checkpoint_path=str(checkpoint.resolve()))
+    def describe(self) -> RewardFacts:
+        """What others need to know, for workers elsewhere."""
+        return self.facts
+
+    def use_checkpoint(self, checkpoint: Path | str) -> RewardFacts:
+        """Score with another checkpoint from now on; returns what others need to know of it."""
+        model = replace(self.cfg.model, checkpoint_path=str(Path(checkpoint).resolve()))
         self.__init__(replace(self.cfg, model=model), device=self._device)  # type: ignore[misc]
+        return self.facts
 
     def images(self, observations: Any) -> dict[str, UInt8Array]:
         """The model's cameras in a batched observation -> uint8 [N, H, W, C] each.

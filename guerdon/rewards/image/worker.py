@@ -7,13 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from guerdon.config import RewardConfig
 from guerdon.config.schema import TaskType
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import FloatArray, IntArray
 from guerdon.rewards.image import save_checkpoint
 from guerdon.rewards.image.scorer import (
-    MINI_BATCH,
     Frames,
     RewardFacts,
     RewardGiven,
@@ -22,9 +20,6 @@ from guerdon.rewards.image.scorer import (
     available_device,
     reward_section,
 )
-
-REQUEST_FRAMES = 4 * MINI_BATCH
-"""Frames in a request to a reward worker; whole mini-batches, so that sharing changes no score."""
 
 
 class ImageRewardWorker:
@@ -72,7 +67,7 @@ class ImageRewardWorker:
 
     def features_of(self, frames: Frames, rows: IntArray) -> FloatArray:
         """Pooled encoder features of the frames `rows`, float32 [K, F]."""
-        return self.manager.features_of([frames], [rows])
+        return self.manager.features_some(frames, rows)
 
     def compute_batch_rewards(self, observations: Any) -> FloatArray:
         """Learned rewards of a batched observation, however large -> float32 [N]."""
@@ -155,10 +150,3 @@ class RewardWorker:
     def save_checkpoint(self, path: Path | str, step: int) -> Path:
         """Save the image model; see `ImageRewardWorker`."""
         return self.embodied.save_checkpoint(path, step)
-
-
-def load_image_worker(cfg: RewardConfig) -> ImageRewardWorker:
-    """An image reward worker that has its model, ready to score."""
-    worker = ImageRewardWorker(cfg)
-    worker.init_worker()
-    return worker

@@ -18,6 +18,7 @@ from guerdon.config.build import Checked
 from guerdon.config.limits import NonNegativeInt, PositiveFloat, PositiveInt
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.running_stats import Statistics
+from guerdon.core.steps import checked_values
 from guerdon.rewards.model import BaseRewardModel, Scores, StreamState
 from guerdon.rewards.relabel import learned_rewards
 from guerdon.rewards.steps import StepBatch, from_items, with_rewards
@@ -174,13 +175,14 @@ class ZooModel(BaseRewardModel):
     @torch.no_grad()
     def score(self, batch: StepBatch) -> Scores:
         """Scores of transitions [*L], or of streams that start here; changes nothing."""
-        return Scores(rewards=self.checked_values(self.rewards(self.checked(batch)), batch))
+        rewards = self.rewards(self.checked(batch))
+        return Scores(rewards=checked_values(rewards, batch, type(self).__name__))
 
     @torch.no_grad()
     def score_stream(self, batch: StepBatch, state: StreamState) -> tuple[Scores, StreamState]:
         """Scores [T, N] of N streams that go on from `state`, and the state after; changes nothing."""
         rewards, state = self.stream_rewards(self.checked(batch), state)
-        return Scores(rewards=self.checked_values(rewards, batch)), state
+        return Scores(rewards=checked_values(rewards, batch, type(self).__name__)), state
 
     def estimate(self, data: Any) -> Any:
         """New transitions with the model's rewards, in the form of `data`."""
@@ -193,7 +195,7 @@ class ZooModel(BaseRewardModel):
 
     def collect_data(self, data: Any) -> None:
         """Keep transitions of the policy, and bring the statistics up to date, if it learns from them."""
-        batch = self.checked(from_items(data))
+        batch = self.checked(data if isinstance(data, StepBatch) else from_items(data))
         if not self.needs_experience:
             return
         flat = batch.flat()

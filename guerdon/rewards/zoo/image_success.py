@@ -20,6 +20,7 @@ from torch import Tensor
 from guerdon.config import RewardConfig
 from guerdon.config.limits import Fraction
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.steps import checked_values
 from guerdon.rewards.image.contract import Contract
 from guerdon.rewards.image.scorer import MINI_BATCH, ImageScorer
 from guerdon.rewards.model import SuccessScores
@@ -107,7 +108,8 @@ class ImageSuccess(ZooModel):
         """Probabilities that the frames which the actions led to show success, [*L]."""
         flat = self.checked(batch).flat()
         images = flat.next_obs.round().to(torch.uint8) if flat.frames is None else flat.frames
-        return SuccessScores(prob_success=self.checked_values(self.network(images).view(batch.shape), batch))
+        prob = checked_values(self.network(images).view(batch.shape), batch, type(self).__name__)
+        return SuccessScores(prob_success=prob)
 
     def checked(self, batch: StepBatch) -> StepBatch:
         """The batch, if it has frames, or observations that are images with values of 0 to 255."""
