@@ -21,6 +21,8 @@ from guerdon.agents.replay import ReplayBuffer
 from guerdon.agents.sac import SAC
 from guerdon.config import (
     ClusterConfig,
+    CollectConfig,
+    EnvConfig,
     LearnerConfig,
     NetworkConfig,
     PPOConfig,
@@ -28,14 +30,15 @@ from guerdon.config import (
     RewardModelConfig,
     SACConfig,
 )
-from guerdon.core.batches import Rollout
+from guerdon.core.batches import Rollout, StepChunk
 from guerdon.core.episodes import EpisodeTracker
+from guerdon.core.streams import EnvStream
 from guerdon.distributed import WorkerSpec, make_engine
 from guerdon.distributed.ray_actors import Answer
 from guerdon.envs import TabletopVectorEnv
 from guerdon.serve import ImageRewardWorker
 from guerdon.training.acting import StepChunk
-from guerdon.training.env_worker import RolloutCollector
+from guerdon.training.env_worker import EnvWorker, RolloutCollector
 
 ENVS, STEPS = 32, 10
 FRAMES, CALLS = 512, 300

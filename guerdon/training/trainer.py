@@ -26,7 +26,7 @@ from guerdon.distributed import Engine, make_engine
 from guerdon.fit.logs import MetricLog
 from guerdon.monitoring.monitor import RewardMonitor
 from guerdon.monitoring.report import write_report
-from guerdon.rewards.image.scorer import RewardManager
+from guerdon.rewards.image.scorer import ImageScorer, RewardManager
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.training.checkpoints import (
     SavedPolicy,
