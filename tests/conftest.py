@@ -15,6 +15,7 @@ import torch
 from hypothesis import settings as hypothesis_settings
 
 import tests.browser
+from tests.commands import CommandServer
 
 torch.set_num_threads(1)
 hypothesis_settings.register_profile("guerdon", deadline=None)  # 200 ms pass quickly on a busy machine
@@ -49,11 +50,22 @@ LONGEST = (
     "test_verdicts",
 )
 """Files that take long; they go first, so that in the end no process waits for another."""
+APART = ("test_docs", "rewards/zoo/test_imitation_outcomes")
+"""Files of long tests that share nothing: several processes take part."""
 SIMULATOR = ("mani_skill", "sapien")
+PARTS = tuple(f"{name}." for name in SIMULATOR)
 
 
 def file_of(nodeid):
     return nodeid.removeprefix("tests/").partition("::")[0]
+
+
+def scope_of(nodeid):
+    """What one process runs as a whole: a file, whose tests share what they need, all of Ray, or one test."""
+    file = file_of(nodeid)
+    if file.startswith(RAY):
+        return RAY
+    return nodeid if file.startswith(APART) else file
 
 
 def pytest_collection_modifyitems(items):
@@ -66,13 +78,12 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, for runs with -n
 def pytest_xdist_make_scheduler(config, log):
-    """A file is run by one process: what its tests share is made once."""
+    """Processes take scopes, not tests: what the tests of a file share is made once."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            file = file_of(nodeid)
-            return RAY if file.startswith(RAY) else file
+            return scope_of(nodeid)
 
         def remove_node(self, node):
             """A test whose process died has failed: xdist would run it again and lose the next process."""
@@ -99,14 +110,25 @@ def pytest_runtest_protocol(item):
     """A test that lacks the mark for what it needs fails also where that is installed."""
     with pytest.MonkeyPatch.context() as patch:
         if not item.get_closest_marker("sim"):
-            for name in [
-                *SIMULATOR,
-                *(n for n in sys.modules if n.startswith(tuple(f"{s}." for s in SIMULATOR))),
-            ]:
+            for name in [*SIMULATOR, *(n for n in sys.modules if n.startswith(PARTS))]:
                 patch.setitem(sys.modules, name, None)  # an import of it raises ImportError
         if not item.get_closest_marker("system"):
             patch.setattr(tests.browser, "find_browser", unmarked_browser)
         return (yield)
+
+
+@pytest.fixture(scope="session")
+def command_server():
+    with CommandServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def quick_commands(command_server):
+    """For the tests of a file, the programs `guerdon` and `python` are those that need not import."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", command_server.path)
+        yield
 
 
 def unmarked_browser():

@@ -1,7 +1,8 @@
 """A pytest plugin that counts the processor seconds of tests: wall time on a shared machine says little.
 
-`--cpu-times FILE` writes one JSON object for each test. `--cpu-limit SECONDS` fails a run in which a test
-without the mark `slow` used more, or one fixture for it did; on a slower machine the limit is higher.
+`--cpu-times FILE` writes one JSON object for each test as it ends; `wall`, with fixtures, shows what waits.
+`--cpu-limit SECONDS` fails a run in which a test without the mark `slow` used more, or one fixture for it
+did; on a slower machine the limit is higher.
 """
 
 import json
@@ -51,7 +52,7 @@ class Counter:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
-        self.shared, self.start = {}, cpu_seconds()
+        self.shared, self.start, self.wall = {}, cpu_seconds(), time.monotonic()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -71,7 +72,8 @@ class Counter:
         report = yield
         if call.when == "teardown":
             own = cpu_seconds() - self.start - sum(self.shared.values())
-            used = {"cpu": round(max(own, 0.0), 2), "fixtures": self.shared}
+            wall = round(time.monotonic() - self.wall, 2)
+            used = {"cpu": round(max(own, 0.0), 2), "wall": wall, "fixtures": self.shared}
             report.user_properties.append(("used", {**used, "slow": "slow" in item.keywords}))
         return report
 
@@ -81,17 +83,22 @@ class Account:
 
     def __init__(self, file, limit):
         self.file, self.limit, self.rows, self.over = file, limit, [], []
+        self.ended = {}
+        if file:
+            file.write_text("")
 
     def pytest_runtest_logreport(self, report):
+        self.ended[getattr(report, "worker_id", "alone")] = time.monotonic()
         for name, used in report.user_properties:
             if name == "used" and report.when == "teardown":
                 self.rows.append({"test": report.nodeid, **used})
+                if self.file:
+                    with self.file.open("a") as file:
+                        file.write(json.dumps(self.rows[-1]) + "\n")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session):
         """A run that is well otherwise fails where a limit is passed."""
-        if self.file:
-            self.file.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
         if self.limit:
             self.limit *= max(1.0, probe_seconds() / REFERENCE_SECONDS)
             self.over = [row for row in self.rows if not row["slow"] and largest(row) > self.limit]
@@ -105,6 +112,9 @@ class Account:
         out.section(f"{total:.0f} processor seconds; the {SHOWN} most expensive tests")
         for row in sorted(self.rows, key=largest, reverse=True)[:SHOWN]:
             out.line(f"{largest(row):7.1f} s  {row['test']}{' (slow)' if row['slow'] else ''}")
+        last = max(self.ended.values(), default=0.0)
+        idle = [f"{last - end:.0f} s" for _, end in sorted(self.ended.items())]
+        out.line(f"processes that had no test left waited for the last one: {', '.join(idle)}")
         for row in self.over:
             text = (
                 f"{row['test']} used {largest(row):.1f} processor seconds: mark it slow, or make it cheaper"

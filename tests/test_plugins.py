@@ -13,6 +13,7 @@ import pytest
 import guerdon
 from guerdon.core.types import Episode
 from guerdon.data.formats import get_format
+from tests.commands import CommandServer
 
 PYPROJECT = """
 [build-system]
@@ -138,17 +139,19 @@ def command(tmp_path_factory):
     subprocess.run([*pip, *options], check=True, capture_output=True, text=True)
     paths = [str(site), os.environ.get("PYTHONPATH", ""), str(Path(guerdon.__file__).parents[1])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    with CommandServer(environment) as server:
 
-    def run(*arguments):
-        program = [sys.executable, "-m", "guerdon.cli.main", *map(str, arguments), "--json"]
-        done = subprocess.run(program, env=environment, capture_output=True, text=True)
-        return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
+        def run(*arguments, program=("guerdon",)):
+            command = [*program, *map(str, arguments), "--json"]
+            variables = {**environment, "PATH": server.path}
+            done = subprocess.run(command, env=variables, capture_output=True, text=True)
+            return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
-    return run
+        yield run
 
 
 def test_the_list_shows_what_a_plugin_brings(command):
-    code, told, err = command("zoo", "list")
+    code, told, err = command("zoo", "list", program=(sys.executable, "-m", "guerdon.cli.main"))
     assert code == 0, err
     kinds = {i["name"]: i["kind"] for i in told["plugins"] if i["distribution"] == "acme-guerdon"}
     assert kinds == {

@@ -1,6 +1,8 @@
 """The tests' own machinery: what a test costs is counted, marks are kept to, files stay together."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import torch
 
 from tests import cpu_times
 from tests.browser import dump_dom
-from tests.conftest import LONGEST, RAY, file_of, pytest_collection_modifyitems
+from tests.conftest import APART, LONGEST, RAY, file_of, pytest_collection_modifyitems, scope_of
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[1]
@@ -61,6 +63,7 @@ def test_what_a_test_uses_is_counted_and_limited(pytester, monkeypatch):
     assert rows["test_cheap"]["fixtures"]["dear"] >= 0.55 > rows["test_cheap"]["cpu"]
     assert rows["test_child"]["cpu"] >= 0.65 and rows["test_marked"]["cpu"] >= 0.45
     assert rows["test_idle"]["cpu"] < 0.3  # half a second of waiting is none of computing
+    assert rows["test_idle"]["wall"] >= 0.5
     assert [name for name, row in rows.items() if row["slow"]] == ["test_marked"]
 
     result.assert_outcomes(passed=4)
@@ -68,6 +71,7 @@ def test_what_a_test_uses_is_counted_and_limited(pytester, monkeypatch):
     text = result.stdout.str()
     assert "test_child used" in text and "test_cheap used" in text
     assert "test_marked used" not in text
+    assert "waited for the last one: 0 s" in text
 
 
 @pytest.mark.parametrize(("limit", "probe", "expected"), [(2.0, 1.0, 1), (2.0, 2.0, 0), (4.0, 0.1, 0)])
@@ -138,3 +142,25 @@ def test_long_files_go_first_and_clusters_stay_together():
     pytest_collection_modifyitems(items)
     assert [item.nodeid for item in items] == [names[3], names[2], names[1], names[0]]
     assert file_of(names[2]) == "distributed/c.py" and RAY in LONGEST
+    assert [scope_of(name) for name in names[:3]] == ["a.py", "robot/b.py", RAY]
+    page = f"tests/{APART[0]}.py::t[x]"
+    assert scope_of(page) == page
+
+
+@pytest.mark.slow
+def test_a_forked_command_is_like_one_that_was_started(command_server, tmp_path):
+    """The same folder, variables, streams, arguments and exit code; also of a module and of a file."""
+    code = "import os, sys; print(os.getcwd(), os.environ['SAID'], sys.argv[1:], input(), __name__)"
+    code += "; sys.stderr.write('told'); sys.exit(7)"
+    (tmp_path / "said.py").write_text(code)
+    options = {"cwd": tmp_path, "input": "heard", "capture_output": True, "text": True}
+    variables = {**os.environ, "PATH": command_server.path, "SAID": "this"}
+    for arguments in (["-c", code, "a b"], ["said.py", "a b"], ["-m", "said", "a b"]):
+        real, forked = (
+            subprocess.run([program, *arguments], env=variables, **options)
+            for program in (sys.executable, "python")
+        )
+        assert real.returncode == forked.returncode == 7
+        assert (forked.stdout, forked.stderr) == (real.stdout, real.stderr)
+    killed = subprocess.run(["python", "-c", "import os; os.abort()"], env=variables, **options)
+    assert killed.returncode == 128 + signal.SIGABRT  # as a shell tells it

@@ -13,7 +13,7 @@ import ray
 
 from guerdon.distributed import guardian
 from guerdon.distributed.ray_access import own_cluster
-from tests.training.conftest import checkpoint, settings  # noqa: F401 - fixtures
+from tests.training.conftest import save_untrained, settings  # noqa: F401 - a fixture
 
 NUM_CPUS = 4
 IDLE_SECONDS = 240.0
@@ -83,6 +83,12 @@ class SharedCluster:
         except Exception as error:  # Ray raises several kinds where a cluster has died
             logging.getLogger("guerdon.tests").warning("the cluster does not answer: %s", error)
             return None
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """For real pictures, which workers draw."""
+    return save_untrained(tmp_path_factory.mktemp("reward") / "model")
 
 
 @pytest.fixture(scope="session")

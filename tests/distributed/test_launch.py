@@ -34,6 +34,7 @@ def test_ranks_compute_together(caplog):
     assert caplog.messages == ["reward worker: the sum is 21"]  # of both, told once
 
 
+@pytest.mark.slow  # `tests/fit/test_meeting.py` has the same of ranks without Ray
 def test_nobody_can_take_the_port_before_the_ranks_meet():
     engine = make_engine("ray", ClusterConfig(component_placement={"reward": 0}))
     try:

@@ -66,6 +66,7 @@ def test_our_own_cluster_is_for_this_machine_and_its_token(told):
     assert not (home / ".ray").exists(), "Ray wrote its token where others may read it"
 
 
+@pytest.mark.slow  # `tests/fit/test_meeting.py` has the same of ranks without Ray
 @pytest.mark.usefixtures("cluster")
 def test_ranks_listen_on_this_machine_alone():
     for found in launch_ranks(listens, 2, threads=1):

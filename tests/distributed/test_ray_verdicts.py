@@ -8,10 +8,10 @@ from guerdon.rewards.calibration import fires
 from guerdon.training.reward_workers import RewardWorkers
 from tests.verdicts import CAMERA, make_case
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
 
-@pytest.mark.parametrize("kind", ["temperature", pytest.param("isotonic", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["temperature", "isotonic"])
 def test_ray_agrees_on_every_probability_and_decision(tmp_path, kind):
     case = make_case(tmp_path, kind)
     engine = make_engine("ray", ClusterConfig(component_placement={"reward": "0-1"}))

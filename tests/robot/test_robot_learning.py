@@ -2,11 +2,9 @@
 
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -64,17 +62,13 @@ def run_page_command(script, folder, server, more, code=0):
     command = page_commands()[script].replace("127.0.0.1:5000", server.url.removeprefix("http://"))
     command = re.sub(r"time_scale=\d+", f"time_scale={SCALE:g}", command)
     command = " ".join([command, *(f"'{item}'" for item in more)])
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=900
-    )
+    result = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=900)
     assert result.returncode == code, f"{command}\n{result.stdout}\n{result.stderr}"
     return result
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory):
+def fitted(tmp_path_factory, quick_commands):
     """A recording and a small model that was fitted to it, by the commands of docs/howto-robot.md."""
     torch.set_num_threads(1)
     work = tmp_path_factory.mktemp("robot")

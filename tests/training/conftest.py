@@ -10,10 +10,12 @@ import torch
 from guerdon.cli.train import train
 from guerdon.config import RewardModelConfig, load_config
 from guerdon.envs import TabletopVectorEnv
+from guerdon.envs.tabletop.scene import CUBE, GOAL, GRIPPER
 from guerdon.models import Contract, build_model, save_checkpoint
 from tests.training.short_runs import SAC
 
 SIZE = (24, 24)
+DRAWING = "guerdon.envs.tabletop.render._draw_base_view"
 
 
 def views(count, seed=0):
@@ -26,17 +28,33 @@ def views(count, seed=0):
     return env.render_frames()
 
 
+def draw_plainly(canvas, rows, camera):
+    """Three stripes whose colours are the places of gripper, cube and goal: shapes take half of a run."""
+    third = canvas.frames.shape[1] // 3
+    for number, part in enumerate((GRIPPER, CUBE, GOAL)):
+        colours = np.clip(128.0 + 400.0 * rows[part], 0, 255).astype(np.uint8).T
+        canvas.frames[:, number * third : (number + 1) * third] = colours[:, None, None]
+
+
 @pytest.fixture(autouse=True, scope="module")
-def one_film():
-    """A run ends with one film instead of four."""
+def short_work(request):
+    """A run ends with one film instead of four; its pictures are plain, unless the file has REAL_PICTURES."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("guerdon.training.trainer.NUM_FILMS", 1)
+        if not getattr(request.module, "REAL_PICTURES", False):
+            patch.setattr(DRAWING, draw_plainly)
         yield
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    """Its threshold is the median of what it says of random play."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DRAWING, draw_plainly)
+        return save_untrained(tmp_path_factory.mktemp("reward") / "model")
+
+
+def save_untrained(path):
+    """A checkpoint whose threshold is the median of what it says of random play."""
     torch.manual_seed(0)
     model = build_model(
         RewardModelConfig(arch="resnet10", width=8, image_size=(3, 24, 24), hidden_dim=8)
@@ -53,7 +71,7 @@ def checkpoint(tmp_path_factory):
         feature_std=tuple(pooled.std(0).tolist()),
         data_hash="test",
     )
-    return save_checkpoint(tmp_path_factory.mktemp("reward") / "model", model, contract)
+    return save_checkpoint(path, model, contract)
 
 
 @pytest.fixture

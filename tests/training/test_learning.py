@@ -23,6 +23,7 @@ from guerdon.wrappers import GymVectorToSB3, LearnedRewardVecEnv
 from tests.monitoring.test_monitor import CFG, make, play, watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+REAL_PICTURES = True
 EPISODE = 50
 
 

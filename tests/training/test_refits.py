@@ -30,6 +30,7 @@ from guerdon.serve import RewardManager
 from tests.training.conftest import SIZE, views
 from tests.training.short_runs import SAC, lines, make_runner, without_times
 
+REAL_PICTURES = True
 MODEL = RewardModelConfig(
     model_type="binary_classifier", arch="resnet10", width=8, image_size=(3, 32, 32), hidden_dim=16
 )
