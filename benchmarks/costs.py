@@ -37,7 +37,6 @@ from guerdon.distributed import WorkerSpec, make_engine
 from guerdon.distributed.ray_actors import Answer
 from guerdon.envs import TabletopVectorEnv
 from guerdon.serve import ImageRewardWorker
-from guerdon.training.acting import StepChunk
 from guerdon.training.env_worker import EnvWorker, RolloutCollector
 
 ENVS, STEPS = 32, 10

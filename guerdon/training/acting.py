@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from guerdon.agents.agent import AnyAgent
-from guerdon.agents.networks import to_obs
+from guerdon.agents.networks import Obs, to_obs
 from guerdon.agents.policies import Share
 from guerdon.agents.registry import make_agent
 from guerdon.config import LearnerConfig
@@ -29,6 +29,16 @@ class PolicySpec:
         """A copy, on a GPU only if the learner is on one and there is one here, under whatever number."""
         device = torch.device(self.cfg.device).type if torch.cuda.is_available() else "cpu"
         return make_agent(replace(self.cfg, device=device), *self.spaces, seed=0, only_acts=True)
+
+
+class RolloutPolicy(Protocol):
+    """What a collector asks of a policy."""
+
+    def step(self, obs: Obs) -> tuple[NDArray[Any], torch.Tensor, torch.Tensor, torch.Tensor]:
+        """-> actions for the environments, actions as chosen, log-probabilities [N], values [N]."""
+
+    def values(self, obs: Obs) -> torch.Tensor:
+        """-> float32 [N]."""
 
 
 class PolicyCopy:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -35,7 +35,13 @@ from guerdon.envs.observations import (
     taken_actions,
     with_final,
 )
-from guerdon.training.acting import DistantPolicy, PolicyCopy, PolicySpec, random_actions
+from guerdon.training.acting import (
+    DistantPolicy,
+    PolicyCopy,
+    PolicySpec,
+    RolloutPolicy,
+    random_actions,
+)
 from guerdon.training.env_setup import EnvFacts, TrajectoryCollector, make_train_env
 from guerdon.training.frames import RewardFrames
 
@@ -47,14 +53,12 @@ OnStep: TypeAlias = Callable[[int, AnyVectorEnv, Any, BoolArray, Mapping[str, An
 observation where an episode ended."""
 
 
-class RolloutPolicy(Protocol):
-    """What a collector asks of a policy."""
-
-    def step(self, obs: Obs) -> tuple[NDArray[Any], Tensor, Tensor, Tensor]:
-        """-> actions for the environments, actions as chosen, log-probabilities [N], values [N]."""
-
-    def values(self, obs: Obs) -> Tensor:
-        """-> float32 [N]."""
+_KEPT: dict[str, Any] = {
+    **dict.fromkeys(("env_rewards", "log_probs", "values", "final_values"), np.float32),
+    **dict.fromkeys(("terminated", "truncated", "success"), np.bool_),
+    "elapsed": np.int64,
+}
+"""What a rollout holds of each step, [T, N], beside observations and actions."""
 
 
 class RolloutCollector:
@@ -79,13 +83,7 @@ class RolloutCollector:
             raise ConfigError(f"num_steps must be at least 1, not {num_steps}")
         self.env, self.num_steps = env, num_steps
         self.episodes = EpisodeTracker(env.num_envs)
-        shape = (num_steps, env.num_envs)
-        self._env_rewards: FloatArray = np.zeros(shape, np.float32)
-        self._terminated: BoolArray = np.zeros(shape, np.bool_)
-        self._truncated: BoolArray = np.zeros(shape, np.bool_)
-        self._success: BoolArray = np.zeros(shape, np.bool_)
-        self._elapsed: IntArray = np.zeros(shape, np.int64)
-        self._log_probs, self._values, self._final_values = (torch.zeros(shape) for _ in range(3))
+        self._kept = {name: np.zeros((num_steps, env.num_envs), dtype) for name, dtype in _KEPT.items()}
         self._actions: Tensor | None = None
         self._keep_next_obs = keep_next_obs
         self._next_obs: FloatArray | None = None
@@ -119,19 +117,19 @@ class RolloutCollector:
             raise DataError("the environments have not been reset yet: call reset(seed) first")
         for array in self._obs.values():
             array[0] = array[-1]
+        kept = self._kept
         finals: list[tuple[int, NDArray[np.int64], dict[str, NDArray[Any]]]] = []
         for t in range(self.num_steps):
             env_actions, actions, log_probs, values = policy.step(self._rows[t])
             if self._actions is None:
                 self._actions = torch.zeros((self.num_steps, *actions.shape), dtype=actions.dtype)
             self._actions[t].copy_(actions)
-            self._log_probs[t].copy_(log_probs)
-            self._values[t].copy_(values)
+            kept["log_probs"][t], kept["values"][t] = log_probs.cpu().numpy(), values.cpu().numpy()
             obs, env_rewards, terminated, truncated, info = self.env.step(env_actions)
-            self._env_rewards[t] = to_numpy(env_rewards)
-            self._terminated[t], self._truncated[t] = to_numpy(terminated), to_numpy(truncated)
-            done: BoolArray = self._terminated[t] | self._truncated[t]
-            cut = np.flatnonzero(self._truncated[t] & ~self._terminated[t])
+            kept["env_rewards"][t] = to_numpy(env_rewards)
+            kept["terminated"][t], kept["truncated"][t] = to_numpy(terminated), to_numpy(truncated)
+            done: BoolArray = kept["terminated"][t] | kept["truncated"][t]
+            cut = np.flatnonzero(kept["truncated"][t] & ~kept["terminated"][t])
             needed = on_step is not None or self._keep_next_obs or len(cut)
             next_obs = next_observations(obs, info, done) if needed else obs
             if len(cut):
@@ -159,38 +157,31 @@ class RolloutCollector:
 
     def _count(self, t: int, done: BoolArray, info: Mapping[str, Any]) -> None:
         """Bring the episode statistics up to step t."""
-        success = per_env(info, "success", self.env.num_envs, done)
-        self._success[t] = False if success is None else success
-        self._elapsed[t] = self.episodes.lengths
-        self.episodes.add(self._env_rewards[t], done, self._success[t])
+        success, kept = per_env(info, "success", self.env.num_envs, done), self._kept
+        kept["success"][t] = False if success is None else success
+        kept["elapsed"][t] = self.episodes.lengths
+        self.episodes.add(kept["env_rewards"][t], done, kept["success"][t])
 
     def _rollout(
         self, policy: RolloutPolicy, finals: list[tuple[int, NDArray[np.int64], dict[str, NDArray[Any]]]]
     ) -> Rollout:
         """The buffers as a `Rollout`; all final observations are valued in one batch."""
         assert self._actions is not None  # there was at least one step
-        self._final_values.zero_()
+        named: dict[str, Any] = {name: torch.from_numpy(array) for name, array in self._kept.items()}
+        named["final_values"].zero_()
         if finals:
             names = finals[0][2]
             batch = to_obs({name: np.concatenate([parts[name] for _, _, parts in finals]) for name in names})
             steps = np.concatenate([np.full(len(envs), t) for t, envs, _ in finals])
             envs = np.concatenate([envs for _, envs, _ in finals])
-            self._final_values[torch.from_numpy(steps), torch.from_numpy(envs)] = policy.values(batch).cpu()
-        env_rewards = torch.from_numpy(self._env_rewards)
+            self._kept["final_values"][steps, envs] = policy.values(batch).cpu().numpy()
         return Rollout(
             obs={name: torch.from_numpy(array[:-1]) for name, array in self._obs.items()},
             actions=self._actions,
-            log_probs=self._log_probs,
-            values=self._values,
-            env_rewards=env_rewards,
-            training_rewards=env_rewards.clone(),
-            terminated=torch.from_numpy(self._terminated),
-            truncated=torch.from_numpy(self._truncated),
-            final_values=self._final_values,
+            training_rewards=named["env_rewards"].clone(),
             last_values=policy.values(self._rows[-1]).cpu(),
-            success=torch.from_numpy(self._success),
-            elapsed=torch.from_numpy(self._elapsed),
             next_obs=None if self._next_obs is None else torch.from_numpy(self._next_obs),
+            **named,
         )
 
 
