@@ -6,6 +6,8 @@ docs do. Where a test is about the program itself, how it starts or how it is en
 """
 
 import array
+import atexit
+import gc
 import json
 import os
 import runpy
@@ -14,9 +16,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, NoReturn
 
 PRELOADED = (
     "guerdon.cli.collect",
@@ -86,6 +91,7 @@ def serve(address: str) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
+        gc.freeze()  # or the first collection of a process writes to, and so copies, all memory
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         running: list[int] = []
@@ -115,10 +121,30 @@ def _answer(connection: socket.socket) -> None:
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
-        _run(program, arguments)  # raises SystemExit, and Python ends as it does
+        _end(_run, program, arguments)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     connection.send(bytes([code % 256 if code >= 0 else 128 - code]))
     os._exit(0)
+
+
+def _end(action: Callable[..., None], *arguments: Any) -> NoReturn:
+    """Do it and end the process as Python does; to take apart what was imported takes a second."""
+    code: Any = 0
+    try:
+        action(*arguments)
+    except SystemExit as end:
+        code = end.code or 0
+        if not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 255)
 
 
 def _run(program: str, arguments: list[str]) -> None:
@@ -127,7 +153,7 @@ def _run(program: str, arguments: list[str]) -> None:
         from guerdon.cli.main import command
 
         sys.argv = ["guerdon", *arguments]
-        command()
+        command()  # raises SystemExit
     kind, *rest = arguments
     if kind == "-m":
         sys.argv = rest
@@ -143,7 +169,6 @@ def _run(program: str, arguments: list[str]) -> None:
         sys.argv = arguments
         sys.path.insert(0, str(Path(kind).parent.absolute()))
         runpy.run_path(kind, run_name="__main__")
-    sys.exit(0)
 
 
 if __name__ == "__main__":

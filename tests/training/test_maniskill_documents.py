@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,8 @@ def commands(page):
 def run(work, line, *more, code=0):
     """Run a command of a page with what shortens it and `more` at its end."""
     added = next(added for name, added in ADDED.items() if name in line)
-    environment = {**os.environ, "EMBODIED_PATH": str(work / "examples" / "embodiment")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "EMBODIED_PATH": str(work / "examples" / "embodiment")}
     command = " ".join([line, *(shlex.quote(str(part)) for part in (*added, *more))])
     result = subprocess.run(
         ["bash", "-c", command], cwd=work, env=environment, capture_output=True, text=True, timeout=1200
@@ -124,7 +126,7 @@ def follows_the_model(lines):
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory, quick_commands):
+def work(tmp_path_factory):
     """A directory as a user of the examples has it, with examples that may be written to."""
     place = tmp_path_factory.mktemp("documents")
     shutil.copytree(ROOT / "examples", place / "examples")

@@ -93,6 +93,5 @@ def test_log_probs_are_needed():
 
 @pytest.mark.slow
 def test_a_policy_imitates_the_expert():
-    settings = zoo_tasks.zoo_config("fixed_cartpole_airl")
-    found = zoo_tasks.run(settings, demonstrations=zoo_tasks.experts(zoo_tasks.FIXED_CARTPOLE, 10))
+    found = zoo_tasks.imitate("fixed_cartpole_airl", 190.0)
     assert found.last_return >= 190.0  # of the expert's 200

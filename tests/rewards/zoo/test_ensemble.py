@@ -74,6 +74,5 @@ def test_what_cannot_be_a_member_is_refused():
 
 @pytest.mark.slow
 def test_a_policy_imitates_the_expert():
-    settings = zoo_tasks.zoo_config("fixed_cartpole_ensemble")
-    found = zoo_tasks.run(settings, demonstrations=zoo_tasks.experts(zoo_tasks.FIXED_CARTPOLE, 10))
+    found = zoo_tasks.imitate("fixed_cartpole_ensemble", 190.0)
     assert found.last_return >= 190.0  # of the expert's 200

@@ -108,9 +108,7 @@ def test_demonstrations_that_do_not_fit_are_refused():
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.slow
 def test_a_policy_imitates_the_expert(name):
-    settings = zoo_tasks.zoo_config(name)
-    demonstrations = zoo_tasks.experts(settings["env"]["train"]["id"], 10)
-    assert zoo_tasks.run(settings, demonstrations=demonstrations).last_return >= CASES[name]
+    assert zoo_tasks.imitate(name, CASES[name]).last_return >= CASES[name]
 
 
 @pytest.mark.parametrize("control", zoo_tasks.BASELINES)

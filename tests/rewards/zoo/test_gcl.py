@@ -70,6 +70,5 @@ def test_log_probs_are_needed():
 
 @pytest.mark.slow
 def test_a_policy_imitates_the_expert():
-    settings = zoo_tasks.zoo_config("fixed_cartpole_gcl")
-    found = zoo_tasks.run(settings, demonstrations=zoo_tasks.experts(zoo_tasks.FIXED_CARTPOLE, 10))
+    found = zoo_tasks.imitate("fixed_cartpole_gcl", 190.0)
     assert found.last_return >= 190.0  # of the expert's 200

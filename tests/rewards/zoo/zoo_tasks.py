@@ -82,6 +82,13 @@ def steps(
     )
 
 
+def imitate(name: str, target: float) -> SerialResult:
+    """The shipped settings with ten demonstrations, until an evaluation reaches the target."""
+    settings = {**zoo_config(name), "stop_value": target}
+    settings["learner"] = {**settings["learner"], "eval_interval": settings["learner"]["eval_interval"] // 2}
+    return run(settings, demonstrations=experts(settings["env"]["train"]["id"], 10))
+
+
 def run(
     settings: Mapping[str, Any],
     *,
