@@ -269,7 +269,8 @@ class _Builder:
         for member in _members(hint):
             if get_origin(member) is Literal:
                 choices += map(str, get_args(member))
-            elif isinstance(limit := (*get_args(member), None)[-1], NameOrPlugin):
+        for limit in get_args(hint)[1:]:
+            if isinstance(limit, NameOrPlugin):
                 choices += limit.names
         near = get_close_matches(str(value), choices, n=1)
         remedy = ""

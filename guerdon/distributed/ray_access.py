@@ -78,8 +78,7 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
     """Environment variables for what starts meanwhile; Ray reads them anew."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    _read_again()
     try:
         yield
     finally:
@@ -88,3 +87,8 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _read_again() -> None:
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()

@@ -66,6 +66,7 @@ class RolloutCollector:
 
     Attributes:
         episodes: follows the episodes; has records of those that ended since the last `pop_episodes`.
+        env_steps: steps taken so far, all environments together.
     """
 
     def __init__(self, env: AnyVectorEnv, num_steps: int, *, keep_next_obs: bool = False) -> None:
@@ -82,7 +83,7 @@ class RolloutCollector:
         if num_steps < 1:
             raise ConfigError(f"num_steps must be at least 1, not {num_steps}")
         self.env, self.num_steps = env, num_steps
-        self.episodes = EpisodeTracker(env.num_envs)
+        self.episodes, self.env_steps = EpisodeTracker(env.num_envs), 0
         self._kept = {name: np.zeros((num_steps, env.num_envs), dtype) for name, dtype in _KEPT.items()}
         self._actions: Tensor | None = None
         self._keep_next_obs = keep_next_obs
@@ -140,6 +141,7 @@ class RolloutCollector:
                 self._put_next(t, obs_parts(next_obs)[STATE])
             if on_step is not None:
                 on_step(t, self.env, next_obs, done, info)
+        self.env_steps += self.num_steps * self.env.num_envs
         return self._rollout(policy, finals)
 
     def pop_episodes(self) -> list[EpisodeRecord]:

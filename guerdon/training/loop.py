@@ -45,6 +45,8 @@ class Loop(Protocol):
     """Collects experience and learns from it, an iteration at a time."""
 
     env_steps: int
+    watches: bool
+    """Whether the monitor wants the rewards of a model of the zoo; off-policy this is another look at it."""
 
     @property
     def num_updates(self) -> int:

@@ -49,7 +49,7 @@ class OnPolicyLoop:
     ) -> None:
         self.learner, self.envs, self.rewards, self.cfg, self.online = learner, envs, rewards, cfg, online
         self.scale = RewardScale() if cfg.normalize else None
-        self.env_steps, self.version = 0, 0
+        self.env_steps, self.version, self.watches = 0, 0, False
         self.path_checked = rewards is None
         self._online_checked = online is None
         self._online_rewards: FloatArray | float = 0.0
@@ -105,7 +105,7 @@ class OnPolicyLoop:
 
     def _watched_rewards(self) -> Watched | None:
         """What the monitor sees of a model that gives rewards."""
-        if not isinstance(self._online_rewards, np.ndarray):
+        if not isinstance(self._online_rewards, np.ndarray) or not self.watches:
             return None
         return Watched.of_rewards(
             self._online_rewards,

@@ -73,7 +73,7 @@ class ReplayRun(ABC):
         self.iteration_rows = -(-iteration_steps // envs.num_envs)
         """Steps of each environment in an iteration."""
         self.scale = RewardScale() if self.cfg.normalize else None
-        self.env_steps = 0
+        self.env_steps, self.watches = 0, False
         self.path_checked = self.rewards is None
         self._online_checked = self.online is None
         self._learned_online: dict[str, float] = {}  # what the online reward model told in this iteration
@@ -188,7 +188,7 @@ class ReplayRun(ABC):
 
     def _watched_rewards(self) -> Watched | None:
         """What the monitor sees of a model that gives rewards: those of the new steps."""
-        if self.online is None:
+        if self.online is None or not self.watches:
             return None
         learned = [
             self.online.rewards(self.online.of_chunk(item.chunk))

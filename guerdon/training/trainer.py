@@ -113,6 +113,7 @@ class EmbodiedRunner:
         self.learner, self.online, self.loop = parts.learner, parts.online, parts.loop
         try:
             self.monitor = self._make_monitor()
+            self.loop.watches = self.monitor is not None
             self.refits = self._make_refits()
         except BaseException:
             self.envs.close(HURRY_SECONDS)
@@ -312,6 +313,7 @@ class EmbodiedRunner:
         if self.monitor is not None and self.refits is not None and self.refits.count:
             raised = self.monitor.num_alarms
             self.monitor = self._make_monitor()
+            self.loop.watches = self.monitor is not None
             assert self.monitor is not None
             self.monitor.num_alarms = raised
 

@@ -177,6 +177,28 @@ def test_a_reward_that_is_dropped_on_the_way_is_caught(tmp_path, monkeypatch, lo
         train(tmp_path / "run", SHORT, RND, more)
 
 
+@pytest.mark.parametrize("more", [[], DQN, [*DQN, "asynchronous.enabled=true"]], ids=["ppo", "dqn", "async"])
+def test_the_monitor_watches_its_rewards(tmp_path, monkeypatch, more):
+    """Rewards that no longer differ raise an alarm; those of an untouched run do not."""
+    brief = [
+        *SHORT,
+        "+env.train.init_params.horizon=20",
+        "monitor.min_episodes=8",
+        "learner.iteration_steps=200",
+    ]
+    summary = train(tmp_path / "sound", brief, RND, more)
+    rows = [row for row in lines(tmp_path / "sound") if "monitor/reward_collapse" in row]
+    assert len(rows) >= 2 and summary["alarms"] == []
+    mapped = OnlineReward._mapped
+
+    def collapsed(self, scores, steps):
+        return mapped(self, scores, steps) * np.float32(self._iteration <= 1)
+
+    monkeypatch.setattr(OnlineReward, "_mapped", collapsed)
+    again = train(tmp_path / "collapsed", brief, RND, more, ["monitor.patience=1"])
+    assert "reward_collapse" in again["alarms"]
+
+
 def test_a_run_without_it_does_not_resume_one_with_it(tmp_path):
     train(tmp_path / "with", SHORT, RND)
     checkpoint = tmp_path / "with" / "checkpoints" / "step_800"
