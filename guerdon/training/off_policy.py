@@ -231,6 +231,14 @@ class OffPolicyLoop(ReplayLearning):
         if self.online is not None:
             self.online.reset()
 
+    def truncate_running_episodes(self) -> None:
+        """The running episodes will not go on; steps that a broken iteration did not store count for nothing."""
+        if self._collected:
+            self.streams[0].obs = self._collected[0][0].obs_at(0)
+            self.env_steps -= len(self._collected) * self.envs.num_envs
+            self._collected = []
+        super().truncate_running_episodes()
+
     def advance(self, progress: float) -> Iteration:
         """A stretch of steps and updates."""
         clock, train, begin = Stopwatch(), dict[str, float](), self.env_steps
@@ -261,11 +269,11 @@ class OffPolicyLoop(ReplayLearning):
     def _collect(self, num_steps: int, clock: Stopwatch) -> None:
         for _ in range(num_steps):
             chunk, frames = self.envs.step(self._actions(), self.env_steps, self._begin_again)
-            self.streams[0].obs = chunk.last_obs
-            self.env_steps += self.envs.num_envs
             clock.lap("rollout")
             scores = None if self.rewards is None else self.rewards.score(frames)
             self._collected.append((chunk, frames, scores))
+            self.streams[0].obs = chunk.last_obs
+            self.env_steps += self.envs.num_envs
             clock.lap("compute_model_rewards")
             if self.env_steps >= self.section.learning_starts:
                 self._add_pending_updates(self.envs.num_envs)

@@ -8,6 +8,7 @@ from typing import Any
 from guerdon.agents.agent import AnyAgent
 from guerdon.agents.registry import agent_class, make_agent
 from guerdon.config import GuerdonConfig
+from guerdon.core.errors import ConfigError
 from guerdon.distributed import Engine
 from guerdon.rewards.calibration import fields_of
 from guerdon.rewards.image.scorer import ImageScorer, RewardManager, available_device
@@ -90,6 +91,11 @@ class RunParts:
                 model=model,
                 env=self.envs.local.env if direct else None,
             )
+            if self.online.augments and self.rewards is not None:
+                raise ConfigError(
+                    f"{type(self.online.model).__name__} makes transitions of which there are no frames: it "
+                    "cannot be joined with an image reward model"
+                )
         self.loop: Loop = self._make_loop()
         if self.online is not None and direct:
             self.loop.env_steps += play_for(self.online.model, self.envs.local.env, config.seed)
