@@ -232,7 +232,7 @@ class OffPolicyLoop(ReplayLearning):
             self.online.reset()
 
     def truncate_running_episodes(self) -> None:
-        """The running episodes will not go on; steps that a broken iteration did not store count for nothing."""
+        """The running episodes will not go on; what a broken iteration did not store counts for nothing."""
         if self._collected:
             self.streams[0].obs = self._collected[0][0].obs_at(0)
             self.env_steps -= len(self._collected) * self.envs.num_envs
