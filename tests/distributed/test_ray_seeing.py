@@ -60,7 +60,7 @@ def test_a_reward_worker_that_is_replaced_judges_with_the_latest_model(checkpoin
     try:
         rewards = RewardWorkers(engine, cfg)
         assert not np.allclose(rewards.score(frames).prob_success, expected.prob_success, atol=1e-3)
-        rewards.load(other)
+        rewards.use_checkpoint(other)
         assert rewards.facts.threshold == 0.123
         for pid in list(rewards.group.pids):
             os.kill(pid, signal.SIGKILL)
