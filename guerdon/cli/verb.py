@@ -97,8 +97,8 @@ def setting(name: str, path: Path | str) -> str:
     from guerdon.core.types import display_path  # imports NumPy
 
     shown = display_path(path)
-    if not re.fullmatch(r"[\w./-]+", shown):
-        shown = '"' + shown.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if not re.fullmatch(r"[\w./-]+", shown):  # in quotes; there a backslash counts double before a quote only
+        shown = '"' + re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + m[2].replace('"', r"\""), shown) + '"'
     return f"{name}={shown}"
 
 
