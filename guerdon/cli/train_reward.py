@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from guerdon.cli.verb import Result
+from guerdon.cli.verb import Result, next_command, setting
 from guerdon.config import GuerdonConfig, load_config, to_plain
 from guerdon.config.unused import log_without_effect
 from guerdon.core import strict_json
@@ -35,7 +35,18 @@ def train_reward_verb(arguments: argparse.Namespace) -> Result | None:
     folder, result = train_reward(config)
     if not is_main_process():
         return None
-    return Result({**fit_summary(result), "folder": str(folder)}, _fit_lines(result, folder))
+    checkpoint = setting("reward.model.checkpoint_path", result.checkpoint)
+    steps = [
+        next_command(
+            "reward", "card", "--checkpoint", display_path(result.checkpoint), "--data", "NEW_EPISODES"
+        )
+        + " --out card.html",
+        next_command("train", "reward.use_reward_model=true", checkpoint)
+        + "  # and the env of your episodes",
+    ]
+    return Result(
+        {**fit_summary(result), "folder": str(folder)}, _fit_lines(result, folder), next_steps=steps
+    )
 
 
 def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:
