@@ -286,6 +286,8 @@ class FitConfig(Checked):
     backend: Literal["auto", "simple", "ddp", "fsdp"] = "auto"
     """One process (`simple`), or several with a copy of the model (`ddp`) or a shard of it (`fsdp`) each;
     `auto`: `simple` for one, `fsdp` for several."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to fit; `auto`: on a GPU where there is one."""
     gpu_id: NonNegativeInt = 0
     """The GPU to use where there is one."""
     epochs: PositiveInt = 100

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,18 +18,30 @@ T = TypeVar("T")
 # Its own lock is shared between processes, and left behind by those that are ended.
 tqdm.set_lock(threading.RLock())
 
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+@contextmanager
+def no_progress() -> Iterator[None]:
+    """Show no progress while the block runs."""
+    token = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
+
 
 def progress(
     items: Iterable[T], what: str, total: int | None = None, unit: str = "it", *, quiet: bool = False
 ) -> Iterable[T]:
     """Iterate with a progress bar if stderr is a terminal; quietly otherwise."""
-    hidden = quiet or not sys.stderr.isatty()
+    hidden = quiet or _QUIET.get() or not sys.stderr.isatty()
     return tqdm(items, desc=what, total=total, unit=unit, disable=hidden, leave=False)
 
 
 def progress_bar(what: str, total: int | None = None, unit: str = "it", *, quiet: bool = False) -> Any:
     """A bar to be moved by hand; close it (or use `with`) when done."""
-    hidden = quiet or not sys.stderr.isatty()
+    hidden = quiet or _QUIET.get() or not sys.stderr.isatty()
     return tqdm(desc=what, total=total, unit=unit, disable=hidden, leave=False)
 
 
