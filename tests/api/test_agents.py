@@ -109,19 +109,11 @@ def test_a_callback_ends_the_training():
 
 
 def test_gail_as_the_reward(tmp_path):
-    episodes = [
-        [
-            {
-                "obs": [0.1 * t],
-                "action": [0.1],
-                "next_obs": [0.1 * (t + 1)],
-                "reward": 0.0,
-                "done": t == steps - 1,
-            }
-            for t in range(steps)
-        ]
+    steps = [
+        {"obs": [t / 8], "action": [0.1], "next_obs": [(t + 1) / 8], "reward": 0.0, "done": t == 7}
+        for t in range(8)
     ]
-    gail = gd.reward_model("gail", Dot, demos=episodes, hidden=(8,), update_per_collect=1, batch_size=8)
+    gail = gd.reward_model("gail", Dot, demos=[steps], hidden=(8,), update_per_collect=1, batch_size=8)
     with gd.PPO(Dot, reward=gail, monitor="off", **PPO) as agent:
         agent.learn(16, progress=False)
         assert agent.reward_model is gail and gail.train_iter > 0
