@@ -22,7 +22,7 @@ from guerdon.rewards.model import BaseRewardModel
 
 OWN = (
     *("env", "reward", "eval_env", "num_envs", "env_kwargs", "monitor", "seed", "device", "out", "engine"),
-    "resume",
+    *("placement", "resume"),
 )
 _WITHOUT = ("algorithm", "total_steps", "settings", "device", *REWARD_WITHOUT)
 _COMMON = {

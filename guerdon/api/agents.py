@@ -19,6 +19,7 @@ from guerdon.api.envs import EnvGiven
 from guerdon.api.play import LoadedAgent, play, predict
 from guerdon.api.settings import check_count, shown
 from guerdon.config import (
+    ClusterConfig,
     EnvsConfig,
     GuerdonConfig,
     LoggerConfig,
@@ -79,6 +80,7 @@ class Agent:
         device: where the networks are trained, such as `cpu` or `cuda`.
         out: the run's folder, with metrics and checkpoints; None keeps nothing.
         engine: `local`, or `ray` for workers in other processes; that needs an id.
+        placement: with `ray`, which part runs where, such as `{"env": "0-1"}` for two env workers.
         resume: an agent that was saved, to go on from; its settings hold unless they are given.
         **settings: fields of the algorithm's section, of `learner`, `learner.network` and `reward`; many have
             the name that Stable-Baselines3 gives them, too. `Agent.settings()` lists them.
@@ -105,6 +107,7 @@ class Agent:
         device: str = "cpu",
         out: str | os.PathLike[str] | None = None,
         engine: Literal["local", "ray"] = "local",
+        placement: Mapping[str, Any] | None = None,
         resume: str | os.PathLike[str] | None = None,
         **settings: Any,
     ) -> None:
@@ -117,6 +120,11 @@ class Agent:
             config,
             seed=check_field(GuerdonConfig, "seed", seed, "seed"),
             engine=check_field(GuerdonConfig, "engine", engine, "engine"),
+            cluster=ClusterConfig(
+                component_placement=check_field(
+                    ClusterConfig, "component_placement", placement or {}, "placement"
+                )
+            ),
             learner=replace(config.learner, device=device),
             monitor=MonitorConfig(action=check_field(MonitorConfig, "action", monitor, "monitor")),
             runner=RunnerConfig(
