@@ -19,8 +19,8 @@ from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.images import to_numpy
 from guerdon.core.types import BoolArray
-from guerdon.envs.observations import FrameSource, native_of, with_final
-from guerdon.integrations.scoring import EnvStep, RewardSource, rows_from, step_scorer, take_row
+from guerdon.envs.observations import FrameSource, native_of, take_row, with_final
+from guerdon.integrations.scoring import EnvStep, RewardSource, rows_from, step_scorer
 
 _FINALS = ("final_obs", "_final_obs", "final_info", "_final_info")
 

@@ -364,11 +364,6 @@ class TransitionScorer(StepScorer):
         return given.astype(np.float32)
 
 
-def take_row(obs: Any, env: int) -> Any:
-    """The observation of one environment out of a batched one."""
-    return {key: take_row(part, env) for key, part in obs.items()} if isinstance(obs, Mapping) else obs[env]
-
-
 def rows_from(base: Any, other: Any, mask: BoolArray) -> Any:
     """`base` with the rows of `mask` taken from `other`: arrays [N, ...] or nested mappings of them.
 
