@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from guerdon.envs.wrappers import KeepFinalFrame
 from guerdon.integrations.gymnasium import LearnedRewardVectorWrapper, LearnedRewardWrapper
-from guerdon.integrations.scoring import FrameScorer, RewardStep, StepScorer
+from guerdon.integrations.scoring import FrameScorer
+from guerdon.integrations.steps import RewardStep, StepScorer
 
 if TYPE_CHECKING:
     from guerdon.integrations.sb3 import GymVectorToSB3, LearnedRewardVecEnv

@@ -34,7 +34,8 @@ from guerdon.envs.observations import (
     with_final,
 )
 from guerdon.integrations.gymnasium import check_single_resets
-from guerdon.integrations.scoring import EnvStep, RewardSource, rows_from, step_scorer
+from guerdon.integrations.scoring import RewardSource, rows_from, step_scorer
+from guerdon.integrations.steps import EnvStep
 
 try:
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
@@ -144,9 +145,10 @@ class LearnedRewardVecEnv(VecEnvWrapper):
 
     Args:
         venv: the environments.
-        manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, or a reward model of the
-            zoo.
-        cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
+        manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, a reward model of the
+            zoo, or a function of frames (`RewardFunction`).
+        cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`, for a
+            function either.
         train_every: of the zoo: steps after which the model learns from them; 0 leaves it as it is.
     """
 

@@ -24,7 +24,7 @@ def setting(config, key):
 
 
 def documented():
-    rows = ROW.findall((ROOT / "docs/stage-2-fit.md").read_text())
+    rows = ROW.findall((ROOT / "docs/tutorials/fit.md").read_text())
     values = {key: yaml.safe_load(text.strip().strip("`")) for key, text in rows if text.strip()}
     return {key: value for key, value in values.items() if value not in ("all", "no limit")}
 

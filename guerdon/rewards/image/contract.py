@@ -52,13 +52,9 @@ _FORMER_DEFAULTS = {"arch": "resnet18", "width": 64}
 
 def changed_settings(config: RewardModelConfig) -> set[str]:
     """The settings of a model that differ from the schema's defaults: somebody set them."""
-    default = RewardModelConfig()
-    return {
-        key
-        for key in MODEL_KEYS
-        if getattr(config, key)
-        not in (getattr(default, key), _FORMER_DEFAULTS.get(key, getattr(default, key)))
-    }
+    default = to_plain(RewardModelConfig())
+    plain, former = to_plain(config), {**default, **_FORMER_DEFAULTS}
+    return {key for key in MODEL_KEYS if plain[key] not in (default[key], former[key])}
 
 
 @dataclass(frozen=True, kw_only=True)
