@@ -120,13 +120,5 @@ def _write_config(config: GuerdonConfig, folder: Path) -> Path:
 
 
 def _fit_lines(result: FitResult, folder: Path) -> list[str]:
-    threshold = result.threshold
-    low, high = threshold.false_positive_interval
-    return [
-        f"AUC          {result.metrics['auc']:.4f} on {result.metrics['num_episodes']:.0f} held-out episodes",
-        f"threshold    {threshold.threshold:.4f} ({result.calibration.kind} calibration)",
-        f"fires on     {threshold.true_positive_rate:.1%} of success frames",
-        f"and on       {threshold.false_positive_rate:.2%} of failure frames ({low:.2%} to {high:.2%})",
-        f"checkpoint   {display_path(result.checkpoint)}",
-        f"run          {display_path(folder)} ({result.num_steps} steps, {result.seconds:.0f} s)",
-    ]
+    run = f"run          {display_path(folder)} ({result.num_steps} steps, {result.seconds:.0f} s)"
+    return [*result.lines(), run]

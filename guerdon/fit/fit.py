@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class FitResult:
 
     checkpoint: Path
     """The best model, `best_model/`."""
-    contract: Contract
+    contract: Contract = field(repr=False)
     metrics: Mapping[str, float]
     """On the held-out episodes, at the calibrated threshold."""
     threshold: Threshold
@@ -76,6 +76,21 @@ class FitResult:
             "faults": [asdict(fault) for fault in self.faults],
             "seconds": round(self.seconds, 2),
         }
+
+    def lines(self) -> list[str]:
+        """The outcome for people."""
+        threshold, (low, high) = self.threshold, self.threshold.false_positive_interval
+        episodes = f"{self.metrics['num_episodes']:.0f} held-out episodes"
+        return [
+            f"AUC          {self.metrics['auc']:.4f} on {episodes}",
+            f"threshold    {threshold.threshold:.4f} ({self.calibration.kind} calibration)",
+            f"fires on     {threshold.true_positive_rate:.1%} of success frames",
+            f"and on       {threshold.false_positive_rate:.2%} of failure frames ({low:.2%} to {high:.2%})",
+            f"checkpoint   {display_path(self.checkpoint)}",
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join([*self.lines(), f"took         {self.num_steps} steps, {self.seconds:.0f} s"])
 
 
 @dataclass(frozen=True, kw_only=True)

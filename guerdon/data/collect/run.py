@@ -54,6 +54,23 @@ class CollectResult:
     reason: str
     """Why collecting stopped."""
 
+    @property
+    def counts(self) -> str:
+        """Such as `success 12/50 fail 28/150`."""
+        good, bad = (
+            str(count) if target is None else f"{count}/{target}"
+            for count, target in (
+                (self.num_success, self.target_success),
+                (self.num_failure, self.target_failure),
+            )
+        )
+        return f"success {good} fail {bad}"
+
+    def __str__(self) -> str:
+        rate = self.env_steps / max(self.seconds, 1e-9)
+        time_taken = f"in {self.seconds:.1f} s ({rate:,.0f} steps/s)"
+        return f"{self.counts} {time_taken} -> {display_path(self.save_dir)} ({self.format})"
+
 
 def make_policy(cfg: CollectConfig, env: Any, seed: int) -> Policy:
     """The policy that `collect.policy` names."""
@@ -69,7 +86,8 @@ def make_policy(cfg: CollectConfig, env: Any, seed: int) -> Policy:
         raise ConfigError("collect.policy=motion_planner needs a ManiSkill task (env_type: maniskill)")
     if env.single_action_space.shape != (ACTION_SIZE,) or native_of(env) is None:
         raise ConfigError(
-            f"there is no scripted policy for {env.spec.id if env.spec else env}; use another policy"
+            f"there is no scripted policy for {env.spec.id if env.spec else env}; use another policy, "
+            "such as collect.policy=random"
         )
     return ScriptedExpert(noise=cfg.policy_noise, seed=seed)
 
