@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from guerdon.api.envs import EnvGiven, env_config, vector_env
 from guerdon.api.reward import REWARD_WITHOUT, load_reward
 from guerdon.api.settings import Keywords
 from guerdon.config import EnvConfig, GuerdonConfig
 from guerdon.core.errors import ConfigError
+from guerdon.envs.make import make_vector_env
+from guerdon.envs.success import LabelSuccess, SuccessLabels
 from guerdon.rewards import REWARD_MODELS
 from guerdon.rewards.image.scorer import RewardManager
 from guerdon.rewards.model import BaseRewardModel
 
 OWN = (
     *("env", "reward", "eval_env", "num_envs", "env_kwargs", "monitor", "seed", "device", "out", "engine"),
-    *("placement", "resume"),
+    *("success_key", "label_fn", "placement", "resume"),
 )
 _WITHOUT = ("algorithm", "total_steps", "settings", "device", *REWARD_WITHOUT)
 _COMMON = {
@@ -71,18 +73,31 @@ def environments(
     num_envs: int | None,
     env_kwargs: Mapping[str, Any] | None,
     eval_env: EnvGiven | None,
+    labels: SuccessLabels,
     *,
     looks: bool,
 ) -> tuple[EnvConfig, Any, Any]:
-    """The section, the environments to train in and those to evaluate in; None: those of the section."""
-    played = None if eval_env is None else vector_env(eval_env, name="eval_env")
+    """The section, the environments to train in and those to evaluate in; None: those of the section.
+
+    `looks`: whether the reward looks at frames.
+    """
+    played = None if eval_env is None else vector_env(eval_env, labels=labels, name="eval_env")
     if isinstance(env, str):
-        return env_config(env, num_envs, init_params=dict(env_kwargs or {})), None, played
+        section = env_config(env, num_envs, init_params=dict(env_kwargs or {}))
+        if not labels.given:
+            return section, None, played
+
+        def make() -> Any:
+            made = make_vector_env(section, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=looks)
+            return LabelSuccess(made, labels)
+
+        return section, make(), make() if played is None else played
     if env_kwargs is not None:
         raise ConfigError("env_kwargs belongs to an id: env is there already")
-    made = vector_env(env, num_envs)
+    made = vector_env(env, num_envs, keep_final_frame=looks, labels=labels)
     if played is None:  # a function makes others; an environment that is there has to serve for both
-        played = made if isinstance(env, gym.Env | VectorEnv) else vector_env(env, made.num_envs)
+        there = isinstance(env, gym.Env | VectorEnv)
+        played = made if there else vector_env(env, made.num_envs, labels=labels)
     spec = made.spec
     return EnvConfig(id=type(env).__name__ if spec is None else spec.id, num_envs=made.num_envs), made, played
 

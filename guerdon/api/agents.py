@@ -30,6 +30,8 @@ from guerdon.config import (
 from guerdon.config.build import check_field
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
+from guerdon.envs.success import LabelFunction, SuccessLabels
+from guerdon.rewards.zoo.image_success import ImageSuccess
 from guerdon.training.checkpoints import SavedPolicy, load_policy
 from guerdon.training.evaluation import Evaluation
 from guerdon.training.folders import held
@@ -75,6 +77,8 @@ class Agent:
             otherwise `env` itself.
         num_envs: environments in parallel that are made of an id or a function.
         env_kwargs: arguments of the environment's constructor, with an id.
+        success_key: the entry of the info that tells success; None: `success` or `is_success`.
+        label_fn: tells success of a single environment's step instead, (obs, info) -> bool.
         monitor: what signs of reward hacking do: `warn`, `stop`, or `off`.
         seed: of everything that is drawn.
         device: where the networks are trained, such as `cpu` or `cuda`.
@@ -102,6 +106,8 @@ class Agent:
         eval_env: EnvGiven | None = None,
         num_envs: int | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
+        success_key: str | None = None,
+        label_fn: LabelFunction | None = None,
         monitor: Literal["warn", "stop", "off"] = "warn",
         seed: int = 0,
         device: str = "cpu",
@@ -114,8 +120,8 @@ class Agent:
         saved = None if resume is None else load_policy(resume)
         config, model = with_reward(self._defaults(saved), reward)
         config = agent_keywords(type(self).__name__, self.algorithm).apply(config, settings, OWN)
-        if engine == "ray" and not isinstance(env, str):
-            raise ConfigError("engine='ray' makes environments in other processes: give env as an id")
+        if engine == "ray" and (not isinstance(env, str) or success_key or label_fn):
+            raise ConfigError("engine='ray' makes environments in other processes: give env as an id alone")
         config = replace(
             config,
             seed=check_field(GuerdonConfig, "seed", seed, "seed"),
@@ -136,7 +142,9 @@ class Agent:
         if self._out is None:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._stopped: str | None = None
-        section, made, played = environments(env, num_envs, env_kwargs, eval_env, looks=model is not None)
+        labels = SuccessLabels(success_key, label_fn)
+        looks = config.reward.use_reward_model or isinstance(model, ImageSuccess)
+        section, made, played = environments(env, num_envs, env_kwargs, eval_env, labels, looks=looks)
         config = replace(config, env=EnvsConfig(train=section, eval=section))
         self.runner = EmbodiedRunner(config, self._folder, env=made, eval_env=played, reward_model=model)
         if saved is not None:

@@ -24,6 +24,7 @@ from guerdon.data.summary import convert, inspect
 if TYPE_CHECKING:  # Gymnasium is imported where it is needed
     from guerdon.api.envs import EnvGiven
     from guerdon.data.collect.run import CollectResult
+    from guerdon.envs.success import LabelFunction
 
 POLICIES = ("random", "scripted", "motion_planner")
 
@@ -179,6 +180,8 @@ def collect(
     num_envs: int | None = None,
     max_episode_steps: int | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
+    success_key: str | None = None,
+    label_fn: LabelFunction | None = None,
     seed: int = 0,
     progress: bool = True,
     **settings: Any,
@@ -186,8 +189,8 @@ def collect(
     """Run a policy and keep labelled episodes; what `guerdon collect` does.
 
     Args:
-        env: an id, an environment, a vector environment, or a function that makes an environment. Its info
-            tells success, and its images come from the observation or from `render()`.
+        env: an id, an environment, a vector environment, or a function that makes an environment. Its images
+            come from the observation or from `render()` (`render_mode="rgb_array"`).
         policy: `random`, `scripted`, `motion_planner`, the folder of a saved policy, an agent (anything with
             `predict`), or a function from an observation to an action; with a vector environment, from
             observations [N, ...] to actions [N, ...].
@@ -197,6 +200,8 @@ def collect(
         num_envs: environments in parallel that are made of an id or a function.
         max_episode_steps: truncate episodes of an id after so many steps.
         env_kwargs: arguments of the environment's constructor, with an id.
+        success_key: the entry of the info that tells success; None: `success` or `is_success`.
+        label_fn: tells success of a single environment's step instead, (obs, info) -> bool.
         seed: of environments and policy.
         progress: whether to show a progress bar.
         **settings: fields of the `collect` section, such as `cameras`, `format`, `policy_noise`,
@@ -208,9 +213,13 @@ def collect(
     Example:
         >>> data = gd.collect("guerdon/Tabletop-v0", policy="scripted", successes=20, failures=20, out="data")
     """
+    from gymnasium.vector import AutoresetMode
+
     from guerdon.api.envs import env_config, vector_env
     from guerdon.config import CollectConfig, EnvConfig
     from guerdon.data.collect.run import collect as run
+    from guerdon.envs.make import make_vector_env
+    from guerdon.envs.success import LabelSuccess, SuccessLabels
 
     keywords = Keywords(
         "collect",
@@ -218,7 +227,17 @@ def collect(
         [()],
         without=("enabled", "save_dir", "policy", "policy_checkpoint", "target_success", "target_failure"),
     )
-    own = ("policy", "successes", "failures", "out", "num_envs", "env_kwargs", "seed", "progress")
+    own = (
+        "policy",
+        "successes",
+        "failures",
+        "out",
+        "num_envs",
+        "env_kwargs",
+        "success_key",
+        "label_fn",
+        "seed",
+    )
     cfg = keywords.apply(
         CollectConfig(
             save_dir=os.fspath(out),
@@ -229,15 +248,18 @@ def collect(
         settings,
         own,
     )
+    labels = SuccessLabels(success_key, label_fn)
+    given = None
     if isinstance(env, str):
         made = env_config(
             env, num_envs, max_episode_steps=max_episode_steps, init_params=dict(env_kwargs or {})
         )
-        given = None
+        if labels.given:
+            given = LabelSuccess(make_vector_env(made, autoreset_mode=AutoresetMode.SAME_STEP), labels)
     else:
         if env_kwargs is not None or max_episode_steps is not None:
             raise ConfigError("env_kwargs and max_episode_steps belong to an id: env is there already")
-        given = vector_env(env, num_envs, keep_final_frame=True)
+        given = vector_env(env, num_envs, keep_final_frame=True, labels=labels)
         made = EnvConfig(num_envs=given.num_envs)
     with shown(progress):
         acting = _policy(policy, cfg, made, seed, batched=_is_vector(env))

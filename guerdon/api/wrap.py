@@ -41,7 +41,8 @@ def wrap(env: Any, reward: Any, *, train_every: int = 0, **settings: Any) -> Any
     """
     own = ("env", "reward", "train_every")
     cfg: Any = None
-    if isinstance(reward, BaseRewardModel):
+    is_function = callable(reward) and not hasattr(reward, "score")
+    if isinstance(reward, BaseRewardModel) or is_function:
         cfg = _ZOO.apply(MixConfig(), settings, own)
     elif settings:
         known = getattr(reward, "cfg", None)

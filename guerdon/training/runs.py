@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
 from guerdon.core.images import stack_episode
 from guerdon.core.types import display_path
+from guerdon.monitoring.alarm_check import Alarm
 from guerdon.monitoring.report import write_report
 from guerdon.monitoring.video import write_video
 from guerdon.rewards.image.scorer import ImageScorer
@@ -115,6 +116,14 @@ def with_note(error: GuerdonError, note: str) -> GuerdonError:
     """The same kind of error with more to say; what was lost with a worker ends the run as its cluster's."""
     kind = ClusterError if isinstance(error, WorkerLostError) else type(error)
     return kind(f"{error} {note}")
+
+
+def log_alarms(alarms: Sequence[Alarm], step: int) -> list[str]:
+    """Warn of the monitor's alarms; returns their names."""
+    for alarm in alarms:
+        values = (alarm.name, step, alarm.value, alarm.limit, alarm.remedy)
+        log.warning("ALARM %s at step %d: %.3g, limit %.3g. %s", *values)
+    return [alarm.name for alarm in alarms]
 
 
 def progress_text(metrics: dict[str, float]) -> str:

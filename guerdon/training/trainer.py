@@ -51,6 +51,7 @@ from guerdon.training.runs import (
     episode_seed,
     finish_run,
     is_due,
+    log_alarms,
     progress_text,
     warm_start,
     with_note,
@@ -104,11 +105,8 @@ class EmbodiedRunner:
         self.evaluations: list[tuple[int, float, Evaluation]] = []
         """(environment steps, seconds of training, result)."""
         self._max_updates, self.seconds = max_updates, 0.0  # of training
-        self._begun, self._eval_env, self._shares_env = (
-            False,
-            eval_env,
-            eval_env is not None and eval_env is env,
-        )
+        self._eval_env, self._shares_env = eval_env, eval_env is not None and eval_env is env
+        self._resumed: bool | None = None  # None: the run has not begun
         self.interrupts = Interrupts()
         threads = config.asynchronous.enabled
         self.engine: Engine = make_engine(config.engine, config.cluster, threads=threads)
@@ -332,10 +330,7 @@ class EmbodiedRunner:
         if self.monitor is None or iteration.watched is None:
             return None
         alarms = self.monitor.observe(step, iteration.watched)
-        self.alarms += [alarm.name for alarm in alarms]
-        for alarm in alarms:
-            values = (alarm.name, step, alarm.value, alarm.limit, alarm.remedy)
-            log.warning("ALARM %s at step %d: %.3g, limit %.3g. %s", *values)
+        self.alarms += log_alarms(alarms, step)
         if alarms and self.config.monitor.action == "stop":
             return f"alarm: {alarms[0].name}"
         return None

@@ -14,8 +14,15 @@ OFF = {**SMALL, "learning_starts": 8, "batch_size": 8, "iteration_steps": 8, "bu
 
 
 def weights(agent):
-    state = agent.policy.policy_state()
-    return np.concatenate([np.asarray(state[name]).ravel() for name in sorted(state)])
+    """What the policy says of some places."""
+    actions = agent.predict(np.linspace(-1, 1, 9, dtype=np.float32)[:, None], deterministic=True)[0]
+    return np.concatenate([actions.ravel(), numbers(agent.policy.policy_state())])
+
+
+def numbers(state):
+    if isinstance(state, dict):
+        return np.concatenate([numbers(part) for part in state.values()] or [np.zeros(0)])
+    return np.asarray(state, np.float64).ravel() if hasattr(state, "shape") else np.zeros(0)
 
 
 @pytest.mark.parametrize("name", ["PPO", "SAC", "TD3", "DQN"])
