@@ -275,6 +275,7 @@ def _command_to_go_on(argv: Sequence[str], stopped: RunInterrupted) -> str:
 
 def command() -> NoReturn:
     """The program: `main`, then the end of the process."""
+    _add_working_directory()
     code = main()
     if os.environ.get("RANK"):  # one of several processes: torch is loaded already
         from guerdon.fit.process_group import end_process, under_torchrun
@@ -282,6 +283,17 @@ def command() -> NoReturn:
         if under_torchrun():
             end_process(code)
     sys.exit(code)
+
+
+def _add_working_directory() -> None:
+    """Let `env.train.id=my_module:MyEnv-v0` find a module in the folder that the command runs in.
+
+    It comes last, so that no file of that folder takes the place of an installed module; `python -P` and
+    PYTHONSAFEPATH keep it out.
+    """
+    folder = str(Path.cwd())
+    if folder not in sys.path and not getattr(sys.flags, "safe_path", False):
+        sys.path.append(folder)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def train_reward_verb(arguments: argparse.Namespace) -> Result | None:
         + "  # and the env of your episodes",
     ]
     return Result(
-        {**fit_summary(result), "folder": str(folder)}, _fit_lines(result, folder), next_steps=steps
+        {**result.to_dict(), "folder": str(folder)}, _fit_lines(result, folder), next_steps=steps
     )
 
 
@@ -121,7 +121,7 @@ def _placeable(job: FitJob) -> FitJob:
 
 
 def _write_summary(folder: Path, result: FitResult) -> None:
-    write_atomic(folder / "summary.json", strict_json.dumps(fit_summary(result), indent=1))
+    write_atomic(folder / "summary.json", strict_json.dumps(result.to_dict(), indent=1))
 
 
 def _write_config(config: GuerdonConfig, folder: Path) -> Path:
@@ -130,32 +130,6 @@ def _write_config(config: GuerdonConfig, folder: Path) -> Path:
     return folder
 
 
-def fit_summary(result: FitResult) -> dict[str, Any]:
-    """The outcome of a fit as plain numbers."""
-    return {
-        "checkpoint": str(result.checkpoint),
-        "threshold": result.threshold.threshold,
-        "calibration": result.calibration.kind,
-        "val": dict(result.metrics),
-        "false_positive_interval": list(result.threshold.false_positive_interval),
-        "caveat": result.threshold.caveat,
-        "train_loss": result.train_loss,
-        "train_accuracy": result.train_accuracy,
-        "num_steps": result.num_steps,
-        "best_step": result.best_step,
-        "faults": [asdict(fault) for fault in result.faults],
-        "seconds": round(result.seconds, 2),
-    }
-
-
 def _fit_lines(result: FitResult, folder: Path) -> list[str]:
-    threshold = result.threshold
-    low, high = threshold.false_positive_interval
-    return [
-        f"AUC          {result.metrics['auc']:.4f} on {result.metrics['num_episodes']:.0f} held-out episodes",
-        f"threshold    {threshold.threshold:.4f} ({result.calibration.kind} calibration)",
-        f"fires on     {threshold.true_positive_rate:.1%} of success frames",
-        f"and on       {threshold.false_positive_rate:.2%} of failure frames ({low:.2%} to {high:.2%})",
-        f"checkpoint   {display_path(result.checkpoint)}",
-        f"run          {display_path(folder)} ({result.num_steps} steps, {result.seconds:.0f} s)",
-    ]
+    run = f"run          {display_path(folder)} ({result.num_steps} steps, {result.seconds:.0f} s)"
+    return [*result.lines(), run]
