@@ -16,7 +16,7 @@ from guerdon.agents.agent import AnyAgent
 from guerdon.agents.cloning import demonstrations
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.registry import agent_class
-from guerdon.config import GuerdonConfig, to_plain
+from guerdon.config import GuerdonConfig, RewardConfig, to_plain
 from guerdon.core import strict_json
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
@@ -116,6 +116,13 @@ def progress_text(metrics: dict[str, float]) -> str:
     """What a progress bar shows of an iteration."""
     shown = {"success": "env/success_once", "fires": "reward/fire_rate", "steps/s": "time/steps_per_second"}
     return " ".join(f"{key} {metrics[name]:.3g}" for key, name in shown.items() if name in metrics)
+
+
+def reward_kind(cfg: RewardConfig, learns: bool) -> str:
+    """What the policy was trained on, for the summary."""
+    if cfg.control != "none" and learns:
+        return f"control ({cfg.control})"
+    return f"learned ({cfg.combine_mode})" if learns else "env"
 
 
 # Files
