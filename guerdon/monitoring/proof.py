@@ -196,7 +196,8 @@ def _gain(differences: Mapping[str, Difference], arms: Mapping[str, Any], measur
     if gain.low > 0:
         return [("good", f"With the learned reward the policy comes to {words}")]
     worse = "worse than" if gain.high < 0 else "not clearly better than"
-    return [("bad", f"The policy ends {worse} its start: {words}")]
+    open_end = measure == "success" and gain.high >= 0 and 1.0 - arms["start"]["mean"] < MIN_ROOM
+    return [("care" if open_end else "bad", f"The policy ends {worse} its start: {words}")]
 
 
 def _controls(differences: Mapping[str, Difference], arms: Mapping[str, Any], measure: str) -> list[Reason]:

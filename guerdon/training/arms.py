@@ -93,9 +93,9 @@ class Arm:
         )
 
 
-def make_arm(config: GuerdonConfig, root: Path, name: str, seed: int) -> Arm:
-    """An arm of the proof in `root`."""
-    folder = root / f"seed_{seed}" / name
+def make_arm(config: GuerdonConfig, root: Path, name: str, seed: int, folder: Path | None = None) -> Arm:
+    """An arm of the proof in `root`; `folder` is used instead of its usual place."""
+    folder = root / f"seed_{seed}" / name if folder is None else folder
     logger = replace(config.runner.logger, log_path=str(folder))
     config = replace(
         config,
@@ -107,15 +107,24 @@ def make_arm(config: GuerdonConfig, root: Path, name: str, seed: int) -> Arm:
     return Arm(name=name, seed=seed, folder=folder, config=config)
 
 
-def run_arm(folder: Path) -> None:
-    """Run the arm whose folder has a `config.yaml`: from its start, or from where it was interrupted."""
-    config, name = load_config(folder / "config.yaml"), folder.name
+def run_arm(arm: Arm, start: Path) -> dict[str, Any]:
+    """Run an arm from the policy in `start`, or from where it was interrupted; returns its summary."""
+    config, begins = arm.config, arm.name == "start"
+    if not begins:
+        begun = any((arm.folder / CHECKPOINTS).glob("step_*"))
+        place = find_policy(arm.folder if begun else start)
+        config = replace(config, runner=replace(config.runner, resume_dir=str(place)))
+    make_directory(arm.folder)
+    return EmbodiedRunner(config, arm.folder, max_updates=0 if begins else None).run()
+
+
+def _run_in(folder: Path, arm: Arm | None = None) -> None:
+    """Run the arm of a proof, by itself in its folder; None: what its `config.yaml` says."""
+    if arm is None:
+        config = load_config(folder / "config.yaml")
+        arm = Arm(name=folder.name, seed=config.seed, folder=folder, config=config)
     with held(folder):
-        if name != "start":
-            begun = any((folder / CHECKPOINTS).glob("step_*"))
-            place = find_policy(folder if begun else folder.parent / "start")
-            config = replace(config, runner=replace(config.runner, resume_dir=str(place)))
-        EmbodiedRunner(config, folder, max_updates=0 if name == "start" else None).run()
+        run_arm(arm, folder.parent / "start")
 
 
 def run_arms(arms: Sequence[Arm], workers: int) -> None:
@@ -138,7 +147,7 @@ def run_arms(arms: Sequence[Arm], workers: int) -> None:
         _side_by_side(waiting, workers, told)
         return
     for arm in waiting:
-        run_arm(arm.folder)
+        _run_in(arm.folder, arm)
         told(arm)
 
 
@@ -163,10 +172,7 @@ def _side_by_side(arms: Sequence[Arm], workers: int, told: Callable[[Arm], None]
                 bar.refresh()
                 time.sleep(POLL_SECONDS)
     except BaseException as error:
-        _stop(
-            [process for _, process in running],
-            signal.SIGINT if isinstance(error, KeyboardInterrupt) else None,
-        )
+        _stop([process for _, process in running], gently=isinstance(error, KeyboardInterrupt))
         raise
 
 
@@ -193,10 +199,10 @@ def _check_ended(arm: Arm, code: int) -> None:
     raise WorkerError(f"the arm {arm} failed: {last} ({display_path(arm.folder / LOG_FILE)})")
 
 
-def _stop(processes: Sequence[subprocess.Popen[bytes]], number: int | None) -> None:
+def _stop(processes: Sequence[subprocess.Popen[bytes]], *, gently: bool) -> None:
     """Let interrupted arms save what they have; after an error, or if that takes too long, end them."""
     for process in processes:
-        process.send_signal(signal.SIGTERM if number is None else number)
+        process.send_signal(signal.SIGINT if gently else signal.SIGTERM)
     until = time.monotonic() + STOP_SECONDS
     for process in processes:
         try:
@@ -211,7 +217,7 @@ def main(folder: str, parent: int) -> None:
     end_with(parent)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s", force=True)
     try:
-        run_arm(Path(folder))
+        _run_in(Path(folder))
     except RunInterrupted as stopped:
         sys.exit(str(stopped))
     except GuerdonError as error:

@@ -62,7 +62,7 @@ def prove(
     elif overrides:
         raise ConfigError("overrides are for the name of a config: change the config itself")
     numbers = range(config.seed, config.seed + seeds) if isinstance(seeds, int) else tuple(seeds)
-    names, left_out = _arms(config, arms)
+    names, left_out = arms_of(config, arms)
     _check(config, numbers, workers)
     if episodes is not None:
         config = replace(config, learner=replace(config.learner, eval_episodes=episodes))
@@ -93,7 +93,7 @@ def load(config: str | Path, overrides: Sequence[str] = (), config_path: str | N
     return replace(run, runner=replace(run.runner, output_dir=place))
 
 
-def _arms(config: GuerdonConfig, wanted: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def arms_of(config: GuerdonConfig, wanted: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The arms to run, and why others are not."""
     unknown = [name for name in wanted if name not in ARMS]
     if unknown:

@@ -95,7 +95,11 @@ def warm_start(
     """Clone the successes of `learner.warm_start.data` into the policy."""
     section = config.learner.warm_start
     shown = demonstrations(
-        Path(str(section.data)), ObsSpec.of(spaces[0]), control_mode, intended=section.intended
+        Path(str(section.data)),
+        ObsSpec.of(spaces[0]),
+        control_mode,
+        intended=section.intended,
+        num_episodes=section.num_episodes,
     )
     outcome = agent.clone(shown, section, config.seed)
     log.info(
