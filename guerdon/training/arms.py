@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from guerdon.config import GuerdonConfig, load_config
 from guerdon.core.atomic import make_directory, storage_errors
@@ -33,7 +33,13 @@ from guerdon.training.trainer import EmbodiedRunner
 
 log = logging.getLogger("guerdon")
 
-CONTROLS = {"start": "none", "learned": "none", "off": "off", "shuffled": "shuffled", "true": "env"}
+CONTROLS: dict[str, Literal["none", "off", "shuffled", "env"]] = {
+    "start": "none",
+    "learned": "none",
+    "off": "off",
+    "shuffled": "shuffled",
+    "true": "env",
+}
 """Arm -> `reward.control`."""
 LOG_FILE = "log.txt"
 POLL_SECONDS = 0.2
@@ -79,14 +85,14 @@ class Arm:
             summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_bytes())
         once = summary["success_once"]
         name = "eval/env_return" if once is None else "eval/success_once"
-        steps, values = run.series.get(name, ((), ()))
+        points = zip(*run.series[name], strict=True) if name in run.series else ()
         return SeedResult(
             seed=self.seed,
             episodes=int(summary["episodes"]),
             success=once,
             env_return=float(summary["env_return"]),
             env_steps=int(summary["env_steps"]),
-            curve=tuple(zip(map(float, steps), map(float, values), strict=True)),
+            curve=tuple((float(step), float(value)) for step, value in points),
             alarms=tuple(summary["alarms"]),
             stopped=None if self.name == "start" else summary["stopped"],
             seconds=float(summary["seconds"]),

@@ -61,7 +61,8 @@ def prove(
         config = load(config, overrides, config_path)
     elif overrides:
         raise ConfigError("overrides are for the name of a config: change the config itself")
-    numbers = range(config.seed, config.seed + seeds) if isinstance(seeds, int) else tuple(seeds)
+    first = config.seed
+    numbers: Sequence[int] = range(first, first + seeds) if isinstance(seeds, int) else tuple(seeds)
     names, left_out = arms_of(config, arms)
     _check(config, numbers, workers)
     if episodes is not None:
@@ -73,11 +74,12 @@ def prove(
             _check_same(config, root)
             count = _num_workers(config) if workers is None else workers
             run_arms(made["start"], count)
-            run_arms([arm for arms in zip(*list(made.values())[1:], strict=True) for arm in arms], count)
+            trained = [each for name, each in made.items() if name != "start"]
+            run_arms([arm for of_seed in zip(*trained, strict=True) for arm in of_seed], count)
     except RunInterrupted as stopped:
         raise RunInterrupted(stopped.step, display_path(root), FOLDER_SETTING) from None
     except KeyboardInterrupt:
-        steps = sum(arm.env_steps for arms in made.values() for arm in arms)
+        steps = sum(arm.env_steps for each in made.values() for arm in each)
         raise RunInterrupted(steps, display_path(root), FOLDER_SETTING) from None
     return _write(config, root, made, left_out, time.perf_counter() - began)
 

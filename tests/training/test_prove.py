@@ -137,11 +137,11 @@ def test_success_as_the_reward_needs_an_environment_that_tells_it(settings, tmp_
 
 
 def test_a_config_of_the_zoo_is_found_by_its_name():
-    config = load("point_reach_gail", ["output_dir=elsewhere"])
+    config = load("point_reach_gail", ["output_dir=elsewhere", "stop_value=9"])
     assert config.reward_model["type"] == "gail" and config.runner.output_dir == "elsewhere"
     off = make_arm(config, Path("root"), "off", 3)
     assert off.config.reward.control == "off" and off.config.seed == 3
-    assert off.config.learner.stop_return is None and config.learner.stop_return is not None
+    assert off.config.learner.stop_return is None and config.learner.stop_return == 9
 
 
 @pytest.mark.slow
