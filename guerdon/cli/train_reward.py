@@ -44,9 +44,7 @@ def train_reward_verb(arguments: argparse.Namespace) -> Result | None:
         next_command("train", "reward.use_reward_model=true", checkpoint)
         + "  # and the env of your episodes",
     ]
-    return Result(
-        {**result.to_dict(), "folder": str(folder)}, _fit_lines(result, folder), next_steps=steps
-    )
+    return Result({**result.to_dict(), "folder": str(folder)}, _fit_lines(result, folder), next_steps=steps)
 
 
 def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:

@@ -17,7 +17,7 @@ from guerdon.agents.agent import AnyAgent
 from guerdon.agents.cloning import demonstrations
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.registry import agent_class
-from guerdon.config import GuerdonConfig, to_plain
+from guerdon.config import GuerdonConfig, RewardConfig, to_plain
 from guerdon.core import strict_json
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
@@ -101,7 +101,11 @@ def warm_start(
     """Clone the successes of `learner.warm_start.data` into the policy."""
     section = config.learner.warm_start
     shown = demonstrations(
-        Path(str(section.data)), ObsSpec.of(spaces[0]), control_mode, intended=section.intended
+        Path(str(section.data)),
+        ObsSpec.of(spaces[0]),
+        control_mode,
+        intended=section.intended,
+        num_episodes=section.num_episodes,
     )
     outcome = agent.clone(shown, section, config.seed)
     log.info(
@@ -132,6 +136,13 @@ def progress_text(metrics: dict[str, float]) -> str:
     return " ".join(f"{key} {metrics[name]:.3g}" for key, name in shown.items() if name in metrics)
 
 
+def reward_kind(cfg: RewardConfig, learns: bool) -> str:
+    """What the policy was trained on, for the summary."""
+    if cfg.control != "none" and learns:
+        return f"control ({cfg.control})"
+    return f"learned ({cfg.combine_mode})" if learns else "env"
+
+
 # Files
 
 
@@ -156,7 +167,7 @@ def finish_run(
     summary = {
         "algorithm": config.learner.algorithm,
         "env": config.env.train.id,
-        "reward": f"learned ({config.reward.combine_mode})" if learns else "env",
+        "reward": reward_kind(config.reward, learns),
         "success_rate": result.success_once,
         **asdict(result),
         "env_steps": steps,
