@@ -152,6 +152,11 @@ def test_the_site_builds_in_strict_mode(tmp_path):
     assert "reward hacking" in (site / "search" / "search_index.json").read_text()
 
 
+def test_the_readmes_fit_two_screens():
+    for name in ("README.md", "README.zh-CN.md"):
+        assert len((ROOT / name).read_text().splitlines()) <= 150
+
+
 def test_the_two_readmes_have_the_same_commands():
     english, chinese = (
         [text for kind, text in blocks(ROOT / name) if kind == "bash"]
