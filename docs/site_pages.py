@@ -245,6 +245,10 @@ def on_config(config: Any) -> Any:
     for section in config.nav:
         if "Reward models" in section:
             section["Reward models"] += [f"{MODELS}/{name}.md" for name in sorted(REWARD_MODELS)]
+        if "How-to" in section:  # pages that the list in mkdocs.yml does not name come last
+            named = {page for entry in section["How-to"] for page in entry.values()}
+            pages = sorted(f"howto/{page.name}" for page in (ROOT / "docs" / "howto").glob("*.md"))
+            section["How-to"] += [page for page in pages if page not in named]
     return config
 
 
