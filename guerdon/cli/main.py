@@ -63,7 +63,7 @@ VERBS = (
         "prove",
         "prove:prove_verb",
         "train beside controls and say what the learned reward did",
-        *config_arguments(default="train"),
+        *config_arguments(default="train", rlinf=False),
         argument("--seeds", type=int, default=3, metavar="N", help="seeds of each arm (3)"),
         argument("--arms", metavar="A,B", help="start, learned, off, shuffled, true (all)"),
         argument("--episodes", type=int, metavar="N", help="of an evaluation (learner.eval_episodes)"),

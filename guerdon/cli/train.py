@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.cli.train_reward import train_reward_verb
-from guerdon.cli.verb import Result, aligned, next_command
-from guerdon.config import GuerdonConfig, load_config
+from guerdon.cli.verb import Result, aligned, config_of, next_command
+from guerdon.config import GuerdonConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 from guerdon.training.checkpoints import load_policy
@@ -23,7 +23,7 @@ log = logging.getLogger("guerdon")
 
 def train_verb(arguments: argparse.Namespace) -> Result | None:
     """Stage 3; a config with `fit.only` fits a reward model instead."""
-    config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    config = config_of(arguments)
     if config.fit.only:
         return train_reward_verb(arguments)
     folder, summary = train(config)

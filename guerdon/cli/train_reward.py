@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from guerdon.cli.verb import Result, next_command, setting
-from guerdon.config import GuerdonConfig, load_config, to_plain
+from guerdon.cli.verb import Result, config_of, next_command, setting
+from guerdon.config import GuerdonConfig, to_plain
 from guerdon.config.unused import log_without_effect
 from guerdon.config.yaml_files import to_yaml
 from guerdon.core import strict_json
@@ -31,7 +31,7 @@ STOP = ".stop"
 
 def train_reward_verb(arguments: argparse.Namespace) -> Result | None:
     """Stage 2."""
-    config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    config = config_of(arguments)
     folder, result = train_reward(config)
     if not is_main_process():
         return None

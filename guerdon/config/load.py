@@ -22,6 +22,7 @@ from guerdon.config.compose import PACKAGE_CONF, compose_tree, search_dirs, spli
 from guerdon.config.di_engine import from_di_engine
 from guerdon.config.di_engine_files import read_di_engine
 from guerdon.config.nested import Tree, leaves, merged, parts, put
+from guerdon.config.rlinf import from_rlinf, is_rlinf, read_rlinf
 from guerdon.config.schema import EnvConfig, GuerdonConfig
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.config.yaml_files import check_references
@@ -50,8 +51,27 @@ def load_config(
         ConfigError: In one or two lines, what is wrong and where.
     """
     name, dirs = search_dirs(os.fspath(config_name or ""), config_path)
+    if config_path is not None and is_rlinf(file := dirs[0] / f"{name}.yaml"):
+        return load_rlinf(file, overrides)
     groups, values = split_overrides(overrides, dirs)
     return _finish(compose_tree(name or None, groups, dirs), values)
+
+
+def load_rlinf(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> GuerdonConfig:
+    """The settings of one of RLinf's own config files, with overrides in our spelling.
+
+    Raises:
+        ConfigError: As `load_config`; also where the file asks for what has no counterpart here.
+    """
+    file = Path(path)
+    theirs = {key: value for key, value in read_rlinf(file).items() if key != "hydra"}
+    tree, notices = from_rlinf(resolve_references(theirs), file.stem)
+    if notices:
+        log.info("config: RLinf's %s: %s", file.name, "; ".join(notices))
+    groups, values = split_overrides(overrides, [PACKAGE_CONF])
+    if groups:
+        raise ConfigError(f"{groups[0]!r} chooses a config group, which RLinf's file does by itself")
+    return _finish(tree, values)
 
 
 def load_tree(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> GuerdonConfig:

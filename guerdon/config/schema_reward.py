@@ -27,7 +27,7 @@ class RewardModelConfig(Checked):
 
     model_type: Literal["resnet_reward", "binary_classifier"] = "resnet_reward"
     """`ResNetRewardModel` or `BinaryRewardClassifier`."""
-    arch: Literal["resnet10", "resnet18", "resnet34", "resnet50"] = "resnet10"
+    arch: Literal["resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet10"
     """The encoder."""
     width: PositiveInt = 16
     """Channels of the encoder's first stage: a small, fast model; published weights have 64."""
