@@ -51,6 +51,10 @@ _IN_DIRECTORY = (
     "checkpoints/best_model",
     "reward_model_best.pt",
     "best_model.pt",
+    "model_state_dict/full_weights.pt",  # RLinf's runner
+    "actor/model_state_dict/full_weights.pt",
+    "best_model/actor/model_state_dict/full_weights.pt",
+    "checkpoints/best_model/actor/model_state_dict/full_weights.pt",
 )
 _KERNEL = "encoder.pooling_layer.kernel"
 _BLOCK = re.compile(r"backbone\.layer([1-4])\.(\d+)\.")

@@ -211,6 +211,19 @@ def test_names_of_another_program(tmp_path, frames):
     assert torch.equal(loaded(frames), model(frames))
 
 
+def test_a_folder_of_rlinfs_runner(tmp_path, frames):
+    model = trained(config("resnet_reward"))
+    place = tmp_path / "best_model" / "actor" / "model_state_dict"
+    place.mkdir(parents=True)
+    state = {
+        name.replace("classifiers.0.", "backbone.fc."): value for name, value in model.state_dict().items()
+    }
+    torch.save(state, place / "full_weights.pt")
+    for folder in (tmp_path, tmp_path / "best_model", place.parent, place.parent.parent):
+        loaded = load_checkpoint(folder, config("resnet_reward"))[0]
+        assert torch.equal(loaded(frames), model(frames))
+
+
 def test_another_architecture_names_both_sides(tmp_path):
     path = foreign(tmp_path, trained(config(arch="resnet18")))
     with pytest.raises(DataError) as caught:
