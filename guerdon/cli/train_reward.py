@@ -112,7 +112,9 @@ def _placeable(job: FitJob) -> FitJob:
         return {name: str(Path(path).resolve()) for name, path in paths.items() if path is not None}
 
     folders = absolute(job.cfg.data, "path", "positive_dir", "negative_dir", "debug_save_dir")
-    cfg = replace(job.cfg, data=replace(job.cfg.data, **folders), **absolute(job.cfg, "save_dir"))
+    cfg = replace(
+        job.cfg, data=replace(job.cfg.data, **folders), **absolute(job.cfg, "save_dir", "export_path")
+    )
     model = replace(job.model, **absolute(job.model, "pretrained_encoder_path"))
     resume = None if job.resume_dir is None else job.resume_dir.resolve()
     return replace(job, cfg=cfg, resume_dir=resume, model=model)

@@ -164,6 +164,7 @@ def translate(tree: Mapping[str, Any], overrides: Sequence[Override] = ()) -> tu
         put(renamed, new_path, value)
     for override in overrides:
         _apply(renamed, override, notices)
+    _match_images(renamed, notices)
     _fill_implied(renamed, marks, notices)
     return renamed, list(notices)
 
@@ -240,6 +241,35 @@ def _fill_implied(tree: Tree, marks: set[str], notices: dict[str, None]) -> None
             if get(tree, key) is ABSENT:
                 put(tree, key, value)
                 notices[f"{mark} implies {key}={value}"] = None
+
+
+def _match_images(tree: Tree, notices: dict[str, None]) -> None:
+    """RLinf's policy and collector name their images too; they must be those of the reward model.
+
+    `actor.model.image_size` [C, H, W] is the size that the environments render. A policy sees the cameras of
+    its observations, so that `image_keys` is only compared.
+    """
+    for key in ("image_keys", "image_size"):
+        wanted = get(tree, f"reward.model.{key}", None)
+        for place in ("actor.model", "reward.data_collection"):
+            path = parts(f"{place}.{key}")
+            if place == "reward.data_collection" and key == "image_keys":
+                continue  # a setting of ours
+            value = get(tree, path)
+            if value is ABSENT:
+                continue
+            if wanted is not None and list(value) != list(wanted):
+                raise ConfigError(
+                    f"{place}.{key} is {value}, and reward.model.{key} {wanted}: they must match"
+                )
+            delete(tree, path)
+            notices[f"{place}.{key}"] = None
+            if key == "image_size":
+                for env in ("train", "eval"):
+                    if get(tree, f"env.{env}.init_params.image_size") is ABSENT:
+                        put(tree, f"env.{env}.init_params.image_size", list(value)[1:])
+    if get(tree, "actor", None) == {"model": {}}:
+        delete(tree, ("actor",))
 
 
 def delete_override(tree: Tree, override: Override, path: KeyPath) -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from guerdon.config.compat import Override, delete_override, notice_line, transl
 from guerdon.config.compose import PACKAGE_CONF, compose_tree, search_dirs, split_overrides
 from guerdon.config.di_engine import from_di_engine
 from guerdon.config.di_engine_files import read_di_engine
-from guerdon.config.nested import Tree, leaves, merged, parts, put
+from guerdon.config.nested import Tree, get, leaves, merged, parts, put
 from guerdon.config.rlinf import from_rlinf, is_rlinf, read_rlinf
 from guerdon.config.schema import EnvConfig, GuerdonConfig
+from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.config.yaml_files import check_references
 from guerdon.core.errors import ConfigError
@@ -103,7 +104,11 @@ def _finish(tree: Mapping[str, Any], overrides: Sequence[Override]) -> GuerdonCo
     if notices:
         log.info(notice_line(notices))
     whole = resolve_references(merged(to_plain(GuerdonConfig()), translated))
-    return _with_robot_address(build(GuerdonConfig, whole))
+    config = build(GuerdonConfig, whole)
+    section = get(translated, "reward.model", None)
+    if isinstance(section, Mapping) and set(section) < {item.name for item in fields(RewardModelConfig)}:
+        config.reward.model.remember_given(section)  # a file with all keys, as runs write it, gives none
+    return _with_robot_address(config)
 
 
 def _with_robot_address(config: GuerdonConfig) -> GuerdonConfig:

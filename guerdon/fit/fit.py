@@ -359,6 +359,8 @@ def finish_fit(
     )
     save_checkpoint(checkpoints / "best_model", trainer.model, contract)
     save_checkpoint(checkpoints / "reward_model_best.pt", trainer.model, contract, extra)
+    if trainer.cfg.export_path is not None:
+        save_checkpoint(trainer.cfg.export_path, trainer.model, contract, extra)
     return FitResult(
         checkpoint=checkpoints / "best_model",
         contract=contract,

@@ -51,7 +51,9 @@ _FORMER_DEFAULTS = {"arch": "resnet18", "width": 64}
 
 
 def changed_settings(config: RewardModelConfig) -> set[str]:
-    """The settings of a model that differ from the schema's defaults: somebody set them."""
+    """The settings of a model that somebody set: those that were given, or differ from the defaults."""
+    if config.given is not None:
+        return set(MODEL_KEYS) & config.given
     default = to_plain(RewardModelConfig())
     plain, former = to_plain(config), {**default, **_FORMER_DEFAULTS}
     return {key for key in MODEL_KEYS if plain[key] not in (default[key], former[key])}

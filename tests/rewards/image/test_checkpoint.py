@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from guerdon.config import load_tree
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.errors import ConfigError, DataError, StorageError, UnsafeDataError
 from guerdon.models import Contract, build_model, load_checkpoint, make_resnet, save_checkpoint
 from guerdon.rewards.image import checkpoint as module
+from guerdon.serve import RewardManager
 
 SMALL = {"arch": "resnet10", "width": 8, "image_size": (3, 64, 64), "hidden_dim": 16}
 LAYOUTS = ["best_model", "reward_model.pt"]
@@ -149,6 +151,17 @@ def test_a_contradicting_config_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="hidden_dim is 256 in the config and 16 in the checkpoint"):
         load_checkpoint(tmp_path / "m", other, given=["hidden_dim"])
     assert same(load_checkpoint(tmp_path / "m", other)[0], model)  # a default contradicts nothing
+
+
+def test_a_given_setting_is_refused_though_it_is_the_default(tmp_path):
+    model = trained(config())
+    save_checkpoint(tmp_path / "m", model, Contract.of(model))
+    place = str(tmp_path / "m")
+    assert RewardManager(load_tree({"reward": {"model": {"checkpoint_path": place}}}).reward).facts
+    default = list(RewardModelConfig().image_size)
+    section = load_tree({"reward": {"model": {"checkpoint_path": place, "image_size": default}}}).reward
+    with pytest.raises(ConfigError, match=r"image_size is .*128.* in the config"):
+        RewardManager(section)
 
 
 # Files of other programs
