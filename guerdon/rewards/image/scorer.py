@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from typing_extensions import Self
 
-from guerdon.config import RewardConfig, RewardModelConfig
+from guerdon.config import RewardConfig, RewardModelConfig, load_tree
 from guerdon.core.atomic import make_directory
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import latest_frames
@@ -42,7 +42,7 @@ Scores: TypeAlias = SuccessScores
 """What is said of N frames; arrays [N]."""
 Frames: TypeAlias = Mapping[str, UInt8Array]
 """camera -> uint8 [N, H, W, C], or stacks of frames [N, k, H, W, C]; may be empty."""
-RewardGiven: TypeAlias = "RewardConfig | str | os.PathLike[str]"
+RewardGiven: TypeAlias = "RewardConfig | Mapping[str, Any] | str | os.PathLike[str]"
 """The `reward` section, or the path of a checkpoint, with all else by default."""
 MINI_BATCH = 256
 """Frames that are scored at once."""
@@ -295,7 +295,12 @@ def reward_section(given: RewardGiven, who: str) -> RewardConfig:
         return given
     if isinstance(given, str | os.PathLike):
         return RewardConfig(model=RewardModelConfig(checkpoint_path=os.fspath(given)))
-    raise ConfigError(f"{who} takes a RewardConfig or the path of a checkpoint, not {type(given).__name__}")
+    if isinstance(given, Mapping):  # plain, or OmegaConf's; the whole config or its section, in any spelling
+        return load_tree(given if "reward" in given else {"reward": given}).reward
+    raise ConfigError(
+        f"{who} takes a RewardConfig, a config as a mapping or the path of a checkpoint, not "
+        f"{type(given).__name__}"
+    )
 
 
 def join_scores(parts: Sequence[Scores]) -> Scores:
