@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.config.build import build, flatten_keys, to_plain
-from guerdon.config.compat import Override, delete_override, notice_line, translate
+from guerdon.config.compat import Override, delete_override, notice_line, translate, translate_override
 from guerdon.config.compose import PACKAGE_CONF, compose_tree, search_dirs, split_overrides
 from guerdon.config.di_engine import from_di_engine
 from guerdon.config.di_engine_files import read_di_engine
-from guerdon.config.nested import Tree, get, leaves, merged, parts, put
+from guerdon.config.nested import Tree, dotted, leaves, merged, parts, put
 from guerdon.config.rlinf import from_rlinf, is_rlinf, read_rlinf
 from guerdon.config.schema import EnvConfig, GuerdonConfig
 from guerdon.config.schema_reward import RewardModelConfig
@@ -105,9 +105,11 @@ def _finish(tree: Mapping[str, Any], overrides: Sequence[Override]) -> GuerdonCo
         log.info(notice_line(notices))
     whole = resolve_references(merged(to_plain(GuerdonConfig()), translated))
     config = build(GuerdonConfig, whole)
-    section = get(translated, "reward.model", None)
-    if isinstance(section, Mapping) and set(section) < {item.name for item in fields(RewardModelConfig)}:
-        config.reward.model.remember_given(section)  # a file with all keys, as runs write it, gives none
+    named = [*(dotted(path) for path, _ in leaves(tree)), *(override.key for override in overrides)]
+    paths = [parts(translate_override(name)) for name in named]
+    given = {str(path[2]) for path in paths if path[:2] == ("reward", "model") and len(path) > 2}
+    if given < {item.name for item in fields(RewardModelConfig)}:
+        config.reward.model.remember_given(given)  # a file with all keys, as runs write it, gives none
     return _with_robot_address(config)
 
 

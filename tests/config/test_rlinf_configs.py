@@ -440,7 +440,9 @@ def test_a_bare_stage_one_collects():
 def test_what_was_given_is_told_from_defaults():
     given = load_tree({"reward": {"model": {"image_size": [3, 128, 128]}}}).reward.model
     assert given == RewardModelConfig() and given.given == {"image_size"}
-    assert load_tree({}).reward.model.given is None
+    assert load_tree({}).reward.model.given == set()
+    older = load_tree({"reward": {"reward_model": {"hidden_dim": 8}}}, ["reward.model.dropout=0.1"])
+    assert older.reward.model.given == {"hidden_dim", "dropout"}  # not what the block implies
     whole = load_tree(
         {"reward": {"model": to_plain(RewardModelConfig())}}
     )  # as `config.yaml` of a run has it

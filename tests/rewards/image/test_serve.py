@@ -296,6 +296,9 @@ def test_every_batch_is_checked_whoever_asks(checkpoint, frames):
         ask(images[:4])  # the first batch is right
         with pytest.raises(DataError, match=r"\[16, 16, 3\], the checkpoint was trained on \[32, 32, 3\]"):
             ask(small)
+        if ask == worker.compute_batch_rewards:  # steps of several environments, as RLinf's workflow has them
+            assert ask(stacked).shape == (4, 2)
+            continue
         with pytest.raises(DataError, match="stacks of 2, the checkpoint scores 1"):
             ask(stacked)
     with pytest.raises(DataError, match=r"float32 from 0\..*trained on uint8"):
