@@ -20,7 +20,7 @@ import torch
 from typing_extensions import Self
 
 from guerdon.config import RewardConfig, RewardModelConfig, load_tree
-from guerdon.core.atomic import make_directory
+from guerdon.core.atomic import locked_directory, make_directory
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import latest_frames
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array, display_path
@@ -322,15 +322,26 @@ class DebugPictures:
 
     def __init__(self, folder: Path) -> None:
         self._folders = {True: folder / "resnet_success", False: folder / "resnet_fail"}
-        existing = [make_directory(place) for place in self._folders.values()]
-        self._next = sum(1 for place in existing for _ in place.glob("*.png"))
+        self._counter = folder / ".next"
+        for place in self._folders.values():
+            make_directory(place)
 
     def save(self, frames: UInt8Array, prob_success: FloatArray, threshold: float) -> None:
-        """One picture per frame."""
+        """One picture per frame; other managers that write to the folder get other numbers."""
         fired = fires(prob_success, threshold).tolist()
-        for frame, prob, success in zip(frames, prob_success.tolist(), fired, strict=True):
-            save_picture(self._folders[success] / f"{self._next:06d}_prob{prob:.4f}.png", frame)
-            self._next += 1
+        numbers = range(start := self._claim(len(frames)), start + len(frames))
+        for number, frame, prob, success in zip(numbers, frames, prob_success.tolist(), fired, strict=True):
+            save_picture(self._folders[success] / f"{number:06d}_prob{prob:.4f}.png", frame)
+
+    def _claim(self, count: int) -> int:
+        """The first of so many numbers that nobody else gets."""
+        with locked_directory(self._counter.parent):
+            try:
+                first = int(self._counter.read_text())
+            except (FileNotFoundError, ValueError):  # pictures of an earlier version, or none
+                first = sum(1 for place in self._folders.values() for _ in place.glob("*.png"))
+            self._counter.write_text(str(first + count))
+        return first
 
 
 # While a rollout goes on

@@ -192,6 +192,11 @@ def test_debug_pictures_have_the_documents_names(checkpoint, frames, tmp_path, m
     assert sorted(str(item.relative_to(tmp_path)) for item in tmp_path.rglob("*.png")) == sorted(names)
     manager.score({"base_camera": chosen[:1]})
     assert len(list(tmp_path.rglob("000010_*.png"))) == 1  # numbers go on
+    other = RewardManager(cfg)
+    for each in (other, manager, other):
+        each.score({"base_camera": chosen[:1]})
+    numbers = [item.name.partition("_")[0] for item in tmp_path.rglob("*.png")]
+    assert sorted(map(int, numbers)) == list(range(14))  # two managers share no number
 
 
 def test_reward_score(checkpoint, data, tmp_path, capsys):
