@@ -154,6 +154,7 @@ def command_page() -> str:
             given = "" if value is None else f"`{value}`"
             rows.append(f"| {shown} | {given} | {options.get('help', '')} |")
         parts += [f"## guerdon {verb.name}", f"{verb.help[:1].upper()}{verb.help[1:]}."]
+        parts += [f"```bash\n{verb.example}\n```"] if verb.example else []
         parts += ["\n".join(rows)] if len(rows) > 2 else []
     return "\n\n".join(parts)
 
@@ -214,6 +215,8 @@ def api_page() -> str:
         parts += [f"## `{path}`", (inspect.getdoc(place) or "").splitlines()[0]]
         for name in names:
             value = getattr(place, name)
+            if inspect.ismodule(value):  # `guerdon.collect` is a module that can be called
+                value = getattr(importlib.import_module("guerdon.api.data"), name)
             if not (inspect.isclass(value) or inspect.isfunction(value)):
                 parts += [f"### `{path}.{name}`", f"A constant: `{type(value).__name__}`."]
             elif value.__module__.startswith("guerdon"):
@@ -245,10 +248,9 @@ def on_config(config: Any) -> Any:
     for section in config.nav:
         if "Reward models" in section:
             section["Reward models"] += [f"{MODELS}/{name}.md" for name in sorted(REWARD_MODELS)]
-        if "How-to" in section:  # pages that the list in mkdocs.yml does not name come last
-            named = {page for entry in section["How-to"] for page in entry.values()}
+        if "How-to" in section:  # pages that mkdocs.yml does not name come last
             pages = sorted(f"howto/{page.name}" for page in (ROOT / "docs" / "howto").glob("*.md"))
-            section["How-to"] += [page for page in pages if page not in named]
+            section["How-to"] += [page for page in pages if page not in str(config.nav)]
     return config
 
 

@@ -418,8 +418,6 @@ def test_help_and_wrong_usage_do_without_torch():
         "import contextlib, io, sys\n"
         "from guerdon.cli.main import VERBS, main\n"
         "for verb in VERBS:\n"
-        "    if verb.name in ('robot-sim', 'teleop'):\n"
-        "        continue\n"
         "    for wrong in ('--help', '--no-such-flag'):\n"
         "        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n"
         "            try:\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from guerdon.cli.reward import card
-from guerdon.cli.verb import Result, aligned
+from guerdon.cli.verb import Result, aligned, next_command
 from guerdon.config import GuerdonConfig, LearnerConfig, load_config
 from guerdon.core import strict_json
 from guerdon.core.atomic import write_atomic
@@ -42,7 +42,13 @@ BLIND = ("+env.train.init_params.reward=none",)
 
 def demo_verb(arguments: argparse.Namespace) -> Result:
     """All three stages."""
-    return Result(*run_demo(arguments.overrides))
+    values, lines = run_demo(arguments.overrides)
+    steps = [
+        next_command("evaluate", "--checkpoint", display_path(values["folder"])),
+        next_command("data", "inspect", display_path(Path(values["folder"]) / "data")),
+        next_command("--help") + "  # every verb, by stage",
+    ]
+    return Result(values, lines, next_steps=steps)
 
 
 def run_demo(overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
