@@ -66,11 +66,11 @@ bench: $(STAMP)  ## side-by-side measurements
 docs: $(STAMP) browser  ## regenerate the pictures and printed results in README and docs
 	$(BIN)/python -m docs.make_assets
 
-docs-site: $(STAMP)  ## build the documentation site into site/
-	$(BIN)/python -m mkdocs build --strict
-
 release-check: $(STAMP)  ## version, changelog, build, metadata and contents of the package; TAG=v0.2.0 before it is published
 	$(BIN)/python scripts/release.py check $(if $(TAG),--tag $(TAG))
+
+docs-site: $(STAMP)  ## build the documentation site into site/
+	$(BIN)/python -m mkdocs build --strict
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) runs site .pytest_cache .mypy_cache .ruff_cache dist *.egg-info

@@ -71,10 +71,11 @@ TO_RUN = pages_to_run()
 
 @pytest.mark.parametrize("page", TO_RUN, ids=lambda p: str(p.relative_to(ROOT)))
 @pytest.mark.slow
-def test_the_blocks_of_a_page_run(page, tmp_path, command_server):
+def test_the_blocks_of_a_page_run(page, tmp_path, request):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if page.name != "README.md":  # its programs are those that a newcomer has
-        path = command_server.path
+        server = "simulator_commands" if page.name == "maniskill.md" else "command_server"
+        path = request.getfixturevalue(server).path
     environment = {**os.environ, "PATH": path}
     for name, text in FILE.findall(page.read_text()):
         (tmp_path / name).write_text(text)

@@ -25,10 +25,8 @@ def collect_verb(arguments: argparse.Namespace) -> Result:
     )
     if not result.complete:
         return Result(asdict(result), [str(result)], error=error)
-    place = result.save_dir
-    return Result(
-        asdict(result), [str(result)], next_steps=[next_command("train-reward", setting("fit.data.path", place))]
-    )
+    fit = next_command("train-reward", setting("fit.data.path", result.save_dir))
+    return Result(asdict(result), [str(result)], next_steps=[fit])
 
 
 def _collect(config: GuerdonConfig) -> CollectResult:

@@ -60,6 +60,16 @@ VERBS = (
         example="guerdon train reward.use_reward_model=true reward.model.checkpoint_path=CHECKPOINT",
     ),
     Verb(
+        "prove",
+        "prove:prove_verb",
+        "train beside controls and say what the learned reward did",
+        *config_arguments(default="train"),
+        argument("--seeds", type=int, default=3, metavar="N", help="seeds of each arm (3)"),
+        argument("--arms", metavar="A,B", help="start, learned, off, shuffled, true (all)"),
+        argument("--episodes", type=int, metavar="N", help="of an evaluation (learner.eval_episodes)"),
+        argument("--workers", type=int, metavar="N", help="runs at a time (one for each core)"),
+    ),
+    Verb(
         "evaluate",
         "train:evaluate_verb",
         "measure the success of a saved policy",

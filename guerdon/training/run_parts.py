@@ -85,6 +85,9 @@ class RunParts:
         config = self.config
         if self.rewards is not None:
             self.rewards.facts.contract.check_frames(self.envs.facts.first_frames)
+            if config.reward.control == "env" and not self.envs.facts.knows_success:
+                name = config.env.train.id
+                raise ConfigError(f"reward.control=env rewards success, which {name} does not tell")
         self.spaces = self.envs.facts.spaces
         self.learner: AnyAgent = make_agent(config.learner, *self.spaces, config.seed)
         self.online: OnlineReward | None = None
@@ -98,6 +101,7 @@ class RunParts:
                 reward_mode=config.reward.reward_mode,
                 model=model,
                 env=self.envs.local.env if direct else None,
+                gives_env_rewards=config.reward.control == "env" and self.rewards is None,
             )
             play_expert(self.online.model, config.reward_model, config.env.train, config.seed)
             if self.online.augments and self.rewards is not None:
