@@ -16,7 +16,7 @@ from collections.abc import Container, Iterator
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -93,11 +93,13 @@ def default(item: Field[Any]) -> str:
     if item.default is MISSING and item.default_factory is MISSING:
         return "required"
     value = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
-    return f"`{json.dumps(value, default=asdict)}`"
+    return f"`{value if isinstance(value, str) else json.dumps(value, default=asdict)}`"
 
 
-def kind(annotation: str) -> str:
-    """The type of a setting in words."""
+def kind(annotation: str, hint: Any) -> str:
+    """The type of a setting in words, from how it is written and what it is."""
+    if get_origin(hint) is Literal:
+        return " · ".join(f"`{choice}`" for choice in get_args(hint))
     if match := re.match(r"Annotated\[str, NameOrPlugin\((\(.*?\)),", annotation):
         return " · ".join(f"`{name}`" for name in ast.literal_eval(match[1])) + " · a plugin"
     for choices in re.findall(r"Literal\[(.*?)\]", annotation):
@@ -111,12 +113,12 @@ def kind(annotation: str) -> str:
 def table(cls: type, prefix: str = "", skip: Container[str] = ()) -> str:
     """Settings of one section: name, default, type, meaning."""
     rows = ["| setting | default | values | meaning |", "|---|---|---|---|"]
-    plain = {name for name, _ in sections(cls) if "." not in name}
+    plain, hints = {name for name, _ in sections(cls) if "." not in name}, get_type_hints(cls)
     for item in fields(cls):  # type: ignore[arg-type]
         if item.name in plain or item.name in skip:
             continue
         annotation, text = meanings(cls)[item.name]
-        cells = (f"`{prefix}{item.name}`", default(item), kind(annotation), text)
+        cells = (f"`{prefix}{item.name}`", default(item), kind(annotation, hints[item.name]), text)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) if len(rows) > 2 else ""
 
