@@ -12,13 +12,13 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 import guerdon
 from guerdon.cli.main import VERBS
@@ -167,7 +167,7 @@ def model_page(name: str) -> str:
     text = inspect.getdoc(importlib.import_module(cls.__module__)) or ""
     title, _, rest = text.partition("\n\n")
     parts = [f"# `{name}`", f"**{title}**" if rest else title, rest, "## Settings"]
-    own: type = getattr(cls, "Settings", ZooSettings)
+    own: type[ZooSettings] = getattr(cls, "Settings", ZooSettings)
     shared = {item.name: item.default for item in fields(ZooSettings)}
     if own_table := table(own, skip=shared):
         parts += ["Of this model:", own_table]
@@ -232,13 +232,13 @@ def root_page(name: str) -> str:
     return re.sub(r"\]\((CONTRIBUTING|CHANGELOG)\.md", lambda match: f"]({match[1].lower()}.md", text)
 
 
-PAGES = {
+PAGES: dict[str, Callable[[], str]] = {
     "reference/settings.md": settings_page,
     "reference/command.md": command_page,
     "reference/api.md": api_page,
-    "contributing.md": lambda: root_page("CONTRIBUTING.md"),
-    "changelog.md": lambda: root_page("CHANGELOG.md"),
-    **{f"{MODELS}/{name}.md": (lambda name=name: model_page(name)) for name in sorted(REWARD_MODELS)},
+    "contributing.md": partial(root_page, "CONTRIBUTING.md"),
+    "changelog.md": partial(root_page, "CHANGELOG.md"),
+    **{f"{MODELS}/{name}.md": partial(model_page, name) for name in sorted(REWARD_MODELS)},
 }
 """Generated pages: where they are in the site, and what makes them."""
 
