@@ -74,7 +74,7 @@ def meanings(cls: type) -> dict[str, tuple[str, str]]:
 def sections(cls: type, prefix: str = "") -> Iterator[tuple[str, type]]:
     """The dataclasses below `cls` and their dotted names; `NAME[]` are entries of a list or mapping."""
     for name, hint in get_type_hints(cls).items():
-        below = [part for part in parts_of(hint) if is_dataclass(part)]
+        below = [part for part in parts_of(hint) if isinstance(part, type) and is_dataclass(part)]
         for section in below:
             path = f"{prefix}{name}" if section is hint else f"{prefix}{name}[]"
             yield path, section
@@ -90,9 +90,12 @@ def parts_of(hint: Any) -> Iterator[Any]:
 
 def default(item: Field[Any]) -> str:
     """The default value, as YAML has it."""
-    if item.default is MISSING and item.default_factory is MISSING:
+    if item.default is not MISSING:
+        value = item.default
+    elif item.default_factory is not MISSING:
+        value = item.default_factory()
+    else:
         return "required"
-    value = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
     return f"`{value if isinstance(value, str) else json.dumps(value, default=asdict)}`"
 
 
@@ -114,7 +117,7 @@ def table(cls: type, prefix: str = "", skip: Container[str] = ()) -> str:
     """Settings of one section: name, default, type, meaning."""
     rows = ["| setting | default | values | meaning |", "|---|---|---|---|"]
     plain, hints = {name for name, _ in sections(cls) if "." not in name}, get_type_hints(cls)
-    for item in fields(cls):  # type: ignore[arg-type]
+    for item in fields(cls):
         if item.name in plain or item.name in skip:
             continue
         annotation, text = meanings(cls)[item.name]
