@@ -210,7 +210,7 @@ class Agent:
         Returns:
             The agent itself.
 
-        Example:
+        Examples:
             >>> agent.learn(10_000, callbacks=lambda step: print(step.env_steps, step.metrics))
         """
         steps = check_count("total_steps", total_steps)
@@ -277,7 +277,7 @@ class Agent:
 class PPO(Agent):
     """Proximal policy optimisation, for discrete and continuous actions; see `Agent` for the arguments.
 
-    Example:
+    Examples:
         >>> agent = gd.PPO("guerdon/Tabletop-v0", reward=reward, n_steps=50, learning_rate=3e-4)
         >>> agent.learn(100_000).evaluate(100).success_once
     """
@@ -286,7 +286,7 @@ class PPO(Agent):
 class SAC(Agent):
     """Soft actor-critic, for continuous actions; see `Agent` for the arguments.
 
-    Example:
+    Examples:
         >>> gd.SAC(lambda: MyEnv(render_mode="rgb_array"), reward="runs/x/best_model").learn(50_000)
     """
 
@@ -299,7 +299,7 @@ class RLPD(SAC):
     `demos` is a data set whose successes fill half of each batch; `warm_start` clones them first. The other
     settings start from `conf/learner/rlpd.yaml`.
 
-    Example:
+    Examples:
         >>> gd.RLPD("guerdon/Tabletop-v0", reward=reward, demos="data", warm_start="data").learn(20_000)
     """
 
@@ -309,7 +309,7 @@ class RLPD(SAC):
 class TD3(Agent):
     """Twin delayed deep deterministic policy gradient, for continuous actions; see `Agent`.
 
-    Example:
+    Examples:
         >>> gd.TD3("Pendulum-v1", learning_starts=1_000).learn(20_000)
     """
 
@@ -319,7 +319,7 @@ class TD3(Agent):
 class DQN(Agent):
     """Deep Q-learning with double targets, for discrete actions; see `Agent` for the arguments.
 
-    Example:
+    Examples:
         >>> gd.DQN("CartPole-v1", exploration_fraction=0.2).learn(20_000)
     """
 
@@ -337,7 +337,7 @@ def load_agent(path: str | os.PathLike[str], env: EnvGiven | None = None, **argu
         env: to go on learning in; None: the agent acts and can be evaluated, but not learn.
         **arguments: with `env`, those of `Agent`; give `reward` again if there was one.
 
-    Example:
+    Examples:
         >>> action, _ = gd.load_agent("saved").predict(obs, deterministic=True)
         >>> gd.load_agent("saved", env, reward=reward).learn(10_000)
     """

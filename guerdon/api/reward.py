@@ -63,7 +63,7 @@ class Reward(RewardManager):
         image_keys: the cameras that it looks at.
         fit_result: metrics of the fit that made it; None if it was loaded.
 
-    Example:
+    Examples:
         >>> reward = gd.load_reward("runs/x/best_model")
         >>> reward.predict(frames)  # uint8 [N, H, W, C] -> probabilities, float32 [N]
         >>> reward(frames)  # rewards, float32 [N]
@@ -83,7 +83,7 @@ class Reward(RewardManager):
         Returns:
             float32 [N].
 
-        Example:
+        Examples:
             >>> probabilities = reward.predict(np.zeros((8, 64, 64, 3), np.uint8))
         """
         with _about_frames():
@@ -179,7 +179,7 @@ def load_reward(
         **settings: fields of the `reward` section, such as `reward_type="continuous"`, `reward_mode`,
             `success_reward`, `combine_mode`.
 
-    Example:
+    Examples:
         >>> reward = gd.load_reward("runs/x/checkpoints/best_model", threshold=0.8)
     """
     if not isinstance(path, str | os.PathLike):
@@ -222,7 +222,7 @@ def fit_reward(
     Returns:
         The best model; `.fit_result.metrics` are those on held-out episodes.
 
-    Example:
+    Examples:
         >>> reward = gd.fit_reward("data", arch="resnet10", epochs=6)
         >>> reward.fit_result.metrics["auc"]
     """

@@ -40,7 +40,7 @@ def reward_model(
         device: where its networks are.
         **settings: fields of the model's section, such as `hidden=(64, 64)`, `lr=1e-3`, `batch_size=128`.
 
-    Example:
+    Examples:
         >>> gail = gd.reward_model("gail", "CartPole-v1", demos="demos.npz")
         >>> agent = gd.PPO("CartPole-v1", reward=gail).learn(20_000)
     """
