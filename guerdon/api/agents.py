@@ -28,6 +28,7 @@ from guerdon.config import (
     load_config,
 )
 from guerdon.config.build import check_field
+from guerdon.core.atomic import make_directory
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 from guerdon.envs.success import LabelFunction, SuccessLabels
@@ -218,7 +219,7 @@ class Agent:
         for each in asked:
             if not callable(each):
                 raise ConfigError(f"callbacks must be functions, not {type(each).__name__}")
-        with held(self._folder), shown(progress):
+        with held(make_directory(self._folder)), shown(progress):
             self._stopped = self.runner.learn(steps, asked, save=self._out is not None)
         return self
 

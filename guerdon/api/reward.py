@@ -15,6 +15,7 @@ from guerdon.api.data import Dataset, html_table
 from guerdon.api.settings import Keywords, shown
 from guerdon.config import GuerdonConfig, RewardConfig, RewardModelConfig, load_config
 from guerdon.config.build import check_field
+from guerdon.core.atomic import make_directory
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import stack_episode, to_numpy, to_uint8_hwc
 from guerdon.core.types import FloatArray, UInt8Array, display_path
@@ -233,9 +234,8 @@ def fit_reward(
     config = _FIT.apply(load_config("train_reward"), settings, own)
     fit = replace(config.fit, **_fit_device(device), data=replace(config.fit.data, path=path))
     folder = new_run_folder(Path("runs") / "fit_reward") if out is None else Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
     seed = check_field(GuerdonConfig, "seed", seed, "seed")
-    with held(folder), shown(progress):
+    with held(make_directory(folder)), shown(progress):
         result = fit_reward_model(config.reward.model, fit, folder=folder, seed=seed, tensorboard=tensorboard)
     reward = load_reward(result.checkpoint, device=device)
     reward.fit_result = result

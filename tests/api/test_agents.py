@@ -13,6 +13,17 @@ PPO = {**SMALL, "n_steps": 8, "batch_size": 8}
 OFF = {**SMALL, "learning_starts": 8, "batch_size": 8, "iteration_steps": 8, "buffer_size": 100}
 
 
+class Hidden(Dot):
+    """Tells success under a name of its own."""
+
+    def reset(self, **options):
+        return super().reset(**options)[0], {}
+
+    def step(self, action):
+        *most, info = super().step(action)
+        return *most, {"centred": info["success"]}
+
+
 def weights(agent):
     """What the policy says of some places."""
     actions = agent.predict(np.linspace(-1, 1, 9, dtype=np.float32)[:, None], deterministic=True)[0]
@@ -106,6 +117,29 @@ def test_an_image_reward(checkpoint, given):
     assert "reward/fire_rate" in seen[0].metrics and seen[0].metrics["rollout/rewards"] in np.linspace(
         0, 3, 17
     )
+
+
+@pytest.mark.parametrize("kind", ["instance", "function"])
+def test_states_for_the_policy_and_pictures_for_the_reward(checkpoint, kind):
+    """The environment only renders; the end of an episode is scored before the next one begins."""
+    reward, seen = gd.load_reward(checkpoint, reward_type="continuous"), []
+    with gd.SAC(Dot() if kind == "instance" else Dot, reward=reward, **OFF) as agent:
+        agent.learn(24, callbacks=seen.append, progress=False)
+        assert agent.evaluate(2).episodes == 2
+    assert all(0 < step.metrics["rollout/rewards"] < 1 for step in seen)
+    assert seen[0].metrics["reward/frames_judged"] == 8
+
+
+def test_success_by_another_name(tmp_path):
+    def in_the_middle(obs, info):
+        return abs(float(obs[0])) < 0.3
+
+    with gd.PPO(Hidden, label_fn=in_the_middle, **PPO) as agent:
+        assert agent.learn(8, progress=False).evaluate(2).success_once is not None
+    with gd.PPO(Hidden, success_key="centred", **PPO) as agent:
+        assert agent.evaluate(2).success_once is not None
+    with gd.PPO(Hidden, **PPO) as agent:
+        assert agent.evaluate(2).success_once is None
 
 
 def test_a_callback_ends_the_training():
