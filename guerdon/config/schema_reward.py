@@ -118,6 +118,14 @@ class CombineConfig(Checked):
     """Weight of the env reward in `weighted`."""
     normalize: bool = False
     """Divide learned rewards by their running deviation, which is saved with the policy."""
+    control: Literal["none", "off", "shuffled", "env"] = "none"
+    """Run as a control (`guerdon prove`): every learned reward zero; permuted among the steps of a batch; or
+    the environment's own success (for a model of the zoo its reward) in place of what the model says."""
+
+    @property
+    def looks_at_frames(self) -> bool:
+        """Whether rewards depend on what an image model says; else nothing is rendered for it."""
+        return self.control in ("none", "shuffled")
 
     def weight_at(self, env_steps: int) -> float:
         """Weight of the learned reward after so many environment steps."""

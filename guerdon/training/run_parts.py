@@ -18,6 +18,7 @@ from guerdon.training.acting import PolicySpec
 from guerdon.training.asynchronous import AsynchronousLoop
 from guerdon.training.env_worker import EnvWorker, LocalEnvs
 from guerdon.training.env_workers import EnvWorkers
+from guerdon.training.experts import play_expert
 from guerdon.training.loop import Loop
 from guerdon.training.off_policy import OffPolicyLoop
 from guerdon.training.on_policy import OnPolicyLoop
@@ -84,6 +85,9 @@ class RunParts:
         config = self.config
         if self.rewards is not None:
             self.rewards.facts.contract.check_frames(self.envs.facts.first_frames)
+            if config.reward.control == "env" and not self.envs.facts.knows_success:
+                name = config.env.train.id
+                raise ConfigError(f"reward.control=env rewards success, which {name} does not tell")
         self.spaces = self.envs.facts.spaces
         self.learner: AnyAgent = make_agent(config.learner, *self.spaces, config.seed)
         self.online: OnlineReward | None = None
@@ -97,7 +101,9 @@ class RunParts:
                 reward_mode=config.reward.reward_mode,
                 model=model,
                 env=self.envs.local.env if direct else None,
+                gives_env_rewards=config.reward.control == "env" and self.rewards is None,
             )
+            play_expert(self.online.model, config.reward_model, config.env.train, config.seed)
             if self.online.augments and self.rewards is not None:
                 raise ConfigError(
                     f"{type(self.online.model).__name__} makes transitions of which there are no frames: it "

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 
 from guerdon.agents.agent import AnyAgent
 from guerdon.agents.cloning import demonstrations
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.registry import agent_class
-from guerdon.config import GuerdonConfig, to_plain
+from guerdon.config import GuerdonConfig, RewardConfig, to_plain
+from guerdon.config.yaml_files import to_yaml
 from guerdon.core import strict_json
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
@@ -101,7 +101,11 @@ def warm_start(
     """Clone the successes of `learner.warm_start.data` into the policy."""
     section = config.learner.warm_start
     shown = demonstrations(
-        Path(str(section.data)), ObsSpec.of(spaces[0]), control_mode, intended=section.intended
+        Path(str(section.data)),
+        ObsSpec.of(spaces[0]),
+        control_mode,
+        intended=section.intended,
+        num_episodes=section.num_episodes,
     )
     outcome = agent.clone(shown, section, config.seed)
     log.info(
@@ -132,12 +136,19 @@ def progress_text(metrics: dict[str, float]) -> str:
     return " ".join(f"{key} {metrics[name]:.3g}" for key, name in shown.items() if name in metrics)
 
 
+def reward_kind(cfg: RewardConfig, learns: bool) -> str:
+    """What the policy was trained on, for the summary."""
+    if cfg.control != "none" and learns:
+        return f"control ({cfg.control})"
+    return f"learned ({cfg.combine_mode})" if learns else "env"
+
+
 # Files
 
 
 def write_config(folder: Path, config: Any) -> None:
     """The resolved settings, as `config.yaml`."""
-    text = OmegaConf.to_yaml(OmegaConf.create(to_plain(config))).encode()
+    text = to_yaml(to_plain(config)).encode()
     write_atomic(folder / "config.yaml", lambda file: file.write(text))
 
 
@@ -156,7 +167,7 @@ def finish_run(
     summary = {
         "algorithm": config.learner.algorithm,
         "env": config.env.train.id,
-        "reward": f"learned ({config.reward.combine_mode})" if learns else "env",
+        "reward": reward_kind(config.reward, learns),
         "success_rate": result.success_once,
         **asdict(result),
         "env_steps": steps,

@@ -16,11 +16,7 @@ import torch
 from guerdon.config import GuerdonConfig
 from guerdon.config.unused import log_without_effect
 from guerdon.core.atomic import make_directory
-from guerdon.core.errors import (
-    ConfigError,
-    GuerdonError,
-    RunInterrupted,
-)
+from guerdon.core.errors import ConfigError, GuerdonError, RunInterrupted
 from guerdon.core.interrupts import Interrupts
 from guerdon.core.progress import progress_bar
 from guerdon.core.types import display_path
@@ -91,7 +87,7 @@ class EmbodiedRunner:
                 makes those of `config.env.eval`.
             reward_model: of the zoo, instead of the one of `config.reward_model`; or a loaded image model,
                 instead of the one of `config.reward.model`, with `reward.use_reward_model`.
-            max_updates: stop after so many updates of the policy; None: no such limit.
+            max_updates: stop after so many updates; 0 only measures and saves the start; None: no limit.
         """
         if not isinstance(config, GuerdonConfig):
             raise ConfigError(f"EmbodiedRunner takes a GuerdonConfig (see load_config), not {config!r:.80}")
@@ -141,6 +137,8 @@ class EmbodiedRunner:
         facts = None if self.rewards is None else self.rewards.facts
         if (facts is None and self.online is None) or self.config.monitor.action == "off":
             return None
+        if self.config.reward.control != "none":
+            return None  # the policy of a control has no reason to do what the model rewards
         return RewardMonitor(
             self.config.monitor,
             None if facts is None else facts.contract,  # a model of the zoo gives rewards
@@ -150,7 +148,8 @@ class EmbodiedRunner:
         )
 
     def _make_refits(self) -> Refits | None:
-        if self.rewards is None or not self.config.reward.refit_interval:
+        section = self.config.reward
+        if self.rewards is None or not section.refit_interval or not section.looks_at_frames:
             return None
         assert isinstance(self.rewards, RewardManager | RewardWorkers)
         return Refits(self.config, self.rewards, self.folder, knows_success=self.loop.knows_success())
@@ -223,6 +222,9 @@ class EmbodiedRunner:
     ) -> str | None:
         """Iterations to the end; returns why they ended earlier, if they did."""
         cfg, stopped = self.config.learner, None
+        if self._max_updates == 0:
+            self._write_checkpoint(self.loop.env_steps)
+            return "before the first update"
         waits = self.config.env.train.env_type != "robot"  # an arm is stopped at once
         while self.loop.env_steps < cfg.total_steps and stopped is None:
             before, began = self.loop.env_steps, time.perf_counter()

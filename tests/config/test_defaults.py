@@ -36,7 +36,7 @@ def test_the_table_in_the_docs_is_what_python_does():
     assert shown == table
     assert {"reward.model.arch", "reward.model.width", "fit.epochs", "fit.optim.lr"} <= table.keys()
     assert {"fit.global_batch_size", "fit.optim.optimizer", "fit.lr_sched.name"} <= table.keys()
-    assert {"fit.augment.shift_pixels", "fit.augment.color", "fit.best_by"} <= table.keys()
+    assert {"fit.augment.shift_pixels", "fit.augment.color"} <= table.keys()
 
 
 def test_the_command_adds_only_where_data_and_runs_are():

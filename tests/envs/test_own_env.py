@@ -1,5 +1,10 @@
 """Environments that a user brings: labels, actions and final frames without images in the observation."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -16,6 +21,7 @@ from guerdon.envs.success import SuccessLabels, success_of
 from guerdon.wrappers import KeepFinalFrame
 from tests.envs.own_env import GOAL, STEPS, Slider, place_in, succeeded
 
+ROOT = Path(__file__).parents[2]
 MODULE = "tests.envs.own_env"
 
 
@@ -178,3 +184,32 @@ def test_success_is_found_under_both_names():
     assert success_of(info, 2, done).tolist() == [1.0, 1.0]
     assert success_of({"success": np.array([0, 1]), **info}, 2, np.zeros(2, bool)).tolist() == [0, 1]
     assert success_of({"solved": done}, 2, done) is None
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_the_command_finds_modules_of_the_working_directory(tmp_path, safe):
+    """The program that pip installs: a script elsewhere, whose folder is first on the path."""
+    (tmp_path / "bin").mkdir()
+    script, work = tmp_path / "bin" / "guerdon", tmp_path / "work"
+    script.write_text("from guerdon.cli import command\ncommand()\n")
+    work.mkdir()
+    (work / "mine.py").write_text("import gymnasium as gym\nfrom tests.envs.own_env import Slider\n")
+    with (work / "mine.py").open("a") as file:
+        file.write("gym.register('Mine-v0', Slider)\n")
+    (work / "yaml.py").write_text("raise SystemExit('not the installed module')\n")
+    settings = ["env.train.id=mine:Mine-v0", "env.train.num_envs=2", "collect.policy=random"]
+    settings += ["collect.target_success=1", "collect.target_failure=1", "collect.save_dir=data"]
+    flags = ["-P"] if safe else []
+    result = subprocess.run(
+        [sys.executable, *flags, script, "collect", *settings],
+        cwd=work,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if safe:
+        assert result.returncode == 2 and "'mine:Mine-v0' cannot be imported" in result.stderr
+    else:
+        assert result.returncode == 0, result.stderr
+        assert "success 1/1 fail 1/1" in result.stdout

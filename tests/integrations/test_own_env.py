@@ -108,8 +108,9 @@ def test_sac_of_stable_baselines3_learns_on_states_from_pictures_alone():
         batch_size=32,
         learning_rate=3e-3,
         gamma=0.8,
+        ent_coef=0.01,
         policy_kwargs={"net_arch": [16]},
-    ).learn(400)
+    ).learn(500)
     env, at_end = Slider(), []
     for seed in range(10):
         obs, _ = env.reset(seed=seed)
