@@ -93,6 +93,7 @@ class Agent:
     Attributes:
         runner: the trainer behind it, which `guerdon train` uses, too.
         policy: the networks.
+        from_id: whether its environments can be made again elsewhere.
     """
 
     algorithm: ClassVar[Literal["ppo", "sac", "td3", "dqn"]] = "ppo"
@@ -143,6 +144,7 @@ class Agent:
         if self._out is None:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._stopped: str | None = None
+        self.from_id = isinstance(env, str) and success_key is None and label_fn is None
         labels = SuccessLabels(success_key, label_fn)
         looks = config.reward.use_reward_model or isinstance(model, ImageSuccess)
         section, made, played = environments(env, num_envs, env_kwargs, eval_env, labels, looks=looks)

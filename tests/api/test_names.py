@@ -10,7 +10,7 @@ import guerdon as gd
 
 NAMES = [
     "Agent", "DQN", "Dataset", "PPO", "RLPD", "Reward", "SAC", "TD3", "check_reward_model", "collect",
-    "fit_reward", "load_agent", "load_reward", "read", "reward_model", "wrap",
+    "fit_reward", "load_agent", "load_reward", "prove", "read", "reward_model", "wrap",
 ]  # fmt: skip
 """What is not in it is private."""
 
