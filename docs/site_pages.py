@@ -213,7 +213,7 @@ def api_page() -> str:
             continue
         parts += [f"## `{path}`", (inspect.getdoc(place) or "").splitlines()[0]]
         for name in names:
-            value = getattr(place, name)
+            value = inspect.unwrap(getattr(place, name))  # `guerdon.collect` is a module, too
             if not (inspect.isclass(value) or inspect.isfunction(value)):
                 parts += [f"### `{path}.{name}`", f"A constant: `{type(value).__name__}`."]
             elif value.__module__.startswith("guerdon"):

@@ -32,6 +32,10 @@ def test_every_name_is_there_and_documented(name):
             assert inspect.getdoc(getattr(found, item)), f"{name}.{item} has no docstring"
 
 
+def test_collect_shows_its_arguments():
+    assert list(inspect.signature(gd.collect).parameters)[:4] == ["env", "policy", "successes", "failures"]
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'fit_rewards'"):
         gd.fit_rewards  # noqa: B018
