@@ -149,7 +149,9 @@ class Agent:
         looks = config.reward.use_reward_model or isinstance(model, ImageSuccess)
         section, made, played = environments(env, num_envs, env_kwargs, eval_env, labels, looks=looks)
         config = replace(config, env=EnvsConfig(train=section, eval=section))
+        self._eval_env = played
         self.runner = EmbodiedRunner(config, self._folder, env=made, eval_env=played, reward_model=model)
+        self.runner.resume_setting = "resume"
         if saved is not None:
             self.runner.begin()
 
@@ -266,6 +268,8 @@ class Agent:
     def close(self) -> None:
         """Close the environments that were made, and end workers."""
         self.runner.close()
+        if self._eval_env is not None:
+            self._eval_env.close()
 
     def __enter__(self) -> Self:
         return self

@@ -95,6 +95,8 @@ def test_saved_agents_act_without_an_environment(tmp_path):
     loaded = gd.load_agent(place)
     np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[0], wanted)
     assert loaded.evaluate(2, env=Dot()).episodes == 2
+    with pytest.raises(ConfigError, match=r"env is missing: .* environment of your own, Dot"):
+        loaded.evaluate(2)
     with pytest.raises(DataError, match=r"obs has shape \[2, 2\]; the policy observes \[1\]"):
         loaded.predict(np.zeros((2, 2), np.float32))
     with pytest.raises(ConfigError, match="reward is for an agent that goes on learning: give env"):
@@ -128,6 +130,19 @@ def test_states_for_the_policy_and_pictures_for_the_reward(checkpoint, kind):
         assert agent.evaluate(2).episodes == 2
     assert all(0 < step.metrics["rollout/rewards"] < 1 for step in seen)
     assert seen[0].metrics["reward/frames_judged"] == 8
+
+
+def test_environments_that_were_made_are_closed():
+    made = []
+
+    def make():
+        made.append(Dot())
+        return made[-1]
+
+    with gd.PPO(make, num_envs=2, **PPO) as agent:
+        agent.learn(16, progress=False)
+        assert len(made) == 4 and not any(env.closed for env in made)
+    assert all(env.closed for env in made)
 
 
 def test_success_by_another_name(tmp_path):
