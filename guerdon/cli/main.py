@@ -58,6 +58,8 @@ VERBS = (
         "train on a reward model of the zoo; `zoo list` lists them",
         argument("--config-name", metavar="NAME", help="config, such as cartpole_gail"),
         argument("--config-path", metavar="DIR", help="where to look for it first"),
+        argument("--di-engine", type=Path, metavar="FILE", help="a config file of DI-engine, read, not run"),
+        argument("--trust", action="store_true", help="run that file, if reading it is not enough"),
         OVERRIDES,
     ),
     Verb(

@@ -46,9 +46,12 @@ def zoo_verb(arguments: argparse.Namespace) -> Result:
         listed = plugins()
         lines += [f"{item['name']:<15}{item['kind']} of the plugin {item['distribution']}" for item in listed]
         return Result({"models": known, "plugins": listed}, lines)
-    if arguments.config_name is None:
-        raise ConfigError("give --config-name, or `guerdon zoo list` to see the models")
-    summary = run_zoo(arguments.config_name, arguments.overrides, arguments.config_path)
+    if (arguments.config_name is None) == (arguments.di_engine is None):
+        raise ConfigError("give --config-name or --di-engine, or `guerdon zoo list` to see the models")
+    if arguments.di_engine is not None and arguments.di_engine.suffix != ".py":
+        raise ConfigError(f"--di-engine takes a Python file with main_config, not {arguments.di_engine}")
+    name = arguments.config_name or arguments.di_engine
+    summary = run_zoo(name, arguments.overrides, arguments.config_path, trust=arguments.trust)
     return Result(summary, _zoo_lines(summary))
 
 
@@ -61,9 +64,11 @@ def collect_demos_verb(arguments: argparse.Namespace) -> Result:
     return Result(result, [f"{line}{result['mean_return']:.2f} -> {display_path(arguments.out)}"])
 
 
-def run_zoo(name: str, overrides: Sequence[str], config_path: str | None = None) -> dict[str, Any]:
+def run_zoo(
+    name: str | Path, overrides: Sequence[str], config_path: str | None = None, *, trust: bool = False
+) -> dict[str, Any]:
     """Train as a config says; returns what `summary.json` holds."""
-    cfg = load_serial(name, overrides, config_path)
+    cfg = load_serial(name, overrides, config_path, trust=trust)
     result = serial_pipeline_reward_model(cfg)
     return {
         "env": cfg.env.train.id,

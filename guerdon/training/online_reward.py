@@ -30,7 +30,14 @@ from guerdon.rewards.zoo.base import ZooModel
 from guerdon.rewards.zoo.drex import DREX
 from guerdon.rewards.zoo.experience import RunningEpisodes
 
-OWN_KEYS = {"weight": 1.0, "cooptrain": None, "pretrain": None}
+OWN_KEYS = {
+    "weight": 1.0,
+    "cooptrain": None,
+    "pretrain": None,
+    "expert": None,
+    "expert_episodes": 10,
+    "expert_noise": None,
+}
 """Keys of the section that are not the model's, with their defaults."""
 
 

@@ -18,6 +18,7 @@ from guerdon.training.acting import PolicySpec
 from guerdon.training.asynchronous import AsynchronousLoop
 from guerdon.training.env_worker import EnvWorker, LocalEnvs
 from guerdon.training.env_workers import EnvWorkers
+from guerdon.training.experts import play_expert
 from guerdon.training.loop import Loop
 from guerdon.training.off_policy import OffPolicyLoop
 from guerdon.training.on_policy import OnPolicyLoop
@@ -91,6 +92,7 @@ class RunParts:
                 model=model,
                 env=self.envs.local.env if direct else None,
             )
+            play_expert(self.online.model, config.reward_model, config.env.train, config.seed)
             if self.online.augments and self.rewards is not None:
                 raise ConfigError(
                     f"{type(self.online.model).__name__} makes transitions of which there are no frames: it "

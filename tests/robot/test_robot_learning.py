@@ -51,7 +51,7 @@ SMALL = {
 
 def page_commands():
     """Script -> the command of the page that runs it."""
-    text = (ROOT / "docs" / "howto-robot.md").read_text().replace("\\\n", " ")
+    text = (ROOT / "docs" / "tutorials" / "robot.md").read_text().replace("\\\n", " ")
     found = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
     lines = [line for block in found for line in block.splitlines() if "examples/" in line]
     return {re.search(r"(\w+\.(?:sh|py))", line)[1]: line for line in lines}
@@ -69,7 +69,7 @@ def run_page_command(script, folder, server, more, code=0):
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory, quick_commands):
-    """A recording and a small model that was fitted to it, by the commands of docs/howto-robot.md."""
+    """A recording and a small model that was fitted to it, by the commands of docs/tutorials/robot.md."""
     torch.set_num_threads(1)
     work = tmp_path_factory.mktemp("robot")
     (work / "examples").symlink_to(ROOT / "examples")

@@ -256,7 +256,7 @@ def test_curiosity_finds_the_treasure(kind):
 
 @pytest.mark.slow
 def test_never_give_up_finds_the_treasure_with_most_seeds():
-    """docs/zoo.md has it with four of five: two of at most four must find it, whatever the rounding."""
+    """docs/reward-models/index.md has it with four of five: two of at most four must find it, whatever the rounding."""
     found: list[int] = []
     for seed in range(4):
         if run(zoo_config("deep_sea_ngu"), hidden=False, seed=seed).last_return > 0.98:
