@@ -16,6 +16,8 @@ SHORTENED = {
 }
 """Pages of commands that take hours; `test_maniskill_documents.py` and `tests/robot/` run them shortened."""
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.M | re.S)
+FILE = re.compile(r'^```\w+ title="([\w.]+)"\n(.*?)^```', re.M | re.S)
+"""A file that the reader makes beside the commands."""
 ELSEWHERE = ("make ", "git ", "cd ", "pip ", ".venv/bin/pre-commit ")
 """Commands that other tests and CI itself run, or that only make sense in a clone."""
 CHECK = "guerdon check"
@@ -69,6 +71,8 @@ def test_the_blocks_of_a_page_run(page, tmp_path, command_server):
     if page.name != "README.md":  # its programs are those that a newcomer has
         path = command_server.path
     environment = {**os.environ, "PATH": path}
+    for name, text in FILE.findall(page.read_text()):
+        (tmp_path / name).write_text(text)
     for kind, script in TO_RUN[page]:
         program = ["python", "-c"] if kind == "python" else ["bash", "-e", "-c"]
         result = subprocess.run(

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from guerdon.cli.verb import Result, aligned
+from guerdon.cli.verb import Result, aligned, next_command, setting
 from guerdon.core import strict_json
 from guerdon.core.atomic import write_atomic
 from guerdon.core.errors import ConfigError
@@ -59,11 +59,10 @@ def card_verb(arguments: argparse.Namespace) -> Result:
         precision=arguments.precision,
         threshold=arguments.threshold,
     )
-    lines = [found.verdict.headline]
-    lines += aligned(((each.use, f"{WORDS[each.level]}. {each.reason}") for each in found.verdict.uses), 17)
-    for step in found.next_steps:
-        lines += [f"next: {step.why}", *([f"  {step.command}"] if step.command else [])]
-    return Result(found.to_dict(), [*lines, f"-> {display_path(arguments.out)}"])
+    uses = ((each.use, f"{WORDS[each.level]}. {each.reason}") for each in found.verdict.uses)
+    lines = [found.verdict.headline, *aligned(uses, 17), *(f"- {step.why}" for step in found.next_steps)]
+    commands = [step.command for step in found.next_steps if step.command]
+    return Result(found.to_dict(), [*lines, f"-> {display_path(arguments.out)}"], next_steps=commands)
 
 
 def recalibrate_verb(arguments: argparse.Namespace) -> Result:
@@ -92,7 +91,8 @@ def recalibrate_verb(arguments: argparse.Namespace) -> Result:
         f"({false_low:.2%} to {false_high:.2%})",
         f"-> {display_path(found.checkpoint)}",
     ]
-    return Result(values, lines)
+    words = ("--checkpoint", str(found.checkpoint), "--data", str(arguments.data), "--out", "card.html")
+    return Result(values, lines, next_steps=[next_command("reward", "card", *words)])
 
 
 def quantize_verb(arguments: argparse.Namespace) -> Result:
@@ -104,7 +104,9 @@ def quantize_verb(arguments: argparse.Namespace) -> Result:
         f"{result['judged_twice']:.1%} of them are near the threshold and judged again in fp32",
         f"-> {display_path(result['file'])}",
     ]
-    return Result(result, lines)
+    checkpoint = setting("reward.model.checkpoint_path", arguments.checkpoint)
+    words = ("reward.use_reward_model=true", checkpoint, "reward.model.precision=int8")
+    return Result(result, lines, next_steps=[next_command("train", *words)])
 
 
 def score(

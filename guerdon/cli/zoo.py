@@ -11,7 +11,7 @@ from typing import Any
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from guerdon.cli.verb import Result, aligned
+from guerdon.cli.verb import Result, aligned, next_command, setting
 from guerdon.config import EnvConfig
 from guerdon.config.load import load_serial
 from guerdon.core.errors import ConfigError, DataError
@@ -52,7 +52,9 @@ def zoo_verb(arguments: argparse.Namespace) -> Result:
         raise ConfigError(f"--di-engine takes a Python file with main_config, not {arguments.di_engine}")
     name = arguments.config_name or arguments.di_engine
     summary = run_zoo(name, arguments.overrides, arguments.config_path, trust=arguments.trust)
-    return Result(summary, _zoo_lines(summary))
+    folder = summary["folder"]
+    steps = [] if folder is None else [next_command("evaluate", "--checkpoint", display_path(folder))]
+    return Result(summary, _zoo_lines(summary), next_steps=steps)
 
 
 def collect_demos_verb(arguments: argparse.Namespace) -> Result:
@@ -61,7 +63,11 @@ def collect_demos_verb(arguments: argparse.Namespace) -> Result:
     settings = {name: getattr(arguments, name) for name in names}
     result = collect_demos(arguments.out, env_id=arguments.env, **settings)
     line = f"{result['episodes']} episodes, {result['transitions']} transitions, mean return "
-    return Result(result, [f"{line}{result['mean_return']:.2f} -> {display_path(arguments.out)}"])
+    lines = [f"{line}{result['mean_return']:.2f} -> {display_path(arguments.out)}"]
+    training = next_command(
+        "zoo", "--config-name", "CONFIG", setting("reward_model.data_path", arguments.out)
+    )
+    return Result(result, lines, next_steps=[f"{training}  # a config of the same env; `guerdon zoo list`"])
 
 
 def run_zoo(
