@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from guerdon.api.agents import DQN, PPO, RLPD, SAC, TD3, Agent, load_agent
+    from guerdon.api.card import Card
     from guerdon.api.data import Dataset, collect, read
     from guerdon.api.prove import prove
     from guerdon.api.reward import Reward, fit_reward, load_reward
@@ -31,6 +32,7 @@ __all__ = [
     "SAC",
     "TD3",
     "Agent",
+    "Card",
     "Dataset",
     "Reward",
     "check_reward_model",
@@ -45,6 +47,7 @@ __all__ = [
 ]
 _MODULES = {
     "agents": ("DQN", "PPO", "RLPD", "SAC", "TD3", "Agent", "load_agent"),
+    "card": ("Card",),
     "data": ("Dataset", "read"),
     "prove": ("prove",),
     "reward": ("Reward", "fit_reward", "load_reward"),

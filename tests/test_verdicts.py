@@ -11,12 +11,13 @@ import pytest
 import torch
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from guerdon.cli import reward as judging
 from guerdon.cli.main import main
+from guerdon.cli.reward import card
 from guerdon.config import ClusterConfig
 from guerdon.data.store import EpisodeStore
 from guerdon.datasets import RewardDataset
 from guerdon.distributed import make_engine
+from guerdon.monitoring import assess as judging
 from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.int8 import MIN_AGREEMENT
@@ -131,7 +132,7 @@ def by_card(case, tmp_path, monkeypatch):
     shown = []
     write = judging.write_card
     monkeypatch.setattr(judging, "write_card", lambda out, inputs: shown.append(inputs) or write(out, inputs))
-    told = judging.card(case.data, case.checkpoint, tmp_path / "card.html", precision="fp32")
+    told = card(case.data, case.checkpoint, tmp_path / "card.html", precision="fp32")
     (inputs,) = shown
     assert inputs.calibration == case.calibration and told["fires"] == case.fires.sum()
     return inputs.scores.prob_success, fires(inputs.scores.prob_success, inputs.threshold.threshold)

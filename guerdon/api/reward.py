@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,10 +20,15 @@ from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import stack_episode, to_numpy, to_uint8_hwc
 from guerdon.core.types import FloatArray, UInt8Array, display_path
 from guerdon.fit import FitResult, fit_reward_model
+from guerdon.fit.recalibrate import recalibrate
+from guerdon.fit.score import predict
 from guerdon.rewards.image import save_checkpoint
 from guerdon.rewards.image.scorer import RewardManager, available_device
 from guerdon.rewards.relabel import map_rewards
 from guerdon.training.folders import held, new_run_folder
+
+if TYPE_CHECKING:
+    from guerdon.api.card import Card
 
 REWARD_WITHOUT = ("use_reward_model", "collect_data", "group_name", "text", "reward_threshold")
 """Fields of the `reward` section that are no keywords: arguments stand for them, or they have no effect."""
@@ -76,7 +81,7 @@ class Reward(RewardManager):
         """Calibrated probabilities of success.
 
         Args:
-            frames: images [N, H, W, C] or one image [H, W, C]; channels may come first. uint8, or float in
+            frames: the path of a picture, of a folder of pictures, of a video or of a data set; or images [N, H, W, C] or one image [H, W, C]; channels may come first. uint8, or float in
                 [0, 1] or [0, 255]; numpy or torch. With several cameras a dict, camera -> images. A model
                 that scores k frames together takes stacks [N, k, H, W, C].
             episode: the images are the steps of one episode in order; stacks of k frames are made of them.
@@ -88,6 +93,8 @@ class Reward(RewardManager):
             >>> probabilities = reward.predict(np.zeros((8, 64, 64, 3), np.uint8))
         """
         with _about_frames():
+            if isinstance(frames, str | os.PathLike):
+                return predict(self, frames)
             return self.score(self._frames(frames, episode)).prob_success
 
     def __call__(self, frames: Any, *, episode: bool = False) -> FloatArray:
@@ -125,6 +132,48 @@ class Reward(RewardManager):
         if len(set(lengths.values())) > 1:
             raise DataError(f"the cameras have different numbers of images: {lengths}")
         return found
+
+    def card(self, data: Dataset | str | os.PathLike[str], *, progress: bool = True) -> Card:
+        """The reward card on a data set that the model was not fitted to: can it be trusted, and for what?
+
+        Args:
+            data: labelled episodes, a `Dataset` or a path in any format.
+            progress: whether to show a progress bar.
+
+        Example:
+            >>> reward.card("fresh").save("card.html")
+        """
+        from guerdon.api.card import make_card
+
+        return make_card(self, data, progress=progress)
+
+    def recalibrate(
+        self,
+        data: Dataset | str | os.PathLike[str],
+        *,
+        fpr: float | None = None,
+        threshold: float | None = None,
+        out: str | os.PathLike[str] | None = None,
+        seed: int = 0,
+    ) -> Reward:
+        """Another calibration and threshold without a refit; `guerdon reward recalibrate`.
+
+        Args:
+            data: labelled episodes that the model was not fitted to.
+            fpr: at most this share of the failure frames may count as success; None: as at the last time.
+            threshold: this threshold instead.
+            out: write the checkpoint here; None changes the one that was loaded.
+            seed: of folds and resamples.
+
+        Returns:
+            The model with the new threshold.
+        """
+        path = data.path if isinstance(data, Dataset) else data
+        place = str(self.cfg.model.checkpoint_path)
+        done = recalibrate(place, os.fspath(path), fpr=fpr, threshold=threshold, out=out, seed=seed)
+        model = replace(self.cfg.model, checkpoint_path=str(done.checkpoint))
+        cfg = replace(self.cfg, model=model, reward_threshold="calibrated")
+        return Reward(cfg, device=self._device)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Save model, calibration and threshold: a folder, or RLinf's file if the name ends in `.pt`.

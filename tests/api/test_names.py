@@ -9,7 +9,7 @@ import pytest
 import guerdon as gd
 
 NAMES = [
-    "Agent", "DQN", "Dataset", "PPO", "RLPD", "Reward", "SAC", "TD3", "check_reward_model", "collect",
+    "Agent", "Card", "DQN", "Dataset", "PPO", "RLPD", "Reward", "SAC", "TD3", "check_reward_model", "collect",
     "fit_reward", "load_agent", "load_reward", "prove", "read", "reward_model", "wrap",
 ]  # fmt: skip
 """What is not in it is private."""
