@@ -81,9 +81,10 @@ class Reward(RewardManager):
         """Calibrated probabilities of success.
 
         Args:
-            frames: the path of a picture, of a folder of pictures, of a video or of a data set; or images [N, H, W, C] or one image [H, W, C]; channels may come first. uint8, or float in
+            frames: images [N, H, W, C] or one image [H, W, C]; channels may come first. uint8, or float in
                 [0, 1] or [0, 255]; numpy or torch. With several cameras a dict, camera -> images. A model
-                that scores k frames together takes stacks [N, k, H, W, C].
+                that scores k frames together takes stacks [N, k, H, W, C]. Or the path of a picture, a
+                folder of pictures, a video or a data set.
             episode: the images are the steps of one episode in order; stacks of k frames are made of them.
 
         Returns:
