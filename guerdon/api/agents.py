@@ -119,7 +119,7 @@ class Agent:
         resume: str | os.PathLike[str] | None = None,
         **settings: Any,
     ) -> None:
-        saved = None if resume is None else load_policy(resume)
+        saved = None if resume is None else load_policy(Path(resume))
         config, model = with_reward(self._defaults(saved), reward)
         config = agent_keywords(type(self).__name__, self.algorithm).apply(config, settings, OWN)
         if engine == "ray" and (not isinstance(env, str) or success_key or label_fn):
@@ -348,11 +348,13 @@ def load_agent(path: str | os.PathLike[str], env: EnvGiven | None = None, **argu
         >>> action, _ = gd.load_agent("saved").predict(obs, deterministic=True)
         >>> gd.load_agent("saved", env, reward=reward).learn(10_000)
     """
-    saved = load_policy(path)
+    saved = load_policy(Path(path))
     if env is None:
         if arguments:
             raise ConfigError(f"{next(iter(arguments))} is for an agent that goes on learning: give env, too")
         return LoadedAgent(saved)
     if saved.config.algorithm not in AGENTS:
-        raise ConfigError(f"{display_path(path)} holds an agent of a plugin: go on with `guerdon train`")
+        raise ConfigError(
+            f"{display_path(saved.folder)} holds an agent of a plugin: go on with `guerdon train`"
+        )
     return AGENTS[saved.config.algorithm](env, resume=path, **arguments)

@@ -7,6 +7,8 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +49,8 @@ class Card:
     def show(self) -> None:
         """Show the page in a notebook; elsewhere print what it says."""
         if "ipykernel" in sys.modules:
-            from IPython.display import HTML, display
-
-            display(HTML(self._repr_html_()))
+            notebook: Any = import_module("IPython.display")
+            notebook.display(notebook.HTML(self._repr_html_()))
         else:
             print(self)
 
@@ -83,8 +84,6 @@ class Card:
 
     def _repr_html_(self) -> str:
         """The page in a frame, so that its styles stay its own."""
-        from html import escape
-
         return f'<iframe srcdoc="{escape(self.html)}" width="100%" height="640" frameborder="0"></iframe>'
 
 

@@ -169,9 +169,9 @@ class Reward(RewardManager):
         Returns:
             The model with the new threshold.
         """
-        path = data.path if isinstance(data, Dataset) else data
-        place = str(self.cfg.model.checkpoint_path)
-        done = recalibrate(place, os.fspath(path), fpr=fpr, threshold=threshold, out=out, seed=seed)
+        path = Path(data.path if isinstance(data, Dataset) else data)
+        place, target = str(self.cfg.model.checkpoint_path), None if out is None else Path(out)
+        done = recalibrate(place, path, fpr=fpr, threshold=threshold, out=target, seed=seed)
         model = replace(self.cfg.model, checkpoint_path=str(done.checkpoint))
         cfg = replace(self.cfg, model=model, reward_threshold="calibrated")
         return Reward(cfg, device=self._device)
