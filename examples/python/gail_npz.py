@@ -1,6 +1,7 @@
 """GAIL from an `.npz` of demonstrations: the reward is learned from what an expert did."""
 
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +12,7 @@ import guerdon as gd
 def write_demonstrations(path: Path, episodes: int) -> None:
     """A stand-in for your own recording: a controller that balances the pole, in the usual arrays."""
     env = gym.make("CartPole-v1", max_episode_steps=200)
-    rows: dict[str, list] = {"observations": [], "actions": [], "next_observations": [], "dones": []}
+    rows: dict[str, list[Any]] = {"observations": [], "actions": [], "next_observations": [], "dones": []}
     for episode in range(episodes):
         obs, _ = env.reset(seed=episode)
         done = False
@@ -23,7 +24,8 @@ def write_demonstrations(path: Path, episodes: int) -> None:
                 rows[name].append(value)
             obs = next_obs
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **{name: np.array(values) for name, values in rows.items()})
+    arrays: dict[str, Any] = {name: np.array(values) for name, values in rows.items()}
+    np.savez(path, **arrays)
 
 
 def main(out: Path = Path("runs/gail"), episodes: int = 10, steps: int = 20_000) -> float:

@@ -4,7 +4,7 @@ The policy observes states. The reward model looks at what `render()` shows. Nee
 """
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -18,7 +18,7 @@ from guerdon.wrappers import KeepFinalFrame
 class Reach(gym.Env[Any, Any]):
     """A dot has to come to the middle of a line and stay there."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
     def __init__(self, render_mode: str = "rgb_array") -> None:
         self.render_mode = render_mode

@@ -34,7 +34,8 @@ def main(num_envs: int = 8, num_steps: int = 32, iterations: int = 60, seed: int
             rewards.append(torch.as_tensor(reward, dtype=torch.float32))
             alive.append(torch.as_tensor(~(terminated | truncated)))
         # Returns from the end of the rollout backwards; an episode's end cuts them off.
-        returns, total = [], torch.zeros(num_envs)
+        returns: list[torch.Tensor] = []
+        total = torch.zeros(num_envs)
         for reward, goes_on in zip(reversed(rewards), reversed(alive), strict=True):
             total = reward + 0.98 * total * goes_on
             returns.insert(0, total)

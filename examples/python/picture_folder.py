@@ -29,7 +29,7 @@ def main(out: Path = Path("runs/pictures"), count: int = 100, epochs: int = 8) -
         print(f"{finding.level}: {finding.message}")
 
     reward = gd.fit_reward(data, epochs=epochs, width=8, image_size=(3, 32, 32), out=out / "reward")
-    auc = reward.fit_result.metrics["auc"]
+    auc = reward.metrics["auc"]
 
     picture = np.asarray(Image.open(out / "pictures" / "success" / "0000.png"))
     print(f"AUC {auc:.3f}; the first picture shows success with probability {reward.predict(picture)[0]:.3f}")

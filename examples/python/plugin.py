@@ -14,7 +14,7 @@ from surprise_reward import Surprise
 
 
 def main(steps: int = 4_000, num_envs: int = 8) -> int:
-    """Check the model and train PPO on it; returns the gradient steps of the model."""
+    """Check the model and train PPO on it; returns the environment steps."""
     print(gd.check_reward_model(Surprise))  # shapes, purity, saving and loading, devices
     register_reward_model("surprise", Surprise)
     model = gd.reward_model("surprise", "guerdon/FixedCartPole-v0", scale=2.0, hidden=(32,))
@@ -29,7 +29,7 @@ def main(steps: int = 4_000, num_envs: int = 8) -> int:
     ) as agent:
         agent.learn(steps)
         print(agent.evaluate(8))
-    return model.train_iter
+        return agent.num_steps
 
 
 if __name__ == "__main__":

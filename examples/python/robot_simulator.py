@@ -38,7 +38,7 @@ def main(out: Path = Path("runs/robot"), episodes: int = 8, epochs: int = 16, si
         data, epochs=epochs, width=8, image_size=(3, size, size), learning_rate=3e-3, out=out / "reward"
     )
     print(data, reward, sep="\n")
-    return reward.fit_result.metrics["auc"]
+    return reward.metrics["auc"]
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class Reward(RewardManager):
         threshold: a probability above it counts as success.
         contract: what the model expects of frames, and what calibration promised.
         image_keys: the cameras that it looks at.
-        fit_result: metrics of the fit that made it; None if it was loaded.
+        fit_result: what the fit that made it ended with; None if it was loaded.
 
     Example:
         >>> reward = gd.load_reward("runs/x/best_model")
@@ -183,6 +183,11 @@ class Reward(RewardManager):
         """
         return save_checkpoint(Path(path), self.model, self.contract)
 
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """On the held-out episodes of its fit, at the calibrated threshold; empty where they are not known."""
+        return dict(self.contract.metrics or {})
+
     def __repr__(self) -> str:
         rows = ", ".join(f"{name}={value}" for name, value in self._facts().items())
         return f"Reward({rows})"
@@ -191,15 +196,14 @@ class Reward(RewardManager):
         return html_table("Reward", self._facts())
 
     def _facts(self) -> dict[str, str]:
-        metrics = self.contract.metrics or {}
         known = {
             "model": f"{self.model.config.model_type} {self.model.config.arch}/{self.model.config.width}",
             "cameras": ", ".join(self.image_keys),
             "threshold": f"{self.threshold:.4g}",
             "reward": self.cfg.reward_type,
         }
-        if "auc" in metrics:
-            known["auc"] = f"{metrics['auc']:.4f}"
+        if "auc" in self.metrics:
+            known["auc"] = f"{self.metrics['auc']:.4f}"
         return {**known, "source": self.source}
 
 
@@ -271,11 +275,11 @@ def fit_reward(
             `num_frames=2`, `val_fraction=0.2`, `target_fpr=0.01`, `patience=5`.
 
     Returns:
-        The best model; `.fit_result.metrics` are those on held-out episodes.
+        The best model; `.metrics` are those on held-out episodes.
 
     Example:
         >>> reward = gd.fit_reward("data", arch="resnet10", epochs=6)
-        >>> reward.fit_result.metrics["auc"]
+        >>> reward.metrics["auc"]
     """
     path = os.fspath(data.path if isinstance(data, Dataset) else data)
     if not Path(path).exists():

@@ -26,11 +26,13 @@ class Forecast(RewardNetwork):
 
     def forward(self, features: Tensor) -> Tensor:
         """Features [N, F] -> predicted observations [N, S]."""
-        return self.layers(features)
+        ahead: Tensor = self.layers(features)
+        return ahead
 
     def learn(self, features: Tensor, ahead: Tensor) -> Tensor:
         """The loss of one gradient step."""
-        return (self(features) - ahead).square().mean()
+        loss: Tensor = (self(features) - ahead).square().mean()
+        return loss
 
 
 class Surprise(ZooModel):
@@ -51,4 +53,5 @@ class Surprise(ZooModel):
         """In the leading shape of the batch; changes nothing."""
         flat = batch.flat()
         errors = self.network(self.features(flat, ("obs", "action"))) - self.obs_features(flat.next_obs)
-        return self.cfg.scale * errors.square().mean(1).view(batch.shape)
+        surprise: Tensor = self.cfg.scale * errors.square().mean(1).view(batch.shape)
+        return surprise
