@@ -185,7 +185,7 @@ class Reward(RewardManager):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """On the held-out episodes of its fit, at the calibrated threshold; empty where they are not known."""
+        """On the held-out episodes of its fit, at the calibrated threshold; empty where they are unknown."""
         return dict(self.contract.metrics or {})
 
     def __repr__(self) -> str:
