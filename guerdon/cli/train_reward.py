@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
 from guerdon.cli.verb import Result, next_command, setting
 from guerdon.config import GuerdonConfig, load_config, to_plain
 from guerdon.config.unused import log_without_effect
+from guerdon.config.yaml_files import to_yaml
 from guerdon.core import strict_json
 from guerdon.core.atomic import write_atomic
 from guerdon.core.errors import RunInterrupted
@@ -124,7 +124,7 @@ def _write_summary(folder: Path, result: FitResult) -> None:
 
 def _write_config(config: GuerdonConfig, folder: Path) -> Path:
     """Leave `config.yaml` in the run's folder."""
-    write_atomic(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(to_plain(config))))
+    write_atomic(folder / "config.yaml", to_yaml(to_plain(config)))
     return folder
 
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +26,7 @@ from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override as HydraOverride
     from hydra.plugins.config_source import ConfigResult, ConfigSource
 
@@ -75,7 +76,7 @@ def split_overrides(overrides: Sequence[str], dirs: Sequence[Path]) -> tuple[lis
                 f"override {text!r} is a sweep over several values, which is not supported: "
                 f"start one run per value, or write {key}=[...] for a list"
             )
-        value = parsed.value()
+        value = copy.deepcopy(parsed.value())  # the same text is parsed once
         may_choose = isinstance(value, str | list) or parsed.is_delete()
         is_group = may_choose and any((folder / key).is_dir() for folder in dirs)
         if is_group or parsed.package is not None or key.startswith(("hydra.", "hydra/")):
@@ -151,12 +152,19 @@ def _in_parts(
 _composed_once = cache(_composed)
 
 
-def _parse(text: str) -> HydraOverride:
+@cache
+def _parser() -> OverridesParser:
     from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create()
+
+
+@lru_cache(maxsize=1024)
+def _parse(text: str) -> HydraOverride:
     from hydra.errors import HydraException
 
     try:
-        parsed = OverridesParser.create().parse_override(text)
+        parsed = _parser().parse_override(text)
         if not parsed.key_or_group:
             raise HydraException("there is no key")
     except (HydraException, RecursionError) as error:

@@ -160,10 +160,11 @@ def load_serial(
 
 def resolve_references(tree: Mapping[str, Any], schema: type = GuerdonConfig) -> dict[str, Any]:
     """The tree with every `${...}` replaced by what it refers to; `schema` has the names to suggest."""
+    if not check_references(tree):
+        return {str(key): value for key, value in tree.items()}
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    check_references(tree)
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(dict(tree)), resolve=True)
     except OmegaConfBaseException as error:

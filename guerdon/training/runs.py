@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 
 from guerdon.agents.agent import AnyAgent
 from guerdon.agents.cloning import demonstrations
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.registry import agent_class
 from guerdon.config import GuerdonConfig, RewardConfig, to_plain
+from guerdon.config.yaml_files import to_yaml
 from guerdon.core import strict_json
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
@@ -148,7 +148,7 @@ def reward_kind(cfg: RewardConfig, learns: bool) -> str:
 
 def write_config(folder: Path, config: Any) -> None:
     """The resolved settings, as `config.yaml`."""
-    text = OmegaConf.to_yaml(OmegaConf.create(to_plain(config))).encode()
+    text = to_yaml(to_plain(config)).encode()
     write_atomic(folder / "config.yaml", lambda file: file.write(text))
 
 
