@@ -37,6 +37,15 @@ WANTED = (
 )
 
 
+MAX_EPISODES = 100_000  # each is an object with parts
+
+
+def check_number(episodes: int) -> None:
+    """Refuse a number of episodes that only a hostile file has."""
+    if episodes > MAX_EPISODES:
+        raise DataError(f"holds {episodes} episodes; at most {MAX_EPISODES} are read from a file")
+
+
 def is_columns(item: Any) -> bool:
     """Whether a dict holds arrays over steps, and not a single transition (`action`, or plain numbers)."""
     if not isinstance(item, Mapping) or "action" in item:
@@ -64,6 +73,9 @@ def column_episodes(columns: Mapping[str, Any]) -> list[StepBatch]:
     arrays = {part: _numbers(value, part) for part, value in found.items()}
     flags = next((arrays[name] for name in ("rewards", "done", "terminated") if name in arrays), None)
     if flags is not None and flags.ndim == 2 and flags.shape[1] > 1:
+        check_number(len(flags))
+        if any(len(each) != len(flags) for each in arrays.values()):
+            raise DataError(f"has parts of different lengths for {len(flags)} episodes")
         rows = [{part: each[number] for part, each in arrays.items()} for number in range(len(flags))]
         return [episode for row in rows for episode in _flat_episodes(row)]
     return _flat_episodes(arrays)
@@ -74,6 +86,7 @@ def _flat_episodes(arrays: Mapping[str, NDArray[Any]]) -> list[StepBatch]:
     if not count:
         raise DataError("holds no step")
     ends = _ends(arrays, count)  # [E], the number of steps after which each episode ends
+    check_number(len(ends))
     starts = np.concatenate(([0], ends[:-1]))
     after = arrays.get("next_obs")
     extra = len(ends) if after is None and len(obs) == count + len(ends) else 0

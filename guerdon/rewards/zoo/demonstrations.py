@@ -29,7 +29,15 @@ from guerdon.data.files.rebuild import check_sizes
 from guerdon.data.formats import FORMATS
 from guerdon.envs.wrappers import GOAL_KEYS
 from guerdon.rewards.steps import ITEM_KEYS, StepBatch, from_items
-from guerdon.rewards.zoo.columns import COLUMN_NAMES, NAMES, WANTED, column_episodes, episode_of, is_columns
+from guerdon.rewards.zoo.columns import (
+    COLUMN_NAMES,
+    NAMES,
+    WANTED,
+    check_number,
+    column_episodes,
+    episode_of,
+    is_columns,
+)
 from guerdon.rewards.zoo.imitation_files import Row, arrow_rows, npz_rows
 
 SUFFIX = ".safetensors"
@@ -37,8 +45,6 @@ DI_ENGINE_FILE = "expert_data.pkl"
 """What DI-engine calls its file of demonstrations: a list of dicts of tensors."""
 RANKED_FILES = ("episodes_data.pkl", "learning_returns.pkl")
 """What DI-engine writes for T-REX: observations of episodes, and their returns."""
-_READ_KEYS = tuple(dict.fromkeys((*ITEM_KEYS, "truncated", "log_prob", *COLUMN_NAMES)))
-_MAX_EPISODES = 100_000  # of one file; each is an object with parts
 
 
 def write_demonstrations(path: Path | str, episodes: Sequence[StepBatch]) -> None:
@@ -111,11 +117,13 @@ def _renamed(items: Any) -> Any:
     """Transitions under the names of `ITEM_KEYS`."""
     if not isinstance(items, Sequence) or not all(isinstance(item, Mapping) for item in items):
         return items
-    ours = {"action": "actions", "reward": "rewards", "next_obs": "next_obs", "done": "done", "obs": "obs"}
-    return [
-        {**item, **{key: item[name] for key, part in ours.items() for name in NAMES[part] if name in item}}
-        for item in items
-    ]
+    return [{**item, **_missing_keys(item)} for item in items]
+
+
+def _missing_keys(item: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {"obs": "obs", "action": "actions", "reward": "rewards", "next_obs": "next_obs", "done": "done"}
+    found = {key: [name for name in NAMES[part] if name in item] for key, part in parts.items()}
+    return {key: item[names[0]] for key, names in found.items() if key not in item and names}
 
 
 def _from_file(path: Path) -> list[StepBatch]:
@@ -165,9 +173,7 @@ def _from_npz(path: Path) -> list[StepBatch]:
         with zipfile.ZipFile(path) as archive:
             there = [name.removesuffix(".npy") for name in archive.namelist()[:20]]
         raise DataError(f"holds no demonstrations: wanted are {WANTED}; found are {one_line(there, 120)}")
-    episodes = column_episodes(data)
-    _check_number(len(episodes))
-    return episodes
+    return column_episodes(data)
 
 
 def _from_safetensors(path: Path) -> list[StepBatch]:
@@ -178,13 +184,8 @@ def _from_safetensors(path: Path) -> list[StepBatch]:
         rows = StepBatch(**parts)
     except (SafetensorError, TypeError) as error:
         raise DataError(f"holds no demonstrations: {one_line(error)}") from error
-    _check_number(int(rows.done.sum()) + math.prod(rows.shape[1:]))
+    check_number(int(rows.done.sum()) + math.prod(rows.shape[1:]))
     return _whole_episodes(rows)
-
-
-def _check_number(episodes: int) -> None:
-    if episodes > _MAX_EPISODES:
-        raise DataError(f"holds {episodes} episodes; at most {_MAX_EPISODES} are read from a file")
 
 
 def _checked_items(content: Any, room: Allowance) -> Any:
@@ -212,7 +213,7 @@ def _checked_items(content: Any, room: Allowance) -> Any:
             raise DataError(f"a list of transitions is needed, not {one_line(part, 40)}")
         room.take_steps(len(part))
         return [
-            {key: value(item[key]) for key in _READ_KEYS if key in item}
+            {key: value(item[key]) for key in _read_keys(item) if key in item}
             if isinstance(item, Mapping)
             else None
             for item in part
@@ -220,8 +221,14 @@ def _checked_items(content: Any, room: Allowance) -> Any:
 
     if isinstance(content[0], Mapping):
         return items(content)
-    _check_number(len(content))
+    check_number(len(content))
     return [items(part) for part in content]
+
+
+def _read_keys(item: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is read of a dict in a file: of transitions as DI-engine writes them nothing else."""
+    keys = (*ITEM_KEYS, "truncated", "log_prob")
+    return keys if all(key in item for key in ITEM_KEYS) else tuple(dict.fromkeys((*keys, *COLUMN_NAMES)))
 
 
 def _cut_at_jumps(rows: StepBatch) -> StepBatch:
@@ -237,7 +244,7 @@ def _from_imitation(rows: Iterable[Row]) -> list[StepBatch]:
     """Episodes of imitation's trajectories."""
     episodes: list[StepBatch] = []
     for number, row in enumerate(rows):
-        _check_number(number)
+        check_number(number)
         if row.get("obs") is None or row.get("acts") is None:
             raise DataError("holds no trajectories of imitation: no obs and acts")
         obs, actions = np.asarray(row["obs"], np.float32), np.asarray(row["acts"])
@@ -311,7 +318,7 @@ def _from_ranked(folder: Path) -> list[StepBatch]:
     with safe_pickle.named(folder / RANKED_FILES[0]):
         if len(observed) != len(returns) or not observed:
             raise DataError(f"has {len(observed)} episodes, and {RANKED_FILES[1]} {len(returns)} returns")
-        _check_number(len(observed))
+        check_number(len(observed))
         room, episodes = Allowance.of(folder / RANKED_FILES[0]), list[StepBatch]()
         for each, total in zip(observed, returns, strict=True):
             obs = as_array(each)

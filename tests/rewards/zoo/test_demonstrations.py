@@ -266,6 +266,20 @@ def test_lists_of_episodes():
     assert alike(read_demonstrations([Trajectory(each) for each in rows]), wanted)
 
 
+def test_other_keys_of_a_transition_do_not_stand_in_for_its_own():
+    wanted = without_log_probs(episodes())
+    more = {"state": np.zeros(9), "rewards": 5.0, "terminals": False}
+    items = [{**item, **more} for each in episodes() for item in to_items(each)]
+    assert alike(read_demonstrations(items), wanted)
+
+
+def test_a_file_of_too_many_episodes_is_refused(tmp_path):
+    count = 100_001
+    np.savez(tmp_path / "a.npz", obs=np.zeros((count, 1)), acts=np.zeros(count), dones=np.ones(count, bool))
+    with pytest.raises(DataError, match="at most 100000 are read"):
+        read_demonstrations(tmp_path / "a.npz")
+
+
 def test_episodes_side_by_side_and_goals():
     same_length = [synthetic_steps(CONTINUOUS, 6, 1, seed) for seed in range(3)]
     flat = [arrays([each]) for each in same_length]
