@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from guerdon.cli.verb import Result
+from guerdon.cli.verb import Result, next_command, setting
 from guerdon.config import GuerdonConfig, load_config
 from guerdon.config.unused import log_without_effect
 from guerdon.data.collect.collector import open_npy_archive
@@ -23,7 +23,10 @@ def collect_verb(arguments: argparse.Namespace) -> Result:
         f"the targets were not met: {result.reason} with {result.counts}. What was collected is kept; "
         "go on with --resume, or try another collect.policy or collect.policy_noise"
     )
-    return Result(asdict(result), [str(result)], error="" if result.complete else error)
+    if not result.complete:
+        return Result(asdict(result), [str(result)], error=error)
+    fit = next_command("train-reward", setting("fit.data.path", result.save_dir))
+    return Result(asdict(result), [str(result)], next_steps=[fit])
 
 
 def _collect(config: GuerdonConfig) -> CollectResult:

@@ -118,6 +118,14 @@ class CombineConfig(Checked):
     """Weight of the env reward in `weighted`."""
     normalize: bool = False
     """Divide learned rewards by their running deviation, which is saved with the policy."""
+    control: Literal["none", "off", "shuffled", "env"] = "none"
+    """Run as a control (`guerdon prove`): every learned reward zero; permuted among the steps of a batch; or
+    the environment's own success (for a model of the zoo its reward) in place of what the model says."""
+
+    @property
+    def looks_at_frames(self) -> bool:
+        """Whether rewards depend on what an image model says; else nothing is rendered for it."""
+        return self.control in ("none", "shuffled")
 
     def weight_at(self, env_steps: int) -> float:
         """Weight of the learned reward after so many environment steps."""
@@ -286,6 +294,8 @@ class FitConfig(Checked):
     backend: Literal["auto", "simple", "ddp", "fsdp"] = "auto"
     """One process (`simple`), or several with a copy of the model (`ddp`) or a shard of it (`fsdp`) each;
     `auto`: `simple` for one, `fsdp` for several."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to fit; `auto`: on a GPU where there is one."""
     gpu_id: NonNegativeInt = 0
     """The GPU to use where there is one."""
     epochs: PositiveInt = 12

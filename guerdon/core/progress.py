@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,6 +23,18 @@ LINE_SHARE = 0.02
 # Its own lock is shared between processes, and left behind by those that are ended.
 tqdm.set_lock(threading.RLock())
 
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+@contextmanager
+def no_progress() -> Iterator[None]:
+    """Show no progress while the block runs."""
+    token = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
+
 
 def progress(
     items: Iterable[T], what: str, total: int | None = None, unit: str = "it", *, quiet: bool = False
@@ -35,6 +49,7 @@ def progress_bar(what: str, total: int | None = None, unit: str = "it", *, quiet
 
 
 def _make_bar(quiet: bool, **settings: Any) -> Any:
+    quiet = quiet or _QUIET.get()
     if quiet or sys.stderr.isatty():
         return tqdm(**settings, disable=quiet, leave=False)
     return ProgressLines(**settings)

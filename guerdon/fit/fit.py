@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,23 @@ class FitResult:
     best_step: int
     faults: tuple[Fault, ...]
     seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers, ready for JSON."""
+        return {
+            "checkpoint": str(self.checkpoint),
+            "threshold": self.threshold.threshold,
+            "calibration": self.calibration.kind,
+            "val": dict(self.metrics),
+            "false_positive_interval": list(self.threshold.false_positive_interval),
+            "caveat": self.threshold.caveat,
+            "train_loss": self.train_loss,
+            "train_accuracy": self.train_accuracy,
+            "num_steps": self.num_steps,
+            "best_step": self.best_step,
+            "faults": [asdict(fault) for fault in self.faults],
+            "seconds": round(self.seconds, 2),
+        }
 
     def lines(self) -> list[str]:
         """The outcome for people."""
@@ -200,6 +217,10 @@ class FitProcess:
 def device_of(cfg: FitConfig, group: ProcessGroup) -> torch.device:
     """`cfg.gpu_id` for a process alone, a GPU for each of several; the CPU where there is none."""
     if not torch.cuda.is_available():
+        if cfg.device == "cuda":
+            raise ConfigError("fit.device is cuda, and torch finds no GPU here")
+        return torch.device("cpu")
+    if cfg.device == "cpu":
         return torch.device("cpu")
     number = cfg.gpu_id
     if group.world_size > 1:

@@ -45,6 +45,8 @@ class SavedPolicy:
 
     folder: Path
     learner: AnyAgent
+    config: LearnerConfig
+    """The `learner` section of the run."""
     action_space: gym.Space[Any]
     env: EnvConfig
     """The `env.eval` section of the run."""
@@ -148,6 +150,7 @@ def load_policy(place: Path | str, seed: int = 0) -> SavedPolicy:
     return SavedPolicy(
         folder=folder,
         learner=learner,
+        config=cfg,
         action_space=spaces[1],
         env=env,
         step=step,

@@ -31,6 +31,10 @@ class Evaluation:
     env_return: float
     length: float
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers, ready for JSON."""
+        return asdict(self)
+
     def metrics(self) -> dict[str, float]:
         """For the log."""
         named = {f"eval/{name}": value for name, value in asdict(self).items()}
@@ -55,6 +59,7 @@ def evaluate(
     seed: int,
     cameras: Sequence[str] = (),
     num_films: int = 0,
+    env: Any = None,
 ) -> tuple[Evaluation, list[FilmedEpisode]]:
     """Run `episodes` fresh episodes; each environment gives equally many, so short ones are not favoured.
 
@@ -65,7 +70,10 @@ def evaluate(
         seed: of the environments.
         cameras: what films show.
         num_films: how many first episodes to film.
+        env: vector environments to play in, which stay open; None makes those of `cfg`.
     """
+    if env is not None:
+        return _evaluate(act, env, episodes, seed, cameras, num_films)
     env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=num_films > 0)
     try:
         return _evaluate(act, env, episodes, seed, cameras, num_films)

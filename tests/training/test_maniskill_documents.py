@@ -13,7 +13,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -83,8 +82,7 @@ def commands(page):
 def run(work, line, *more, code=0):
     """Run a command of a page with what shortens it and `more` at its end."""
     added = next(added for name, added in ADDED.items() if name in line)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "EMBODIED_PATH": str(work / "examples" / "embodiment")}
+    environment = {**os.environ, "EMBODIED_PATH": str(work / "examples" / "embodiment")}
     command = " ".join([line, *(shlex.quote(str(part)) for part in (*added, *more))])
     result = subprocess.run(
         ["bash", "-c", command], cwd=work, env=environment, capture_output=True, text=True, timeout=1200
@@ -126,11 +124,13 @@ def follows_the_model(lines):
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory):
+def work(tmp_path_factory, simulator_commands):
     """A directory as a user of the examples has it, with examples that may be written to."""
     place = tmp_path_factory.mktemp("documents")
     shutil.copytree(ROOT / "examples", place / "examples")
-    return place
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", simulator_commands.path)
+        yield place
 
 
 @pytest.fixture(scope="module")

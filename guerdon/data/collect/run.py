@@ -113,6 +113,7 @@ def collect(
     seed: int = 0,
     archive: EpisodeArchive | None = None,
     policy: Policy | None = None,
+    env: Any = None,
 ) -> CollectResult:
     """Collect labelled episodes until the targets are met.
 
@@ -125,6 +126,8 @@ def collect(
         seed: seed of environments and policy.
         archive: where the episodes go instead of `cfg.save_dir`.
         policy: who acts, instead of `cfg.policy`.
+        env: vector environments that are there already, which are closed in the end; None makes those of
+            `env_cfg`.
     """
     kind = get_format(cfg.format)
     if not kind.writable:
@@ -132,7 +135,8 @@ def collect(
     counts = kind.count(Path(cfg.save_dir)) if archive is None else (archive.num_success, archive.num_failure)
     there = sum(counts)
     env_seed, policy_seed = (int(s) for s in np.random.SeedSequence([seed, there]).generate_state(2) >> 1)
-    env = make_vector_env(env_cfg, autoreset_mode=AutoresetMode.SAME_STEP)
+    if env is None:
+        env = make_vector_env(env_cfg, autoreset_mode=AutoresetMode.SAME_STEP)
     policy = make_policy(cfg, env, policy_seed) if policy is None else policy
     if archive is None:
         archive = open_archive(cfg.save_dir, cfg.format, cfg.target_success, cfg.target_failure, cfg.resume)
