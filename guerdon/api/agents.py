@@ -17,7 +17,7 @@ from typing_extensions import Self
 from guerdon.api.agent_parts import OWN, agent_keywords, environments, with_reward
 from guerdon.api.envs import EnvGiven
 from guerdon.api.play import LoadedAgent, play, predict
-from guerdon.api.settings import check_count, shown
+from guerdon.api.settings import check_count, check_device, shown
 from guerdon.config import (
     ClusterConfig,
     EnvsConfig,
@@ -133,7 +133,7 @@ class Agent:
                     ClusterConfig, "component_placement", placement or {}, "placement"
                 )
             ),
-            learner=replace(config.learner, device=device),
+            learner=replace(config.learner, device=check_device(device)),
             monitor=MonitorConfig(action=check_field(MonitorConfig, "action", monitor, "monitor")),
             runner=RunnerConfig(
                 resume_dir=None if saved is None else str(saved.folder), logger=LoggerConfig(backends=())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from guerdon.api.data import Dataset, html_table
-from guerdon.api.settings import Keywords, shown
+from guerdon.api.settings import Keywords, check_device, shown
 from guerdon.config import GuerdonConfig, RewardConfig, RewardModelConfig, load_config
 from guerdon.config.build import check_field
 from guerdon.core.atomic import make_directory
@@ -247,7 +247,7 @@ def load_reward(
         checked = check_field(RewardConfig, "reward_threshold", threshold, "threshold")
         section = replace(section, reward_threshold=checked)
     section = replace(section, use_reward_model=True, model=RewardModelConfig(**model))
-    return Reward(section, device=device or available_device())
+    return Reward(section, device=available_device() if device is None else check_device(device))
 
 
 def fit_reward(

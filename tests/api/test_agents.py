@@ -206,6 +206,7 @@ def test_demonstrations_that_are_none_are_an_error_about_demos(tmp_path):
         ({"reward": "rnd"}, r"gd.reward_model\('rnd', env\) makes one"),
         ({"reward": 3.0}, "reward must be a Reward"),
         ({"seed": "x"}, "^seed must be"),
+        ({"device": "gpu"}, "^device must be such as 'cpu'"),
         ({"env_kwargs": {}}, "env_kwargs belongs to an id"),
         ({"eval_env": 7}, "eval_env must be an id"),
     ],

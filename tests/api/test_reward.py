@@ -88,6 +88,7 @@ def test_a_model_of_two_cameras_takes_a_dict(tmp_path):
     [
         ({"threshold": 2.0}, "^threshold must be"),
         ({"precision": "fp8"}, "^precision must be"),
+        ({"device": "tpu9"}, "^device must be such as 'cpu'"),
         ({"reward_typ": "binary"}, "load_reward: unknown argument 'reward_typ'; did you mean 'reward_type'"),
         ({"reward_type": "binry"}, "^reward_type must be .*did you mean 'binary'"),
     ],
