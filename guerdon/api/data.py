@@ -102,7 +102,7 @@ class Dataset:
 
     def convert(self, out: str | os.PathLike[str], to: str = "native") -> Dataset:
         """Copy to another format; returns the copy."""
-        convert(self.path, out, to, self.format)
+        convert(self.path, Path(out), to, self.format)
         return Dataset(out, to)
 
     @property
@@ -249,7 +249,7 @@ def collect(
         own,
     )
     labels = SuccessLabels(success_key, label_fn)
-    given = None
+    given: Any = None
     if isinstance(env, str):
         made = env_config(
             env, num_envs, max_episode_steps=max_episode_steps, init_params=dict(env_kwargs or {})

@@ -102,20 +102,19 @@ IMPLIED: tuple[Implied, ...] = (
         "reward.model.model_type",
         {"reward.model.model_type": "binary_classifier", "reward.model.arch": "resnet10"},
     ),
-    # RLinf fits full ResNets with Adam, at a constant rate and without augmentation; our own defaults differ.
+    # RLinf's `DataCollectorWrapper` writes one pickle per episode.
+    Implied(("reward_data_collection",), "collect.format", {"collect.format": "pkl-episode"}),
+)
+
+RLINF_DEFAULTS: tuple[Implied, ...] = (
     Implied(
         ("reward.reward_model", "reward.model.num_spatial_blocks", "reward.resnet", "reward_training"),
         "reward.model.width",
         {"reward.model.arch": "resnet18", "reward.model.width": 64},
     ),
-    Implied(
-        ("reward.optim", "reward.num_epochs", "reward_training", "actor", "runner.max_epochs"),
-        "fit.augment",
-        RLINF_FIT,
-    ),
-    # RLinf's `DataCollectorWrapper` writes one pickle per episode.
-    Implied(("reward_data_collection",), "collect.format", {"collect.format": "pkl-episode"}),
+    Implied(("reward.optim", "reward.num_epochs", "reward_training"), "fit.augment", RLINF_FIT),
 )
+"""What RLinf's blocks leave to its own defaults, which differ from ours; filled in without a notice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +145,7 @@ def translate(tree: Mapping[str, Any], overrides: Sequence[Override] = ()) -> tu
     notices: dict[str, None] = {}  # an ordered set
     renamed: Tree = {}
     older: list[tuple[KeyPath, KeyPath, Any]] = []
-    marks: set[str] = set()
     for path, value in leaves(tree):
-        says_nothing = value is None or value == {}  # a section with nothing in it
-        marks.update(dotted(path[:length]) for length in range(1, len(path) + 1 - says_nothing))
         new_path, new_value = _translate_setting(path, value, notices)
         if new_path == path:
             put(renamed, path, new_value)
@@ -165,8 +161,13 @@ def translate(tree: Mapping[str, Any], overrides: Sequence[Override] = ()) -> tu
     for override in overrides:
         _apply(renamed, override, notices)
     _match_images(renamed, notices)
-    _fill_implied(renamed, marks, notices)
+    _fill_implied(renamed, IMPLIED, tree, notices)
     return renamed, list(notices)
+
+
+def fill_rlinf_defaults(translated: Tree, tree: Mapping[str, Any]) -> None:
+    """Put RLinf's defaults into a translated tree, where the file's own one holds blocks of RLinf's."""
+    _fill_implied(translated, RLINF_DEFAULTS, tree, {})
 
 
 def notice_line(notices: Sequence[str]) -> str:
@@ -231,9 +232,15 @@ def _apply(tree: Tree, override: Override, notices: dict[str, None]) -> None:
             put(tree, new_path, new_value)
 
 
-def _fill_implied(tree: Tree, marks: set[str], notices: dict[str, None]) -> None:
-    """Fill in what the blocks of the file imply; `marks` are all paths that the file holds."""
-    for rule in IMPLIED:
+def _fill_implied(
+    tree: Tree, rules: Sequence[Implied], file: Mapping[str, Any], notices: dict[str, None]
+) -> None:
+    """Fill in what the blocks of the file imply."""
+    marks: set[str] = set()  # all paths that the file holds
+    for path, value in leaves(file):
+        says_nothing = value is None or value == {}  # a section with nothing in it
+        marks.update(dotted(path[:length]) for length in range(1, len(path) + 1 - says_nothing))
+    for rule in rules:
         mark = next((mark for mark in rule.marks if mark in marks), None)
         if mark is None or get(tree, rule.unless) is not ABSENT:
             continue

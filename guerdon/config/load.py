@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.config.build import build, flatten_keys, to_plain
-from guerdon.config.compat import Override, delete_override, notice_line, translate, translate_override
+from guerdon.config.compat import (
+    Override,
+    delete_override,
+    fill_rlinf_defaults,
+    notice_line,
+    translate,
+    translate_override,
+)
 from guerdon.config.compose import PACKAGE_CONF, compose_tree, search_dirs, split_overrides
 from guerdon.config.di_engine import from_di_engine
 from guerdon.config.di_engine_files import read_di_engine
@@ -101,6 +108,7 @@ def load_tree(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> Guerdon
 
 def _finish(tree: Mapping[str, Any], overrides: Sequence[Override]) -> GuerdonConfig:
     translated, notices = translate(tree, overrides)
+    fill_rlinf_defaults(translated, tree)
     if notices:
         log.info(notice_line(notices))
     whole = resolve_references(merged(to_plain(GuerdonConfig()), translated))

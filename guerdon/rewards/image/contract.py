@@ -78,12 +78,12 @@ class Contract:
     """camera -> mean per channel of the training frames, in grey levels from 0 to 255."""
     pixel_std: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """camera -> standard deviation per channel, in grey levels."""
-    feature_mean: tuple[float, ...] | None = None
+    feature_mean: tuple[float, ...] | None = field(default=None, repr=False)
     """Mean encoder features of the training frames, for drift detection."""
-    feature_std: tuple[float, ...] | None = None
+    feature_std: tuple[float, ...] | None = field(default=None, repr=False)
     threshold: float | None = None
     """Calibrated probability above which a frame counts as success."""
-    calibration: dict[str, Any] | None = None
+    calibration: dict[str, Any] | None = field(default=None, repr=False)
     """`map`: what `rewards/calibration.py` reads; `threshold`: what `fit/calibrate.py` promises."""
     metrics: dict[str, Any] = field(default_factory=dict)
     data_hash: str | None = None

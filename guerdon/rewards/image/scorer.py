@@ -192,6 +192,12 @@ class ImageScorer:
         )
 
     def _score_batch(self, frames: Frames) -> Scores:
+        logits, disagreement = self.logits(frames)
+        prob = self.calibration.apply(logits)
+        return Scores(prob_success=prob, disagreement=disagreement.astype(np.float32))
+
+    def logits(self, frames: Frames) -> tuple[FloatArray, FloatArray]:
+        """What the model says of one batch before calibration, and its members' disagreement; [N] each."""
         self.check(frames)
         if self._scorer is None:
             self._scorer = self._make_scorer(self._device)
@@ -199,8 +205,7 @@ class ImageScorer:
         if not bool(np.isfinite(logits).all()):
             bad = int(np.flatnonzero(~np.isfinite(logits))[0])
             raise DataError(f"the reward model's score of frame {bad} of {len(logits)} is not finite")
-        prob = self.calibration.apply(logits)
-        return Scores(prob_success=prob, disagreement=disagreement.astype(np.float32))
+        return logits, disagreement
 
     def fires(self, prob_success: FloatArray) -> BoolArray:
         """Which of these probabilities count as success."""

@@ -247,6 +247,19 @@ def test_another_architecture_names_both_sides(tmp_path):
         load_checkpoint(path, config(arch="resnet18", hidden_dim=32))
 
 
+@pytest.mark.parametrize(("arch", "width"), [("resnet18", 8), ("resnet50", 4), ("resnet10", 24)])
+def test_weights_tell_their_encoder_where_no_config_does(tmp_path, caplog, arch, width):
+    model = trained(config(arch=arch, width=width))
+    unnamed = {name: value for name, value in SMALL.items() if name not in ("arch", "width")}
+    with caplog.at_level(logging.INFO, "guerdon"):
+        loaded, contract, _ = load_checkpoint(
+            foreign(tmp_path, model), RewardModelConfig(model_type="binary_classifier", **unnamed)
+        )
+    assert f"its weights are those of a {arch} of width {width}" in caplog.text
+    assert (contract.model["arch"], contract.model["width"]) == (arch, width)
+    assert same(loaded, model)
+
+
 # Damage
 
 
