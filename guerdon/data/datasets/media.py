@@ -174,6 +174,7 @@ def video_frames(path: Path) -> Iterator[tuple[str, UInt8Array]]:
     """The frames of a video, one at a time, each with the name for messages; uint8 [H, W, 3]."""
     try:
         import av
+        from av.error import FFmpegError
     except ImportError as error:
         raise ConfigError(
             f"{display_path(path)} is a video; reading it needs PyAV: pip install 'guerdon[video]'"
@@ -197,7 +198,7 @@ def video_frames(path: Path) -> Iterator[tuple[str, UInt8Array]]:
             raise DataError("has no frames")
     except DataError as error:
         raise DataError(f"{shown}: {error}") from error
-    except (av.error.FFmpegError, OSError, ValueError) as error:
+    except (FFmpegError, OSError, ValueError) as error:
         raise DataError(f"{shown} is not a readable video: {one_line(error)}") from error
     finally:
         if container is not None:

@@ -27,7 +27,7 @@ from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array, disp
 from guerdon.data.datasets.pictures import save_picture
 from guerdon.envs.observations import images_from
 from guerdon.rewards.calibration import fires
-from guerdon.rewards.image.accelerate import Scorer, make_scorer
+from guerdon.rewards.image.accelerate import RawScores, Scorer, make_scorer
 from guerdon.rewards.image.base import RewardModel, pool_features
 from guerdon.rewards.image.checkpoint import load_checkpoint
 from guerdon.rewards.image.contract import Contract, changed_settings
@@ -196,8 +196,8 @@ class ImageScorer:
         prob = self.calibration.apply(logits)
         return Scores(prob_success=prob, disagreement=disagreement.astype(np.float32))
 
-    def logits(self, frames: Frames) -> tuple[FloatArray, FloatArray]:
-        """What the model says of one batch before calibration, and its members' disagreement; [N] each."""
+    def logits(self, frames: Frames) -> RawScores:
+        """What the model says of one batch before calibration, and its members' disagreement."""
         self.check(frames)
         if self._scorer is None:
             self._scorer = self._make_scorer(self._device)
