@@ -126,9 +126,9 @@ def test_config_show_follows_groups_references_and_older_spellings(tmp_path):
     old.write_text("reward:\n  reward_model: {hidden_dim: 8}\n  num_epochs: 3\n")
     told = origins(str(old), ["reward.mode=add", "fit.data.image_keys=[a,b]", "fit.data.image_keys.0=c"])
     assert told["reward.model.hidden_dim"] == told["fit.epochs"] == str(old)
-    assert told["reward.model.arch"] == "implied by other settings"  # `reward_model` stands for ResNet10
+    assert told["reward.model.width"] == "implied by other settings"  # RLinf's classifier is wider than ours
     assert told["reward.combine_mode"] == told["fit.data.image_keys"] == "command line"
-    assert origins(str(old), ["~reward.num_epochs"])["fit.epochs"] == "default"
+    assert origins(str(old), ["~reward.model.hidden_dim"])["reward.model.hidden_dim"] == "default"
 
 
 @pytest.mark.parametrize(
