@@ -91,6 +91,19 @@ def test_the_version_stands_in_one_place():
     assert citation["version"] == guerdon.__version__ and citation["license"] == release.LICENSE
 
 
+def test_make_names_the_python_that_it_needs(tmp_path):
+    """The pinned versions have no wheels for Python 3.10."""
+    old = tmp_path / "python3.10"
+    old.write_text(
+        "#!/bin/bash\nexec " + sys.executable + ' -c "import sys; sys.version_info = (3, 10); $2"\n'
+    )
+    old.chmod(0o755)
+    command = ["make", "setup", f"PYTHON={old}", f"VENV={tmp_path / 'venv'}"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 2 and "need Python 3.11 or later" in result.stderr
+    assert not (tmp_path / "venv").exists()
+
+
 @pytest.fixture
 def texts(tmp_path):
     (tmp_path / "guerdon").mkdir()
