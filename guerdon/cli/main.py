@@ -69,6 +69,8 @@ VERBS = (
         argument("--arms", metavar="A,B", help="start, learned, off, shuffled, true (all)"),
         argument("--episodes", type=int, metavar="N", help="of an evaluation (learner.eval_episodes)"),
         argument("--workers", type=int, metavar="N", help="runs at a time (one for each core)"),
+        stage="trust",
+        example="guerdon prove reward.use_reward_model=true reward.model.checkpoint_path=CHECKPOINT",
     ),
     Verb(
         "evaluate",

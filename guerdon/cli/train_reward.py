@@ -35,15 +35,10 @@ def train_reward_verb(arguments: argparse.Namespace) -> Result | None:
     folder, result = train_reward(config)
     if not is_main_process():
         return None
+    card = ("--checkpoint", display_path(result.checkpoint), "--data", "NEW_EPISODES", "--out", "card.html")
     checkpoint = setting("reward.model.checkpoint_path", result.checkpoint)
-    steps = [
-        next_command(
-            "reward", "card", "--checkpoint", display_path(result.checkpoint), "--data", "NEW_EPISODES"
-        )
-        + " --out card.html",
-        next_command("train", "reward.use_reward_model=true", checkpoint)
-        + "  # and the env of your episodes",
-    ]
+    training = next_command("train", "reward.use_reward_model=true", checkpoint)
+    steps = [next_command("reward", "card", *card), f"{training}  # and the env of your episodes"]
     return Result({**result.to_dict(), "folder": str(folder)}, _fit_lines(result, folder), next_steps=steps)
 
 
