@@ -30,11 +30,11 @@ from guerdon.envs.observations import (
     copy_obs,
     next_observations,
     obs_parts,
-    per_env,
     stack_obs,
     taken_actions,
     with_final,
 )
+from guerdon.envs.success import success_of
 from guerdon.training.acting import (
     DistantPolicy,
     PolicyCopy,
@@ -159,7 +159,7 @@ class RolloutCollector:
 
     def _count(self, t: int, done: BoolArray, info: Mapping[str, Any]) -> None:
         """Bring the episode statistics up to step t."""
-        success, kept = per_env(info, "success", self.env.num_envs, done), self._kept
+        success, kept = success_of(info, self.env.num_envs, done), self._kept
         kept["success"][t] = False if success is None else success
         kept["elapsed"][t] = self.episodes.lengths
         self.episodes.add(kept["env_rewards"][t], done, kept["success"][t])
@@ -347,7 +347,7 @@ class EnvWorker:
             if done.any():
                 finals[t] = next_obs
             self._on_step(t, self.env, next_obs, done, info)
-            success = per_env(info, "success", len(done), done)
+            success = success_of(info, len(done), done)
             columns.append(
                 {
                     "env_rewards": np.asarray(env_rewards, np.float32),

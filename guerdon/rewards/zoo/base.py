@@ -61,6 +61,8 @@ class ZooSettings(Checked):
     """Scale observations by their running statistics."""
     data_path: str | None = None
     """Demonstrations."""
+    expert_steps: NonNegativeInt = 0
+    """Steps of the demonstrations that are used, from the first on; 0: all."""
     seed: int = 0
     """Of the first weights and of what is drawn."""
 
@@ -214,9 +216,10 @@ class ZooModel(BaseRewardModel):
         """Take demonstrations: a path, a list of dicts, `StepBatch`, or a list of those, one an episode."""
         if not self.needs_experts:
             super().load_expert_data(data)
-        from guerdon.rewards.zoo.demonstrations import read_demonstrations
+        from guerdon.rewards.zoo.demonstrations import first_steps, read_demonstrations
 
-        episodes = [self.checked(each) for each in read_demonstrations(data)]
+        given = first_steps(read_demonstrations(data), self.cfg.expert_steps)
+        episodes = [self.checked(each) for each in given]
         self.experts, self._expert_rows = episodes, StepBatch.cat(episodes)
         if self.cfg.normalize_obs and (self.scales_by == "experts" or not self.needs_experience):
             self.obs_statistics.count.zero_()  # other demonstrations take the place of earlier ones
