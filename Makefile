@@ -5,8 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.guerdon-setup
 OLD_PYTHON := the versions in constraints.txt need Python 3.11 or later: make setup PYTHON=python3.11
-# Test processes: one more than cores, as some of them wait; each takes about 1 GB.
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 7 ? 8 : n + 1)))
+# Test processes: two more than cores, as some of them wait; each takes about 1 GB.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 6 ? 8 : n + 2)))
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder
 # Compiled files are kept: three test processes and the commands they start import the same ones.
 unexport PYTHONDONTWRITEBYTECODE
