@@ -32,10 +32,10 @@ from guerdon.fit.calibrate import Threshold, choose_threshold
 from guerdon.fit.metrics import LabelledScores, summarize
 from guerdon.monitoring.card import write_card
 from guerdon.monitoring.verdict import CardInputs
-from guerdon.rewards.calibration import fires
 from guerdon.rewards.image import load_checkpoint
 from guerdon.rewards.image.int8_file import int8_path, quantize_checkpoint
 from guerdon.rewards.image.worker import ImageRewardWorker
+from guerdon.rewards.relabel import fires
 
 
 def score_verb(arguments: argparse.Namespace) -> Result:

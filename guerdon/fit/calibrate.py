@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from guerdon.core import strict_json
 from guerdon.core.errors import DataError
-from guerdon.core.types import FloatArray
+from guerdon.core.types import FloatArray, fields_of, known_fields
 from guerdon.fit.metrics import Float64Array, LabelledScores, confusion, is_success, log_loss_per_frame
-from guerdon.rewards.calibration import Calibration, fields_of, fires, known_fields, sigmoid
+from guerdon.rewards.relabel import Calibration, fires, sigmoid
 
 TEMPERATURES = (0.05, 20.0)
 """The range in which a temperature is looked for."""

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import BoolArray, FloatArray, IntArray
-from guerdon.rewards.calibration import fires
+from guerdon.rewards.relabel import fires
 
 Float64Array: TypeAlias = NDArray[np.float64]
 PROB_FLOOR = 1e-7

@@ -12,7 +12,7 @@ from guerdon.data.datasets.audit import AuditReport
 from guerdon.fit.calibrate import Threshold
 from guerdon.fit.metrics import LabelledScores
 from guerdon.monitoring.page import Level, grade, percent, worst_first
-from guerdon.rewards.calibration import Calibration
+from guerdon.rewards.relabel import Calibration
 
 GOOD_AUC, MIN_AUC = 0.99, 0.90
 GOOD_TRUE_POSITIVE_RATE, MIN_TRUE_POSITIVE_RATE = 0.95, 0.5

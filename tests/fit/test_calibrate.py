@@ -10,7 +10,7 @@ import pytest
 from guerdon.core.errors import DataError
 from guerdon.fit.calibrate import Threshold, binomial_upper_bound, calibrate, choose_threshold
 from guerdon.fit.metrics import LabelledScores, auc, ece, log_loss
-from guerdon.rewards.calibration import Calibration
+from guerdon.rewards.relabel import Calibration
 
 
 def sigmoid(x):

@@ -16,9 +16,9 @@ from guerdon.config.build import build, to_plain
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.frame_check import FrameCheck
-from guerdon.rewards.calibration import Calibration
 from guerdon.rewards.image.base import RewardModel
 from guerdon.rewards.image.encoders import Norm
+from guerdon.rewards.relabel import Calibration
 
 logger = logging.getLogger("guerdon")
 
