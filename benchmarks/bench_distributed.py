@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.bench_fit import gather
 from benchmarks.report import heading
-from guerdon.config import DistributedConfig, FitConfig, FitDataConfig, RewardModelConfig
+from guerdon.config import AugmentConfig, DistributedConfig, FitConfig, FitDataConfig, RewardModelConfig
 from guerdon.fit import fit_reward_model
 
 THREADS, EPOCHS, BATCH, EPISODES = 2, 2, 64, 60
@@ -31,6 +31,7 @@ def settings_for(data: Path) -> FitConfig:
         global_batch_size=BATCH,
         log_interval=1,
         save_interval=10**9,
+        augment=AugmentConfig(shift_pixels=0, color=0.0),
         data=FitDataConfig(path=str(data)),
     )
 

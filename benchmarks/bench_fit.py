@@ -16,6 +16,7 @@ import torch
 from benchmarks.bench_store import rss_anon
 from benchmarks.report import Result, report
 from guerdon.config import (
+    AugmentConfig,
     CollectConfig,
     EnvConfig,
     FitConfig,
@@ -66,7 +67,9 @@ def encode_once(folder: Path) -> list[Result]:
     data = gather(folder / "frozen", EPISODES // 2, EPISODES // 2, seed=1)
     torch.manual_seed(0)
     weights = folder / "encoder.pt"
-    model = RewardModelConfig(model_type="binary_classifier", arch="resnet10", image_size=(3, 64, 64))
+    model = RewardModelConfig(
+        model_type="binary_classifier", arch="resnet10", width=64, image_size=(3, 64, 64)
+    )
     torch.save(build_model(model).resnet.state_dict(), weights)
     model = replace(model, pretrained_encoder_path=str(weights))
     fit = FitConfig(
@@ -74,6 +77,7 @@ def encode_once(folder: Path) -> list[Result]:
         global_batch_size=128,
         log_interval=1,
         save_interval=10**9,
+        augment=AugmentConfig(shift_pixels=0, color=0.0),
         data=FitDataConfig(path=str(data)),
     )
     cached = fit_reward_model(model, fit, folder=folder / "cached", tensorboard=False)

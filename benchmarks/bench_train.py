@@ -27,7 +27,7 @@ from guerdon.training.trainer import EmbodiedRunner
 ITERATIONS, STEPS = 6, 50
 AHEAD, AT_THE_END, WITHOUT = "judged ahead", "judged at the end", "env's reward"
 PARTS = ("rollout", "compute_model_rewards", "update")
-MODEL = RewardModelConfig(model_type="binary_classifier", arch="resnet10", image_size=(3, 64, 64))
+MODEL = RewardModelConfig(model_type="binary_classifier", arch="resnet10", width=64, image_size=(3, 64, 64))
 
 
 def make_checkpoint(folder: Path) -> Path:

@@ -15,12 +15,14 @@ import yaml  # type: ignore[import-untyped]
 import guerdon
 from guerdon.cli.train_reward import train_reward
 from guerdon.config import (
+    AugmentConfig,
     CollectConfig,
     EnvConfig,
     FitConfig,
     FitDataConfig,
     GuerdonConfig,
     LoggerConfig,
+    LRScheduleConfig,
     OptimConfig,
     RewardConfig,
     RewardModelConfig,
@@ -48,12 +50,19 @@ def fitted(folder: Path, seed: int = 0) -> tuple[str, float]:
     both = CollectConfig(save_dir=data, policy="random", target_success=EPISODES, target_failure=EPISODES)
     collect(env, both, seed=seed)
     model = RewardModelConfig(arch="resnet10", width=8, image_size=(3, 16, 16), hidden_dim=32)
-    optim = OptimConfig(lr=2e-3)
+    plain = FitConfig(
+        epochs=4,
+        global_batch_size=128,
+        optim=OptimConfig(optimizer="adam", weight_decay=0.0),
+        lr_sched=LRScheduleConfig(name="constant", warmup_steps=0),
+        augment=AugmentConfig(shift_pixels=0, color=0.0),  # the pictures have 16 pixels
+        data=FitDataConfig(path=data),
+    )
     _, result = train_reward(
         GuerdonConfig(
             seed=seed,
             reward=RewardConfig(model=model),
-            fit=FitConfig(epochs=4, global_batch_size=128, optim=optim, data=FitDataConfig(path=data)),
+            fit=plain,
             runner=RunnerConfig(logger=LoggerConfig(log_path=str(folder / "fit"), backends=())),
         )
     )

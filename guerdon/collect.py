@@ -1,5 +1,27 @@
-"""Public names: record labelled experience while a policy runs; see `guerdon.data.collect`."""
+"""Record labelled episodes: `guerdon.collect(env, ...)`, and the classes that it is made of.
+
+The function is documented at `guerdon.api.data.collect`, the classes in `guerdon.data.collect`.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
 
 from guerdon.data.collect import DataCollectorWrapper, RewardDataCollector, VectorDataCollectorWrapper
 
 __all__ = ["DataCollectorWrapper", "RewardDataCollector", "VectorDataCollectorWrapper"]
+
+
+class _CallableModule(ModuleType):
+    """`import guerdon.collect` puts the module where `guerdon.collect(...)` is called: it is both."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See `guerdon.api.data.collect`."""
+        from guerdon.api.data import collect
+
+        return collect(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

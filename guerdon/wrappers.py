@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from guerdon.envs.wrappers import KeepFinalFrame
 from guerdon.integrations.gymnasium import LearnedRewardVectorWrapper, LearnedRewardWrapper
-from guerdon.integrations.scoring import FrameScorer, RewardStep, StepScorer
+from guerdon.integrations.scoring import FrameScorer
+from guerdon.integrations.steps import RewardStep, StepScorer
 
 if TYPE_CHECKING:
-    from guerdon.integrations.sb3 import GymVectorToSB3, KeepFinalFrame, LearnedRewardVecEnv
+    from guerdon.integrations.sb3 import GymVectorToSB3, LearnedRewardVecEnv
 
 __all__ = [
     "FrameScorer",
@@ -24,7 +26,7 @@ __all__ = [
     "StepScorer",
 ]
 
-_SB3_NAMES = ("GymVectorToSB3", "KeepFinalFrame", "LearnedRewardVecEnv")
+_SB3_NAMES = ("GymVectorToSB3", "LearnedRewardVecEnv")
 
 
 def __getattr__(name: str) -> Any:

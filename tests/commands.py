@@ -9,6 +9,7 @@ import array
 import atexit
 import gc
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -20,6 +21,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +36,8 @@ PRELOADED = (
     "guerdon.cli.train_reward",
     "guerdon.cli.zoo",
 )
+SIMULATOR = ["mani_skill.envs", "guerdon.envs.maniskill.pool"]
+"""What the processes of `guerdon.envs.maniskill.pool` are forked with."""
 CLIENT = """#!{python} -IS
 import array, json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
@@ -56,10 +60,12 @@ class CommandServer:
 
     Args:
         environment: of the server; what it says about imports holds for the commands too.
+        simulator: whether the commands share one process that has ManiSkill imported, from which their
+            simulator processes are forked; otherwise each command that needs it starts its own.
     """
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self._environment = environment
+    def __init__(self, environment: Mapping[str, str] = os.environ, simulator: bool = False) -> None:
+        self._environment, self._simulator = environment, simulator
 
     def __enter__(self) -> "CommandServer":
         self._folder = tempfile.TemporaryDirectory(prefix="guerdon-commands-")
@@ -70,7 +76,7 @@ class CommandServer:
             file.write_text(CLIENT.format(python=sys.executable, address=address, program=program))
             file.chmod(0o755)
         self.path = os.pathsep.join([str(place), str(Path(sys.executable).parent), os.environ["PATH"]])
-        command = [sys.executable, "-m", "tests.commands", address]
+        command = [sys.executable, "-m", "tests.commands", address, *["simulator"] * self._simulator]
         root = Path(__file__).parent.parent
         self._process = subprocess.Popen(
             command, cwd=root, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -84,10 +90,14 @@ class CommandServer:
         self._folder.cleanup()
 
 
-def serve(address: str) -> None:
+def serve(address: str, simulator: bool) -> None:
     """Fork a process for each command, until the input ends."""
     for name in PRELOADED:
         __import__(name)
+    if simulator:
+        multiprocessing.set_forkserver_preload(SIMULATOR)
+        forkserver.ensure_running()
+        forkserver._forkserver.ensure_running = lambda: None  # it is no child of the commands
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
@@ -172,4 +182,4 @@ def _run(program: str, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], simulator="simulator" in sys.argv[2:])

@@ -18,6 +18,8 @@ import tests.browser
 from tests.commands import CommandServer
 
 torch.set_num_threads(1)
+# It guards against a loss of power, which no test can bring about, and waits for the disk thousands of times.
+os.fsync = lambda handle: None
 hypothesis_settings.register_profile("guerdon", deadline=None)  # 200 ms pass quickly on a busy machine
 hypothesis_settings.load_profile("guerdon")
 
@@ -120,6 +122,13 @@ def pytest_runtest_protocol(item):
 @pytest.fixture(scope="session")
 def command_server():
     with CommandServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def simulator_commands():
+    """A server whose commands also share the imported simulator."""
+    with CommandServer(simulator=True) as server:
         yield server
 
 

@@ -1,5 +1,6 @@
 """Every command and every Python block in the docs runs, in the order in which a reader meets them."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,11 +9,20 @@ from pathlib import Path
 
 import pytest
 
+import guerdon
+from docs import site_pages
+from guerdon.cli.main import VERBS
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-SHORTENED = "howto-"
+SHORTENED = {
+    ROOT / "docs" / name
+    for name in ("howto/ppo-cnn.md", "howto/sac-cnn.md", "howto/resnet-reward.md", "tutorials/robot.md")
+}
 """Pages of commands that take hours; `test_maniskill_documents.py` and `tests/robot/` run them shortened."""
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.M | re.S)
+FILE = re.compile(r'^```\w+ title="([\w.]+)"\n(.*?)^```', re.M | re.S)
+"""A file that the reader makes beside the commands."""
 ELSEWHERE = ("make ", "git ", "cd ", "pip ", ".venv/bin/pre-commit ")
 """Commands that other tests and CI itself run, or that only make sense in a clone."""
 CHECK = "guerdon check"
@@ -39,7 +49,7 @@ def pages_to_run() -> dict[Path, list[tuple[str, str]]]:
     found: dict[Path, list[tuple[str, str]]] = {}
     checked = False
     for page in PAGES:
-        if page.name.startswith(SHORTENED):  # run by a test of its own
+        if page in SHORTENED:  # run by a test of its own
             continue
         steps = []
         for kind, text in blocks(page):
@@ -61,11 +71,14 @@ TO_RUN = pages_to_run()
 
 @pytest.mark.parametrize("page", TO_RUN, ids=lambda p: str(p.relative_to(ROOT)))
 @pytest.mark.slow
-def test_the_blocks_of_a_page_run(page, tmp_path, command_server):
+def test_the_blocks_of_a_page_run(page, tmp_path, request):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if page.name != "README.md":  # its programs are those that a newcomer has
-        path = command_server.path
+        server = "simulator_commands" if page.name == "maniskill.md" else "command_server"
+        path = request.getfixturevalue(server).path
     environment = {**os.environ, "PATH": path}
+    for name, text in FILE.findall(page.read_text()):
+        (tmp_path / name).write_text(text)
     for kind, script in TO_RUN[page]:
         program = ["python", "-c"] if kind == "python" else ["bash", "-e", "-c"]
         result = subprocess.run(
@@ -75,7 +88,7 @@ def test_the_blocks_of_a_page_run(page, tmp_path, command_server):
 
 
 def test_no_command_of_the_docs_is_left_out():
-    pages = [page for page in PAGES if not page.name.startswith(SHORTENED)]
+    pages = [page for page in PAGES if page not in SHORTENED]
     wanted = {line for page in pages for lines in commands_of(page) for line in lines}
     run = {line for steps in TO_RUN.values() for kind, text in steps for line in [text, *text.splitlines()]}
     assert wanted <= run and CHECK in run and len(TO_RUN) >= 9
@@ -93,9 +106,60 @@ def test_links_lead_somewhere():
         f"{page.name}: {target}"
         for page in PAGES
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text())
-        if "://" not in target and not (page.parent / target).exists()
+        if "://" not in target and not (page.parent / target).exists() and not generated(page.parent / target)
     ]
     assert broken == []
+
+
+def generated(path: Path) -> bool:
+    """Whether the documentation site makes this page of the code."""
+    return os.path.relpath(path, ROOT / "docs") in site_pages.PAGES
+
+
+def test_every_setting_has_a_meaning():
+    for _, root in site_pages.TREES.values():
+        for name, cls in [("", root), *site_pages.sections(root)]:
+            plain = {path for path, _ in site_pages.sections(cls)}
+            for field, (_, meaning) in site_pages.meanings(cls).items():
+                assert field in plain or meaning, f"{cls.__name__}.{field} ({name}) has no text under it"
+            assert cls.__doc__
+
+
+def test_generated_pages_show_the_code_as_it_is():
+    settings = site_pages.settings_page()
+    assert (
+        "| `seed` | `0` | int, at least 0 | Seeds environments, policies, splits and training. |" in settings
+    )
+    assert "| `cluster.node_groups[].label` | `null` |" in settings
+    assert (
+        '`collect.policy` | `"random"` | `random` · `scripted` · `motion_planner` · `checkpoint` |'
+        in settings
+    )
+    command = site_pages.command_page()
+    assert all(f"## guerdon {verb.name}\n" in command for verb in VERBS)
+    gail = site_pages.model_page("gail")
+    assert "`reward_form`" in gail and "| cartpole_gail | guerdon |" in gail and "Ho and Ermon" in gail
+    for name in site_pages.REWARD_MODELS:
+        page = site_pages.model_page(name)
+        assert page.startswith(f"# `{name}`\n") and "## Settings" in page
+    assert "::: guerdon.rewards.image.scorer.RewardManager" in site_pages.api_page()
+
+
+@pytest.mark.slow
+def test_the_site_builds_in_strict_mode(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert result.returncode == 0, result.stderr
+    site = tmp_path / "site" / guerdon.__version__
+    assert "RewardManager" in (site / "reference" / "api" / "index.html").read_text()
+    assert (site / "reward-models" / "gail" / "index.html").exists()
+    assert json.loads((site.parent / "versions.json").read_text())[0]["version"] == guerdon.__version__
+    assert "reward hacking" in (site / "search" / "search_index.json").read_text()
+
+
+def test_the_readmes_fit_two_screens():
+    for name in ("README.md", "README.zh-CN.md"):
+        assert len((ROOT / name).read_text().splitlines()) <= 150
 
 
 def test_the_two_readmes_have_the_same_commands():

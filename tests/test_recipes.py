@@ -111,7 +111,7 @@ def test_a_new_alarm(copy):
         "guerdon/monitoring/alarms.py",
         "guerdon/monitoring/alarms.py",
         "guerdon/config/schema_monitor.py",
-        "docs/stage-3-train.md",
+        "docs/tutorials/train.md",
     ]
     (copy.root / "use.py").write_text(
         textwrap.dedent("""
@@ -144,7 +144,7 @@ def test_a_new_alarm(copy):
     assert result.stdout.strip() == "[(0.1, 'missed_successes', 0.4, 8)]", result.stderr
     (line,) = (copy.root / "alarms.jsonl").read_text().splitlines()
     assert json.loads(line)["remedy"].startswith("lower reward.reward_threshold")
-    assert "| missed successes |" in (copy.root / "docs/stage-3-train.md").read_text()
+    assert "| missed successes |" in (copy.root / "docs/tutorials/train.md").read_text()
 
 
 def write_npz(folder):

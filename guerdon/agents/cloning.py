@@ -92,7 +92,12 @@ def imitate(
 
 
 def demonstrations(
-    path: Path | str, spec: ObsSpec, control_mode: str | None = None, *, intended: bool = False
+    path: Path | str,
+    spec: ObsSpec,
+    control_mode: str | None = None,
+    *,
+    intended: bool = False,
+    num_episodes: int | None = None,
 ) -> tuple[Obs, Tensor]:
     """What was done in the successful, complete episodes of a data set; see `open_demonstrations`.
 
@@ -102,12 +107,14 @@ def demonstrations(
         control_mode: see `open_demonstrations`.
         intended: what was meant to be done instead, without the noise of the demonstrator; data that does not
             tell is refused.
+        num_episodes: take so many of them, the first ones; None: all.
 
     Returns:
         `state` float32 [M, S] and camera -> uint8 [M, H, W, C], as far as the policy observes them, and
         actions float32 [M, A].
     """
-    with open_demonstrations(path, spec, control_mode) as shown:
+    with open_demonstrations(path, spec, control_mode) as every:
+        shown = every[:num_episodes]
         obs = {name: np.concatenate([item.obs[name] for item in shown]) for name in shown[0].obs}
         actions = np.concatenate([_meant(item, path) if intended else item.actions for item in shown])
     return {name: torch.from_numpy(part) for name, part in obs.items()}, torch.from_numpy(actions)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-from guerdon.cli.verb import Result
+from guerdon.cli.verb import Result, next_command
 from guerdon.core.errors import GuerdonError
 
 EXTRAS = {
@@ -39,7 +39,11 @@ def check_verb(arguments: argparse.Namespace) -> Result:
         for item in results
     ]
     ok = all(item.ok or item.optional for item in results)
-    return Result({"parts": [item._asdict() for item in results]}, lines, ok=ok)
+    steps = [next_command("demo") + "  # all three stages in a few minutes"]
+    if not ok:
+        failed = ", ".join(item.name for item in results if not item.ok and not item.optional)
+        steps = [f"pip install --force-reinstall guerdon  # then check again: {failed}"]
+    return Result({"parts": [item._asdict() for item in results]}, lines, ok=ok, next_steps=steps)
 
 
 def check_installation() -> list[Part]:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from guerdon.cli.verb import Result
+from guerdon.cli.verb import Result, next_command, setting
 from guerdon.config import GuerdonConfig, load_config
 from guerdon.config.unused import log_without_effect
 from guerdon.data.collect.collector import open_npy_archive
@@ -19,15 +19,14 @@ def collect_verb(arguments: argparse.Namespace) -> Result:
     log_without_effect(config)
     resume = config.collect.resume or arguments.resume
     result = _collect(replace(config, collect=replace(config.collect, resume=resume)))
-    counts = f"success {result.num_success}{_limit(result.target_success)}"
-    counts += f" fail {result.num_failure}{_limit(result.target_failure)}"
-    rate = result.env_steps / max(result.seconds, 1e-9)
-    line = f"{counts} in {result.seconds:.1f} s ({rate:,.0f} steps/s) -> {result.save_dir} ({result.format})"
     error = (
-        f"the targets were not met: {result.reason} with {counts}. What was collected is kept; "
+        f"the targets were not met: {result.reason} with {result.counts}. What was collected is kept; "
         "go on with --resume, or try another collect.policy or collect.policy_noise"
     )
-    return Result(asdict(result), [line], error="" if result.complete else error)
+    if not result.complete:
+        return Result(asdict(result), [str(result)], error=error)
+    fit = next_command("train-reward", setting("fit.data.path", result.save_dir))
+    return Result(asdict(result), [str(result)], next_steps=[fit])
 
 
 def _collect(config: GuerdonConfig) -> CollectResult:
@@ -59,7 +58,3 @@ def _collect(config: GuerdonConfig) -> CollectResult:
 
         policy = saved_policy(section, config.env.train, config.seed)
     return collect(config.env.train, section, seed=config.seed, archive=archive, policy=policy)
-
-
-def _limit(target: int | None) -> str:
-    return "" if target is None else f"/{target}"

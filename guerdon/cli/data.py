@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from guerdon.cli.verb import Result, aligned
+from guerdon.cli.verb import Result, aligned, next_command, setting
 from guerdon.core.types import DataSummary, Fault, display_path
 from guerdon.data.datasets.audit import AuditReport, audit
 from guerdon.data.datasets.pictures import write_preview
@@ -35,7 +35,8 @@ def convert_verb(arguments: argparse.Namespace) -> Result:
         "faults": [asdict(fault) for fault in faults],
     }
     line = f"{written} episodes -> {display_path(arguments.target)} ({arguments.to})"
-    return Result(values, [line, *_not_used(faults)])
+    steps = [next_command("data", "audit", display_path(arguments.target))]
+    return Result(values, [line, *_not_used(faults)], next_steps=steps)
 
 
 def process_verb(arguments: argparse.Namespace) -> Result:
@@ -60,13 +61,15 @@ def process_verb(arguments: argparse.Namespace) -> Result:
         *_not_used(report.faults),
         *_audit_lines(report.audit),
     ]
-    return Result({**report.to_dict(), "format": arguments.to}, lines)
+    steps = [next_command("train-reward", setting("fit.data.path", report.path))]
+    return Result({**report.to_dict(), "format": arguments.to}, lines, next_steps=steps)
 
 
 def audit_verb(arguments: argparse.Namespace) -> Result:
     """Labels, balance, duplicates, cameras, NaN."""
     report = audit(arguments.path, arguments.format)
-    return Result(report.to_dict(), _audit_lines(report), ok=report.ok)
+    steps = [next_command("train-reward", setting("fit.data.path", arguments.path))] if report.ok else []
+    return Result(report.to_dict(), _audit_lines(report), ok=report.ok, next_steps=steps)
 
 
 def summary_lines(summary: DataSummary) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from guerdon.cli.reward import card
-from guerdon.cli.verb import Result, aligned
+from guerdon.cli.verb import Result, aligned, next_command
 from guerdon.config import GuerdonConfig, LearnerConfig, load_config
 from guerdon.core import strict_json
 from guerdon.core.atomic import write_atomic
@@ -23,10 +23,12 @@ from guerdon.data.datasets.audit import audit
 from guerdon.data.datasets.pictures import write_preview
 from guerdon.data.summary import inspect
 from guerdon.fit import FitResult, fit_reward_model
+from guerdon.monitoring.proof import judge
 from guerdon.rewards.image.int8_file import int8_path
+from guerdon.training.arms import make_arm, run_arm
 from guerdon.training.collect_policy import collect_clone
 from guerdon.training.folders import held, new_run_folder
-from guerdon.training.trainer import EmbodiedRunner
+from guerdon.training.prove import write_page
 
 log = logging.getLogger("guerdon")
 
@@ -42,7 +44,13 @@ BLIND = ("+env.train.init_params.reward=none",)
 
 def demo_verb(arguments: argparse.Namespace) -> Result:
     """All three stages."""
-    return Result(*run_demo(arguments.overrides))
+    values, lines = run_demo(arguments.overrides)
+    steps = [
+        next_command("evaluate", "--checkpoint", display_path(values["folder"])),
+        next_command("data", "inspect", display_path(Path(values["folder"]) / "data")),
+        next_command("--help") + "  # every verb, by stage",
+    ]
+    return Result(values, lines, next_steps=steps)
 
 
 def run_demo(overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
@@ -142,7 +150,7 @@ def _precision() -> Literal["fp32", "int8"]:
 
 
 def _train(config: GuerdonConfig, folder: Path) -> tuple[dict[str, Any], Rows]:
-    """Stage 3: imitate the collected successes, then train on the learned reward alone."""
+    """Stage 3: imitate some successes, then train on the learned reward alone, and once more without it."""
     checkpoint = folder / "reward" / "checkpoints" / "best_model"
     precision: Literal["fp32", "int8"] = "int8" if int8_path(checkpoint).is_file() else "fp32"
     model = replace(config.reward.model, checkpoint_path=str(checkpoint), precision=precision)
@@ -153,15 +161,33 @@ def _train(config: GuerdonConfig, folder: Path) -> tuple[dict[str, Any], Rows]:
         reward=replace(config.reward, use_reward_model=True, model=model),
         learner=replace(config.learner, warm_start=warm_start),
     )
-    summary = EmbodiedRunner(config, folder).run()
+    places = {"start": folder / "start", "learned": folder, "off": folder / "off"}
+    arms = {name: make_arm(config, folder, name, config.seed, place) for name, place in places.items()}
+    results: dict[str, Any] = {}
+    for name, arm in arms.items():  # the run itself stays where the report is looked for
+        results[name] = run_arm(arm, places["start"])
+    found = {name: [arm.result()] for name, arm in arms.items()}
+    write_page(folder, judge(found), "The demo and its control")
+    summary = results["learned"]
     names = ("success_rate", "success_at_end", "episodes", "env_steps", "seconds", "reward", "alarms")
-    stage3 = {name: summary[name] for name in names}
-    success = f"{summary['success_rate']:.1%} of {summary['episodes']} fresh episodes"
+    stage3 = {
+        "start_success_rate": results["start"]["success_rate"],
+        "off_success_rate": results["off"]["success_rate"],
+        **{name: summary[name] for name in names},
+    }
+    shown = warm_start.num_episodes or "all"
     steps = f"{summary['env_steps']} steps in {summary['seconds']:.0f} s"
     return stage3, [
         ("stage 3: train", f"PPO on the learned reward alone, {steps}"),
-        ("  success", f"{success}, by the environment's own judgement"),
+        ("  before", f"{stage3['start_success_rate']:.1%}: a clone of {shown} successes"),
+        ("  success", f"{_success(summary)}, by the environment's own judgement"),
+        ("  without it", f"{stage3['off_success_rate']:.1%}: the same training, every reward zero"),
         ("  alarms", ", ".join(summary["alarms"]) or "none"),
         ("  policy", display_path(summary["checkpoint"])),
         ("  report", display_path(folder / "report.html")),
+        ("  control", display_path(folder / "prove.html")),
     ]
+
+
+def _success(summary: dict[str, Any]) -> str:
+    return f"{summary['success_rate']:.1%} of {summary['episodes']} fresh episodes"

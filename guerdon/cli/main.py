@@ -8,7 +8,6 @@ A new verb is a function in one of the modules beside this one and a line in `VE
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import shlex
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import guerdon
+from guerdon.cli.parser import parse
 from guerdon.cli.verb import OVERRIDES, Verb, argument, config_arguments, print_result
 from guerdon.core.errors import ConfigError, GuerdonError, RunInterrupted
 
@@ -27,21 +26,49 @@ PRECISION = argument("--precision", choices=["fp32", "bf16", "int8"], default="f
 FORMAT = argument("--format", help="the format of the data; detected if not given")
 
 VERBS = (
-    Verb("demo", "demo:demo_verb", "run all three stages on the embedded environment", OVERRIDES),
+    Verb(
+        "demo",
+        "demo:demo_verb",
+        "run all three stages on the embedded environment",
+        OVERRIDES,
+        stage="start",
+        example="guerdon demo",
+    ),
     Verb(
         "collect",
         "collect:collect_verb",
-        "stage 1: run a policy and save labelled episodes",
+        "run a policy and save labelled episodes",
         *config_arguments(default="collect"),
         argument("--resume", action="store_true", help="count what is there towards the targets"),
+        stage="collect",
+        example="guerdon collect collect.target_success=20 collect.target_failure=20",
     ),
     Verb(
         "train-reward",
         "train_reward:train_reward_verb",
-        "stage 2: fit, validate and save a reward model",
+        "fit, validate and save a reward model",
         *config_arguments(default="train_reward"),
+        stage="fit",
+        example="guerdon train-reward fit.data.path=runs/collect/data",
     ),
-    Verb("train", "train:train_verb", "stage 3: train a policy", *config_arguments(default="train")),
+    Verb(
+        "train",
+        "train:train_verb",
+        "train a policy",
+        *config_arguments(default="train"),
+        stage="use",
+        example="guerdon train reward.use_reward_model=true reward.model.checkpoint_path=CHECKPOINT",
+    ),
+    Verb(
+        "prove",
+        "prove:prove_verb",
+        "train beside controls and say what the learned reward did",
+        *config_arguments(default="train"),
+        argument("--seeds", type=int, default=3, metavar="N", help="seeds of each arm (3)"),
+        argument("--arms", metavar="A,B", help="start, learned, off, shuffled, true (all)"),
+        argument("--episodes", type=int, metavar="N", help="of an evaluation (learner.eval_episodes)"),
+        argument("--workers", type=int, metavar="N", help="runs at a time (one for each core)"),
+    ),
     Verb(
         "evaluate",
         "train:evaluate_verb",
@@ -50,6 +77,8 @@ VERBS = (
         argument("--episodes", type=int, default=100, metavar="N", help="fresh episodes (100)"),
         argument("--seed", type=int, default=12345, metavar="S", help="of the environments"),
         argument("--env", metavar="ID", help="environment to play in (the policy's own)"),
+        stage="use",
+        example="guerdon evaluate --checkpoint runs/train/RUN --episodes 100",
     ),
     Verb(
         "zoo",
@@ -57,7 +86,11 @@ VERBS = (
         "train on a reward model of the zoo; `zoo list` lists them",
         argument("--config-name", metavar="NAME", help="config, such as cartpole_gail"),
         argument("--config-path", metavar="DIR", help="where to look for it first"),
+        argument("--di-engine", type=Path, metavar="FILE", help="a config file of DI-engine, read, not run"),
+        argument("--trust", action="store_true", help="run that file, if reading it is not enough"),
         OVERRIDES,
+        stage="zoo",
+        example="guerdon zoo --config-name cartpole_gail",
     ),
     Verb(
         "collect-demos",
@@ -69,6 +102,8 @@ VERBS = (
         argument("--noise", type=float, default=0.0, metavar="X", help="share of random actions (0)"),
         argument("--seed", type=int, default=0, metavar="S", help="of environments and noise"),
         argument("--out", type=Path, required=True, metavar="FILE", help="a .safetensors file"),
+        stage="zoo",
+        example="guerdon collect-demos --env CartPole-v1 --out demos.safetensors",
     ),
     Verb(
         "reward score",
@@ -78,6 +113,8 @@ VERBS = (
         argument("--out", type=Path, metavar="FILE", help="write one row per frame (.parquet, .json)"),
         CHECKPOINT,
         PRECISION,
+        stage="use",
+        example="guerdon reward score DATA --checkpoint CHECKPOINT --out scores.parquet",
     ),
     Verb(
         "reward card",
@@ -87,6 +124,8 @@ VERBS = (
         argument("--out", type=Path, required=True, metavar="HTML"),
         CHECKPOINT,
         PRECISION,
+        stage="trust",
+        example="guerdon reward card --checkpoint CHECKPOINT --data DATA --out card.html",
     ),
     Verb(
         "reward quantize",
@@ -95,6 +134,8 @@ VERBS = (
         argument("path", type=Path, help="a data set; the one it was fitted to is best"),
         argument("--threshold", type=float, metavar="P", help="decide at P, not as calibrated"),
         CHECKPOINT,
+        stage="use",
+        example="guerdon reward quantize DATA --checkpoint CHECKPOINT",
     ),
     Verb(
         "data inspect",
@@ -103,6 +144,8 @@ VERBS = (
         PATH,
         FORMAT,
         argument("--preview", type=Path, metavar="PNG", help="also draw a sheet of frames"),
+        stage="data",
+        example="guerdon data inspect DATA --preview sheet.png",
     ),
     Verb(
         "data convert",
@@ -112,8 +155,18 @@ VERBS = (
         argument("target", type=Path),
         argument("--to", required=True, metavar="FORMAT", help="the format to write"),
         FORMAT,
+        stage="data",
+        example="guerdon data convert DATA COPY --to lerobot",
     ),
-    Verb("data audit", "data:audit_verb", "check labels, balance, duplicates, cameras and NaN", PATH, FORMAT),
+    Verb(
+        "data audit",
+        "data:audit_verb",
+        "check labels, balance, duplicates, cameras and NaN",
+        PATH,
+        FORMAT,
+        stage="data",
+        example="guerdon data audit DATA",
+    ),
     Verb(
         "data process",
         "data:process_verb",
@@ -123,15 +176,66 @@ VERBS = (
         argument("--keep-stationary", action="store_true", help="keep frames in which nothing moved"),
         argument("--hold-steps", type=int, metavar="N", help="steps at the target that make a success"),
         argument("--out", type=Path, metavar="DIR", help="instead of collected_data/ beside the file"),
+        stage="data",
+        example="guerdon data process logs/data.pkl",
     ),
-    Verb("robot-sim", "robot:robot_sim_verb", "a simulated robot that speaks SERL's protocol"),
-    Verb("teleop", "robot:teleop_verb", "drive a robot by hand and watch the learned reward"),
-    Verb("check", "check:check_verb", "check that everything is installed and works"),
+    Verb(
+        "robot-sim",
+        "robot:robot_sim_verb",
+        "a simulated robot that speaks SERL's protocol",
+        argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (127.0.0.1)"),
+        argument("--port", type=int, default=5000, metavar="P", help="port; 0 takes a free one (5000)"),
+        argument("--seed", type=int, default=0, metavar="S", help="of noise and faults"),
+        argument("--time-scale", type=float, default=1.0, metavar="X", help="X times real time (1)"),
+        argument("--image-size", type=int, default=64, metavar="N", help="of square pictures (64)"),
+        argument("--faults", default="", metavar="NAME=X,...", help="such as drop_rate=0.05"),
+        stage="tools",
+        example="guerdon robot-sim --port 5000",
+    ),
+    Verb(
+        "teleop",
+        "robot:teleop_verb",
+        "drive a robot by hand and watch the learned reward",
+        *config_arguments(default="teleop"),
+        CHECKPOINT,
+        argument("--port", type=int, default=8765, metavar="P", help="of the page (8765)"),
+        argument("--save-dir", type=Path, default=Path("wrong_calls"), metavar="DIR", help="for wrong calls"),
+        argument("--steps", type=int, metavar="N", help="end after so many steps"),
+        stage="trust",
+        example="guerdon teleop --checkpoint CHECKPOINT",
+    ),
+    Verb(
+        "config show",
+        "config:show_verb",
+        "a config, composed, and where each value comes from",
+        argument("overrides", nargs="*", metavar="NAME key=value", help="a config's name, then settings"),
+        argument("--config-path", metavar="DIR", help="where to look for it first"),
+        argument("--zoo", action="store_true", help="the config is one of `guerdon zoo`"),
+        argument("--changed", action="store_true", help="leave out what is the schema's default"),
+        stage="tools",
+        example="guerdon config show train learner.ppo.lr=1e-4 --changed",
+    ),
+    Verb(
+        "completion",
+        "completion:completion_verb",
+        "print a script that completes commands in a shell",
+        argument("shell", choices=["bash", "zsh", "fish"]),
+        stage="tools",
+        example='eval "$(guerdon completion bash)"',
+    ),
+    Verb(
+        "check",
+        "check:check_verb",
+        "check that everything is installed and works",
+        stage="start",
+        example="guerdon check",
+    ),
 )
-"""Every verb there is: name, `module:function`, what it does, what it takes."""
+"""Every verb there is: name, `module:function`, what it does, what it takes, its place in the help."""
 GROUPS = {
     "reward": "use and assess a fitted reward model",
     "data": "look at data sets, convert, audit, clean",
+    "config": "look at settings",
 }
 """First words that several verbs share."""
 
@@ -139,7 +243,7 @@ GROUPS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    arguments = _parse(argv)
+    arguments = parse(argv, VERBS, GROUPS)
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.DEBUG if arguments.debug else logging.INFO,
@@ -181,6 +285,7 @@ def _command_to_go_on(argv: Sequence[str], stopped: RunInterrupted) -> str:
 
 def command() -> NoReturn:
     """The program: `main`, then the end of the process."""
+    _add_working_directory()
     code = main()
     if os.environ.get("RANK"):  # one of several processes: torch is loaded already
         from guerdon.fit.process_group import end_process, under_torchrun
@@ -190,39 +295,15 @@ def command() -> NoReturn:
     sys.exit(code)
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse; settings (`key=value`) may stand before and after flags, which argparse alone does not allow."""
-    parser = _parser(argv)
-    arguments, rest = parser.parse_known_args(argv)
-    if rest and (not hasattr(arguments, "overrides") or any(item.startswith("-") for item in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        arguments.overrides += rest
-    return arguments
+def _add_working_directory() -> None:
+    """Let `env.train.id=my_module:MyEnv-v0` find a module in the folder that the command runs in.
 
-
-def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """The names of all verbs, and the arguments of the one that is called."""
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
-    common.add_argument("--debug", action="store_true", help="show tracebacks and debug logs")
-    parser = argparse.ArgumentParser(prog="guerdon", description=guerdon.__doc__)
-    parser.add_argument("--version", action="version", version=f"guerdon {guerdon.__version__}")
-    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    groups = {"": verbs}
-    called = [item for item in argv if not item.startswith("-")]
-    for verb in VERBS:
-        group, _, name = verb.name.rpartition(" ")
-        if group not in groups:
-            described = verbs.add_parser(group, help=GROUPS[group])
-            groups[group] = described.add_subparsers(title="actions", required=True, metavar="ACTION")
-        added = groups[group].add_parser(name, parents=[common], help=verb.help, description=verb.help)
-        words = verb.name.split()
-        if called[: len(words)] == words:
-            for names, options in verb.arguments:
-                added.add_argument(*names, **options)
-            added.set_defaults(verb=verb)
-    return parser
+    It comes last, so that no file of that folder takes the place of an installed module; `python -P` and
+    PYTHONSAFEPATH keep it out.
+    """
+    folder = str(Path.cwd())
+    if folder not in sys.path and not getattr(sys.flags, "safe_path", False):
+        sys.path.append(folder)
 
 
 if __name__ == "__main__":

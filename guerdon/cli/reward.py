@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from guerdon.cli.verb import Result
+from guerdon.cli.verb import Result, next_command, setting
 from guerdon.config import RewardConfig, RewardModelConfig
 from guerdon.core import strict_json
 from guerdon.core.atomic import write_atomic
@@ -67,7 +67,9 @@ def quantize_verb(arguments: argparse.Namespace) -> Result:
         f"{result['judged_twice']:.1%} of them are near the threshold and judged again in fp32",
         f"-> {display_path(result['file'])}",
     ]
-    return Result(result, lines)
+    checkpoint = setting("reward.model.checkpoint_path", arguments.checkpoint)
+    words = ("reward.use_reward_model=true", checkpoint, "reward.model.precision=int8")
+    return Result(result, lines, next_steps=[next_command("train", *words)])
 
 
 class ScoredData:

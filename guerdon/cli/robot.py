@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.cli.teleop_page import LiveView, Shown, ViewServer
-from guerdon.cli.verb import Result, argument, config_arguments, print_result, takes
+from guerdon.cli.verb import Result, next_command, print_result
 from guerdon.config import EnvConfig, RewardConfig, build, load_config
 from guerdon.config.schema_robot import RobotSimConfig
 from guerdon.core.errors import ConfigError, EmergencyStopError
@@ -34,14 +34,6 @@ log = logging.getLogger("guerdon")
 WRONG_KEY, QUIT_KEY = "w", "q"
 
 
-@takes(
-    argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (127.0.0.1)"),
-    argument("--port", type=int, default=5000, metavar="P", help="port; 0 takes a free one (5000)"),
-    argument("--seed", type=int, default=0, metavar="S", help="of noise and faults"),
-    argument("--time-scale", type=float, default=1.0, metavar="X", help="X times real time (1)"),
-    argument("--image-size", type=int, default=64, metavar="N", help="of square pictures (64)"),
-    argument("--faults", default="", metavar="NAME=X,...", help="such as drop_rate=0.05,latency_rate=0.02"),
-)
 def robot_sim_verb(arguments: argparse.Namespace) -> None:
     """Serve a simulated robot until Ctrl-C."""
     faults = dict(item.partition("=")[::2] for item in arguments.faults.split(",") if item)
@@ -59,15 +51,6 @@ def robot_sim_verb(arguments: argparse.Namespace) -> None:
         server.server_close()
 
 
-@takes(
-    *config_arguments(default="teleop"),
-    argument("--checkpoint", type=Path, required=True, metavar="C", help="the reward model"),
-    argument("--port", type=int, default=8765, metavar="P", help="of the page (8765)"),
-    argument(
-        "--save-dir", type=Path, default=Path("wrong_calls"), metavar="DIR", help="store for wrong calls"
-    ),
-    argument("--steps", type=int, metavar="N", help="end after so many steps"),
-)
 def teleop_verb(arguments: argparse.Namespace) -> Result:
     """Drive a robot by hand."""
     config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
@@ -82,7 +65,9 @@ def teleop_verb(arguments: argparse.Namespace) -> Result:
         seed=config.seed,
     )
     line = f"{result['steps']} steps, {result['wrong_calls']} wrong calls -> {result['save_dir']}"
-    return Result(result, [f"{line} ({result['reason']})"])
+    collected = next_command("data", "convert", result["save_dir"], "YOUR_DATA", "--to", "native")
+    steps = [f"{collected}  # adds them to your episodes; then fit again"] if result["wrong_calls"] else []
+    return Result(result, [f"{line} ({result['reason']})"], next_steps=steps)
 
 
 class _Listener:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.cli.train_reward import train_reward_verb
-from guerdon.cli.verb import Result, aligned
+from guerdon.cli.verb import Result, aligned, next_command
 from guerdon.config import GuerdonConfig, load_config
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
@@ -27,7 +27,8 @@ def train_verb(arguments: argparse.Namespace) -> Result | None:
     if config.fit.only:
         return train_reward_verb(arguments)
     folder, summary = train(config)
-    return Result({**summary, "folder": str(folder)}, _train_lines(summary, folder))
+    evaluation = next_command("evaluate", "--checkpoint", display_path(folder))
+    return Result({**summary, "folder": str(folder)}, _train_lines(summary, folder), next_steps=[evaluation])
 
 
 def evaluate_verb(arguments: argparse.Namespace) -> Result:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
-from guerdon.cli.verb import Result
+from guerdon.cli.verb import Result, next_command, setting
 from guerdon.config import GuerdonConfig, load_config, to_plain
 from guerdon.config.unused import log_without_effect
+from guerdon.config.yaml_files import to_yaml
 from guerdon.core import strict_json
 from guerdon.core.atomic import write_atomic
 from guerdon.core.errors import RunInterrupted
@@ -35,7 +35,16 @@ def train_reward_verb(arguments: argparse.Namespace) -> Result | None:
     folder, result = train_reward(config)
     if not is_main_process():
         return None
-    return Result({**fit_summary(result), "folder": str(folder)}, _fit_lines(result, folder))
+    checkpoint = setting("reward.model.checkpoint_path", result.checkpoint)
+    steps = [
+        next_command(
+            "reward", "card", "--checkpoint", display_path(result.checkpoint), "--data", "NEW_EPISODES"
+        )
+        + " --out card.html",
+        next_command("train", "reward.use_reward_model=true", checkpoint)
+        + "  # and the env of your episodes",
+    ]
+    return Result({**result.to_dict(), "folder": str(folder)}, _fit_lines(result, folder), next_steps=steps)
 
 
 def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:
@@ -110,41 +119,15 @@ def _placeable(job: FitJob) -> FitJob:
 
 
 def _write_summary(folder: Path, result: FitResult) -> None:
-    write_atomic(folder / "summary.json", strict_json.dumps(fit_summary(result), indent=1))
+    write_atomic(folder / "summary.json", strict_json.dumps(result.to_dict(), indent=1))
 
 
 def _write_config(config: GuerdonConfig, folder: Path) -> Path:
     """Leave `config.yaml` in the run's folder."""
-    write_atomic(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(to_plain(config))))
+    write_atomic(folder / "config.yaml", to_yaml(to_plain(config)))
     return folder
 
 
-def fit_summary(result: FitResult) -> dict[str, Any]:
-    """The outcome of a fit as plain numbers."""
-    return {
-        "checkpoint": str(result.checkpoint),
-        "threshold": result.threshold.threshold,
-        "calibration": result.calibration.kind,
-        "val": dict(result.metrics),
-        "false_positive_interval": list(result.threshold.false_positive_interval),
-        "caveat": result.threshold.caveat,
-        "train_loss": result.train_loss,
-        "train_accuracy": result.train_accuracy,
-        "num_steps": result.num_steps,
-        "best_step": result.best_step,
-        "faults": [asdict(fault) for fault in result.faults],
-        "seconds": round(result.seconds, 2),
-    }
-
-
 def _fit_lines(result: FitResult, folder: Path) -> list[str]:
-    threshold = result.threshold
-    low, high = threshold.false_positive_interval
-    return [
-        f"AUC          {result.metrics['auc']:.4f} on {result.metrics['num_episodes']:.0f} held-out episodes",
-        f"threshold    {threshold.threshold:.4f} ({result.calibration.kind} calibration)",
-        f"fires on     {threshold.true_positive_rate:.1%} of success frames",
-        f"and on       {threshold.false_positive_rate:.2%} of failure frames ({low:.2%} to {high:.2%})",
-        f"checkpoint   {display_path(result.checkpoint)}",
-        f"run          {display_path(folder)} ({result.num_steps} steps, {result.seconds:.0f} s)",
-    ]
+    run = f"run          {display_path(folder)} ({result.num_steps} steps, {result.seconds:.0f} s)"
+    return [*result.lines(), run]

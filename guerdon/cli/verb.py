@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from guerdon.core import strict_json
@@ -23,6 +27,8 @@ class Result:
     """False: exit code 1."""
     error: str = ""
     """Printed to stderr after the result; exit code 1."""
+    next_steps: Sequence[str] = ()
+    """Commands to run next; printed to stderr, not with `--json`."""
 
 
 Handler: TypeAlias = Callable[[argparse.Namespace], "Result | None"]
@@ -36,11 +42,22 @@ class Verb:
         name: one word, or two: a group and an action.
         function: `module:function` in `guerdon.cli`; imported when the verb runs.
         help: what it does.
-        arguments: what it takes, so that help and wrong usage need no import; none here: `takes` has them.
+        arguments: what it takes, so that help and wrong usage need no import.
+        stage: the heading that `guerdon --help` lists it under.
+        example: a command that shows how it is used.
     """
 
-    def __init__(self, name: str, function: str, help: str, *arguments: Argument) -> None:
-        self.name, self.help, self._function, self._arguments = name, help, function, arguments
+    def __init__(
+        self,
+        name: str,
+        function: str,
+        help: str,
+        *arguments: Argument,
+        stage: str = "tools",
+        example: str = "",
+    ) -> None:
+        self.name, self.help, self.stage, self.example = name, help, stage, example
+        self.arguments, self._function = arguments, function
 
     def load(self) -> Handler:
         """The function."""
@@ -52,25 +69,10 @@ class Verb:
         """Import the function and call it."""
         return self.load()(arguments)
 
-    @property
-    def arguments(self) -> Sequence[Argument]:
-        """What it takes."""
-        return self._arguments or getattr(self.load(), "arguments", ())
-
 
 def argument(*names: str, **options: Any) -> Argument:
     """An argument of a verb, in the words of `ArgumentParser.add_argument`."""
     return names, options
-
-
-def takes(*arguments: Argument) -> Callable[[Handler], Handler]:
-    """Decorate a verb's function with its arguments, where those of the table do not serve."""
-
-    def attach(function: Handler) -> Handler:
-        function.arguments = arguments  # type: ignore[attr-defined]
-        return function
-
-    return attach
 
 
 OVERRIDES = argument("overrides", nargs="*", metavar="key=value", help="settings, as Hydra takes them")
@@ -90,6 +92,26 @@ def aligned(rows: Iterable[tuple[str, str]], width: int = 13) -> list[str]:
     return [f"{name:<{width}}{value}" for name, value in rows]
 
 
+def setting(name: str, path: Path | str) -> str:
+    """`name=path` as Hydra reads it, with the path as seen from the working directory."""
+    from guerdon.core.types import display_path  # imports NumPy
+
+    shown = display_path(path)
+    if not re.fullmatch(r"[\w./-]+", shown):  # in quotes; there a backslash counts double before a quote only
+        shown = '"' + re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + m[2].replace('"', r"\""), shown) + '"'
+    return f"{name}={shown}"
+
+
+def next_command(*words: str) -> str:
+    """A line that can be copied to a shell."""
+    return shlex.join(["guerdon", *words])
+
+
 def print_result(arguments: argparse.Namespace, result: Result) -> None:
-    """One JSON object if asked for, lines otherwise."""
-    print(strict_json.dumps(result.values) if arguments.json else "\n".join(result.lines), flush=True)
+    """One JSON object if asked for; lines otherwise, and then what to run next."""
+    if arguments.json:
+        print(strict_json.dumps(result.values), flush=True)
+        return
+    print("\n".join(result.lines), flush=True)
+    for number, step in enumerate(result.next_steps):
+        print(f"{'next: ' if number == 0 else '      '}{step}", file=sys.stderr)

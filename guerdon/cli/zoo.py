@@ -11,7 +11,7 @@ from typing import Any
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from guerdon.cli.verb import Result, aligned
+from guerdon.cli.verb import Result, aligned, next_command, setting
 from guerdon.config import EnvConfig
 from guerdon.config.load import load_serial
 from guerdon.core.errors import ConfigError, DataError
@@ -46,10 +46,15 @@ def zoo_verb(arguments: argparse.Namespace) -> Result:
         listed = plugins()
         lines += [f"{item['name']:<15}{item['kind']} of the plugin {item['distribution']}" for item in listed]
         return Result({"models": known, "plugins": listed}, lines)
-    if arguments.config_name is None:
-        raise ConfigError("give --config-name, or `guerdon zoo list` to see the models")
-    summary = run_zoo(arguments.config_name, arguments.overrides, arguments.config_path)
-    return Result(summary, _zoo_lines(summary))
+    if (arguments.config_name is None) == (arguments.di_engine is None):
+        raise ConfigError("give --config-name or --di-engine, or `guerdon zoo list` to see the models")
+    if arguments.di_engine is not None and arguments.di_engine.suffix != ".py":
+        raise ConfigError(f"--di-engine takes a Python file with main_config, not {arguments.di_engine}")
+    name = arguments.config_name or arguments.di_engine
+    summary = run_zoo(name, arguments.overrides, arguments.config_path, trust=arguments.trust)
+    folder = summary["folder"]
+    steps = [] if folder is None else [next_command("evaluate", "--checkpoint", display_path(folder))]
+    return Result(summary, _zoo_lines(summary), next_steps=steps)
 
 
 def collect_demos_verb(arguments: argparse.Namespace) -> Result:
@@ -58,12 +63,18 @@ def collect_demos_verb(arguments: argparse.Namespace) -> Result:
     settings = {name: getattr(arguments, name) for name in names}
     result = collect_demos(arguments.out, env_id=arguments.env, **settings)
     line = f"{result['episodes']} episodes, {result['transitions']} transitions, mean return "
-    return Result(result, [f"{line}{result['mean_return']:.2f} -> {display_path(arguments.out)}"])
+    lines = [f"{line}{result['mean_return']:.2f} -> {display_path(arguments.out)}"]
+    training = next_command(
+        "zoo", "--config-name", "CONFIG", setting("reward_model.data_path", arguments.out)
+    )
+    return Result(result, lines, next_steps=[f"{training}  # a config of the same env; `guerdon zoo list`"])
 
 
-def run_zoo(name: str, overrides: Sequence[str], config_path: str | None = None) -> dict[str, Any]:
+def run_zoo(
+    name: str | Path, overrides: Sequence[str], config_path: str | None = None, *, trust: bool = False
+) -> dict[str, Any]:
     """Train as a config says; returns what `summary.json` holds."""
-    cfg = load_serial(name, overrides, config_path)
+    cfg = load_serial(name, overrides, config_path, trust=trust)
     result = serial_pipeline_reward_model(cfg)
     return {
         "env": cfg.env.train.id,

@@ -68,6 +68,11 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+def check_field(cls: type, name: str, value: Any, called: str) -> Any:
+    """`value` as the field `name` of the dataclass `cls` takes it; a `ConfigError` speaks of `called`."""
+    return _Builder(cls, "").value(_hints(cls)[name], value, called)
+
+
 def flatten_keys(cls: type, sections: bool = False) -> list[str]:
     """The dotted paths of all settings below the dataclass `cls`, with `sections` those of sections too."""
     keys: list[str] = []

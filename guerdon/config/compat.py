@@ -83,11 +83,35 @@ class Implied(NamedTuple):
     """Path (today's) -> value, each used where it is not given."""
 
 
+RLINF_FIT = {
+    "fit.epochs": 100,
+    "fit.global_batch_size": 32,
+    "fit.optim.optimizer": "adam",
+    "fit.optim.lr": 1e-4,
+    "fit.optim.weight_decay": 0.0,
+    "fit.lr_sched.name": "constant",
+    "fit.lr_sched.warmup_steps": 0,
+    "fit.augment.shift_pixels": 0,
+    "fit.augment.color": 0.0,
+}
+"""How RLinf fits a reward model; `conf/rlinf/fit.yaml` says the same for configs named after its pages."""
+
 IMPLIED: tuple[Implied, ...] = (
     Implied(  # These blocks configure `BinaryRewardClassifier`, which had the ResNet10 encoder only.
         ("reward.reward_model", "reward.model.num_spatial_blocks"),
         "reward.model.model_type",
         {"reward.model.model_type": "binary_classifier", "reward.model.arch": "resnet10"},
+    ),
+    # RLinf fits full ResNets with Adam, at a constant rate and without augmentation; our own defaults differ.
+    Implied(
+        ("reward.reward_model", "reward.model.num_spatial_blocks", "reward.resnet", "reward_training"),
+        "reward.model.width",
+        {"reward.model.arch": "resnet18", "reward.model.width": 64},
+    ),
+    Implied(
+        ("reward.optim", "reward.num_epochs", "reward_training", "actor", "runner.max_epochs"),
+        "fit.augment",
+        RLINF_FIT,
     ),
     # RLinf's `DataCollectorWrapper` writes one pickle per episode.
     Implied(("reward_data_collection",), "collect.format", {"collect.format": "pkl-episode"}),

@@ -11,12 +11,12 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import guerdon
 from guerdon.config.compat import Override
@@ -26,12 +26,14 @@ from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override as HydraOverride
     from hydra.plugins.config_source import ConfigResult, ConfigSource
 
 PACKAGE_CONF = Path(guerdon.__file__).parent / "conf"
 """The configs and groups that come with the package."""
 
+T = TypeVar("T")
 _LOCK = threading.RLock()  # Hydra keeps its state in globals
 
 
@@ -74,7 +76,7 @@ def split_overrides(overrides: Sequence[str], dirs: Sequence[Path]) -> tuple[lis
                 f"override {text!r} is a sweep over several values, which is not supported: "
                 f"start one run per value, or write {key}=[...] for a list"
             )
-        value = parsed.value()
+        value = copy.deepcopy(parsed.value())  # the same text is parsed once
         may_choose = isinstance(value, str | list) or parsed.is_delete()
         is_group = may_choose and any((folder / key).is_dir() for folder in dirs)
         if is_group or parsed.package is not None or key.startswith(("hydra.", "hydra/")):
@@ -107,6 +109,27 @@ def compose_tree(
 def _composed(
     config_name: str | None, group_overrides: Sequence[str], dirs: Sequence[Path]
 ) -> dict[str, Any]:
+    tree, *appended = _in_parts(config_name, group_overrides, dirs, _compose)
+    for part in appended:
+        tree = merged(tree, part)
+    return tree
+
+
+def composed_files(
+    config_name: str | None, group_overrides: Sequence[str], dirs: Sequence[Path]
+) -> list[tuple[str, Any]]:
+    """The files that `compose_tree` merges, in their order: where each is, and what it adds to the config."""
+    parts = _in_parts(config_name, group_overrides, dirs, _files)
+    return [file for files in parts for file in files]
+
+
+def _in_parts(
+    config_name: str | None,
+    group_overrides: Sequence[str],
+    dirs: Sequence[Path],
+    read: Callable[[str | None, list[str]], T],
+) -> list[T]:
+    """What `read` says of the config, and then of each group that its defaults list does not name."""
     chosen = [text for text in group_overrides if not text.startswith("+")]
     appended = ["+" + text.lstrip("+") for text in group_overrides if text.startswith("+")]
     if config_name is not None:
@@ -115,7 +138,7 @@ def _composed(
         search = _search_path_override(config_name, chosen, dirs)
         while True:
             try:
-                tree = _compose(config_name, [search, *chosen])
+                found = [read(config_name, [search, *chosen])]
                 break
             except Exception as error:
                 missing = _not_in_defaults_list(error, chosen)
@@ -123,20 +146,25 @@ def _composed(
                     raise
                 chosen.remove(missing)
                 appended.append(f"+{missing}")
-        for text in appended:
-            tree = merged(tree, _compose(None, [search, text]))
-    return tree
+        return found + [read(None, [search, text]) for text in appended]
 
 
 _composed_once = cache(_composed)
 
 
-def _parse(text: str) -> HydraOverride:
+@cache
+def _parser() -> OverridesParser:
     from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create()
+
+
+@lru_cache(maxsize=1024)
+def _parse(text: str) -> HydraOverride:
     from hydra.errors import HydraException
 
     try:
-        parsed = OverridesParser.create().parse_override(text)
+        parsed = _parser().parse_override(text)
         if not parsed.key_or_group:
             raise HydraException("there is no key")
     except (HydraException, RecursionError) as error:
@@ -158,6 +186,25 @@ def _compose(config_name: str | None, overrides: list[str]) -> dict[Any, Any]:
     tree = OmegaConf.to_container(config, resolve=False)
     assert isinstance(tree, dict)
     return tree
+
+
+def _files(config_name: str | None, overrides: list[str]) -> list[tuple[str, Any]]:
+    """The files of a config in the order in which Hydra merges them."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf
+
+    loader: Any = GlobalHydra.instance().config_loader()
+    listed = loader.compute_defaults_list(config_name, overrides, RunMode.RUN).defaults
+    _, repository = loader._parse_overrides_and_create_caching_repo(config_name, overrides)
+    found = []
+    for entry in listed:
+        if not entry.config_path.startswith("hydra/"):
+            file = loader._load_single_config(default=entry, repo=repository)
+            name = entry.config_path.removesuffix(".yaml")
+            tree = OmegaConf.to_container(file.config, resolve=False)
+            found.append((f"{file.path.removeprefix('file://')}/{name}.yaml", tree))
+    return found
 
 
 @contextmanager

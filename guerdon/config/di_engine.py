@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from guerdon.config.build import to_plain
@@ -29,7 +30,7 @@ ENVS: dict[str, str | None] = {
 }
 """`create_config.env.type` -> Gymnasium id; None: `env.env_id` has to name it."""
 
-ALGORITHMS = {"dqn": "dqn", "ppo": "ppo", "ppo_offpolicy": "ppo", "onppo": "ppo", "sac": "sac"}
+ALGORITHMS = {"dqn": "dqn", "ngu": "dqn", "ppo": "ppo", "ppo_offpolicy": "ppo", "onppo": "ppo", "sac": "sac"}
 """`create_config.policy.type` -> `learner.algorithm`."""
 
 REWARD_MODELS = {"guided_cost": "gcl", "rnd-ngu": "ngu"}
@@ -37,6 +38,26 @@ REWARD_MODELS = {"guided_cost": "gcl", "rnd-ngu": "ngu"}
 
 INTRINSIC = ("rnd", "icm", "ngu")
 """Types whose reward is added to the environment's unless `intrinsic_reward_type` says otherwise."""
+
+SECTION = {
+    "learning_rate": "lr",
+    "expert_data_path": "data_path",
+    "offline_data_path": "data_path",
+    "expert_model_path": "expert",
+    "obs_norm": "normalize_obs",
+    "max_snippet_length": "snippet_length",
+    "sample_size": "expert_steps",
+    "eps_list": "noise_levels",
+    "num_trajs_per_bin": "episodes_per_level",
+    "bc_iterations": "clone_updates",
+}
+"""Keys of their `reward_model` -> ours."""
+
+IMITATING = ("airl", "drex", "gail", "gcl", "pdeil", "pwil", "red", "trex")
+"""Types that learn from demonstrations."""
+
+RANKED = ("trex", "drex")
+"""Types that learn from rankings alone: before the policy does, and not again."""
 
 RENAMES: dict[str, str] = {
     "exp_name": "exp_name",
@@ -46,7 +67,6 @@ RENAMES: dict[str, str] = {
     "env.n_evaluator_episode": "learner.eval_episodes",
     "env.stop_value": "stop_value",
     "policy.model.encoder_hidden_size_list": "learner.network.hidden",
-    "policy.nstep": "learner.dqn.num_n_steps",
     "policy.discount_factor": "learner.{algorithm}.gamma",
     "policy.random_collect_size": "learner.{algorithm}.learning_starts",
     "policy.learn.learning_rate": "learner.{algorithm}.lr",
@@ -69,15 +89,16 @@ RENAMES: dict[str, str] = {
     "policy.collect.discount_factor": "learner.ppo.gamma",
     "policy.collect.gae_lambda": "learner.ppo.gae_lambda",
     "policy.collect.demonstration_info_path": "reward_model.data_path",
+    "policy.collect.model_path": "reward_model.expert",
     "policy.eval.evaluator.stop_value": "stop_value",
     "policy.eval.evaluator.n_episode": "learner.eval_episodes",
     "policy.other.eps.start": "learner.dqn.epsilon_start",
     "policy.other.eps.end": "learner.dqn.epsilon_end",
     "policy.other.replay_buffer.replay_buffer_size": "learner.{algorithm}.buffer_size",
-    "reward_model.learning_rate": "reward_model.lr",
-    "reward_model.expert_data_path": "reward_model.data_path",
-    "reward_model.offline_data_path": "reward_model.data_path",
-    "reward_model.obs_norm": "reward_model.normalize_obs",
+    "env.n_bits": "env.train.init_params.num_bits",
+    "policy.other.her.her_strategy": "reward_model.strategy",
+    "policy.other.her.her_replay_k": "reward_model.k",
+    **{f"reward_model.{theirs}": f"reward_model.{ours}" for theirs, ours in SECTION.items()},
 }
 """Their path -> ours."""
 
@@ -90,7 +111,16 @@ COUNTED = (
     "env.env_id",
     "env.id",
     "policy.type",
+    "policy.nstep",
+    "policy.learn_unroll_len",
+    "policy.collect.n_episode",
     "reward_model.type",
+    "reward_model.collect_count",
+    "reward_model.num_trajs",
+    "reward_model.num_snippets",
+    "reward_model.checkpoint_min",
+    "reward_model.checkpoint_max",
+    "reward_model.checkpoint_step",
     "reward_model.hidden_size",
     "reward_model.hidden_size_list",
     "reward_model.intrinsic_reward_type",
@@ -100,32 +130,42 @@ COUNTED = (
 """Paths that the rules below read."""
 
 _WITHOUT_MEANING = {
-    "env": "manager act_scale use_act_scale norm_obs norm_reward continuous replay_path",
+    "env": """
+        manager act_scale use_act_scale norm_obs norm_reward continuous replay_path
+        collector_episode_num evaluator_episode_num obs_plus_prev_action_reward""",
     "policy": """
         load_path on_policy priority priority_IS_weight continuous action_space recompute_adv
-        multi_gpu""",
+        multi_gpu burnin_step""",
     "policy.model": """
         obs_shape action_shape action_space actor_head_hidden_size critic_head_hidden_size dueling
-        twin_critic share_encoder continuous collector_env_num activation""",
+        actor_head_layer_num critic_head_layer_num twin_critic share_encoder continuous collector_env_num
+        activation""",
     "policy.learn": """
         learner multi_gpu ignore_done value_norm grad_clip_type grad_norm reparameterization init_w
-        actor_update_freq log_space noise""",
-    "policy.collect": "unroll_len collector env_num noise_sigma",
+        actor_update_freq log_space noise target_update_theta resume_training""",
+    "policy.collect": "unroll_len collector env_num noise_sigma collector_logit traj_len_inf",
     "policy.eval": "env_num",
     "policy.eval.evaluator": "cfg_type",
-    "policy.other": "replay_buffer",
+    "policy.other": "replay_buffer commander",
     "policy.other.eps": "type",
+    "policy.other.her": "episode_size sample_per_episode",
     "reward_model": """
-        exp_name collect_count expert_load_path load_path expert_model_path reward_model_path
-        checkpoint_min checkpoint_max checkpoint_step algo_for_model env_id log_every_n_train
+        exp_name expert_load_path load_path reward_model_path algo_for_model env_id log_every_n_train
         store_model_every_n_train obs_norm_clamp_min obs_norm_clamp_max extrinsic_reward_norm nstep
         extrinsic_reward_norm_max bc_path continuous input_size obs_shape action_shape action_size
-        s_size a_size discrete_action""",
+        s_size a_size discrete_action min_snippet_length last_nonzero_reward_rescale
+        last_nonzero_reward_weight only_use_last_five_frames_for_icm_rnd""",
 }
 WITHOUT_MEANING = tuple(
     f"{section}.{name}" for section, names in _WITHOUT_MEANING.items() for name in names.split()
 )
 """Paths, with all below them, that are accepted: what they set is not there, or the environment says it."""
+
+
+OUR_SHAPES = ("obs_shape", "action_size")
+PAIRS = ("collect_count", "num_trajs", "num_snippets", "checkpoint_min", "checkpoint_max", "checkpoint_step")
+INTRINSIC_KEYS = ("intrinsic_reward_type", "intrinsic_reward_weight", "intrinsic_reward_rescale")
+"""Keys of a section that a pipeline uses, not the model."""
 
 
 def from_di_engine(
@@ -150,9 +190,13 @@ def from_di_engine(
         put(ours, ("env", place, "id"), _env_id(theirs))
     blank = {"algorithm": algorithm, "batch_size": "minibatch_size" if algorithm == "ppo" else "batch_size"}
     notices = [f"create_config.{dotted(path)}" for path, _ in leaves(to_plain(create)) if path[-1] != "type"]
+    remarks: list[str] = []
     for path, value in leaves(theirs):
         key = dotted(path)
         if value is None or key in COUNTED or path[0] == "create":
+            continue
+        if _is_placeholder(value):
+            notices.append(f"{key} ({value!r})")
             continue
         if key in RENAMES:
             new = RENAMES[key].format(**blank)
@@ -167,14 +211,27 @@ def from_di_engine(
         else:
             raise ConfigError(f"unknown setting of DI-engine, {key!r}{_nearest(key)}")
     _count_steps(theirs, ours, algorithm)
+    if get(theirs, "policy.nstep", 1) != 1:
+        remarks.append("policy.nstep counts as 1: a reward model scores single steps")
+    if (params := get(ours, "env.train.init_params", None)) is not None:  # the same task is evaluated
+        put(ours, "env.eval.init_params", dict(params))
+        if ours.pop("stop_value", None) is not None:  # BitFlip: -1 a step here, 1 at the goal there
+            remarks.append(
+                "env.stop_value is left out: the reward is -1 a step here, and 1 at the goal there"
+            )
     if algorithm == "dqn":
         _explore(theirs, ours)
     _reward_model(theirs, ours)
+    if _needs_expert(ours):
+        put(ours, "reward_model.expert", "scripted")
+        remarks.append("no demonstrations are named: the environment's scripted policy plays them")
     if get(theirs, "policy.cuda") is True:  # a GPU where there is one, as in DI-engine
         import torch
 
         put(ours, "learner.device", "cuda" if torch.cuda.is_available() else "cpu")
-    return ours, [f"without meaning here: {', '.join(notices)}"] if notices else []
+    if notices:
+        remarks.insert(0, f"without meaning here: {', '.join(notices)}")
+    return ours, remarks
 
 
 def _joined(main: Tree, create: Tree) -> Tree:
@@ -187,6 +244,8 @@ def _joined(main: Tree, create: Tree) -> Tree:
             types["create"][section] = kind
     novelty, episodic = main.pop("rnd_reward_model", None), main.pop("episodic_reward_model", None)
     joined: Tree = merged(types, main)
+    if get(joined, "policy.other.her") is not ABSENT:
+        joined["reward_model"] = {"type": "her", **joined.get("reward_model", {})}
     if novelty is not None or episodic is not None:
         joined["reward_model"] = {**(episodic or {}), **(novelty or {}), "type": "ngu"}
     return joined
@@ -231,6 +290,17 @@ def _count_steps(theirs: Tree, ours: Tree, algorithm: str) -> None:
     """Samples and updates of a round, and evaluations that are counted in updates."""
     num_envs = int(get(ours, "env.train.num_envs", 1))
     samples = get(theirs, "policy.collect.n_sample", None)
+    episodes, bits = get(theirs, "policy.collect.n_episode", None), get(theirs, "env.n_bits", None)
+    if samples is None and episodes is not None and bits is not None:  # an episode has as many steps as bits
+        samples = int(episodes) * int(bits)
+    length = int(get(theirs, "policy.learn_unroll_len", 1))  # samples of recurrent policies are sequences
+    if samples is not None and length > 1:
+        samples = int(samples) * length
+        put(
+            ours,
+            ("learner", algorithm, "batch_size"),
+            int(get(theirs, "policy.learn.batch_size", 64)) * length,
+        )
     updates = get(theirs, "policy.learn.update_per_collect", None)
     if algorithm == "ppo":
         steps = -(-int(samples or 64 * num_envs) // num_envs)
@@ -268,17 +338,81 @@ def _reward_model(theirs: Tree, ours: Tree) -> None:
         raise ConfigError("reward_model.type is missing: it names the reward model")
     kind = REWARD_MODELS.get(str(section["type"]), str(section["type"]))
     put(ours, "reward_model.type", kind)
-    if "hidden_size_list" in section:  # without the width of the output
-        widths = [width for width in section["hidden_size_list"] if width != 1]
+    if (widths := _widths(section)) is not None:
         put(ours, "reward_model.hidden", widths)
-    elif "hidden_size" in section:
-        put(ours, "reward_model.hidden", [section["hidden_size"]])
+    if "collect_count" in section and "data_path" not in ours["reward_model"]:
+        put(ours, "reward_model.expert_steps", section["collect_count"])
+    if kind in RANKED:
+        _ranked(section, ours)
     how = section.get("intrinsic_reward_type", "add" if kind in INTRINSIC else "assign")
     if how == "add":
         weight = get(section, "intrinsic_reward_weight", section.get("intrinsic_reward_rescale", 1.0))
         put(ours, "mix", {"combine_mode": "weighted", "env_reward_weight": 1.0, "reward_weight": weight})
     elif how != "assign":
         raise ConfigError(f"reward_model.intrinsic_reward_type must be 'add' or 'assign', not {how!r}")
+
+
+def section_from_di_engine(section: Mapping[str, Any]) -> tuple[Tree, list[str]]:
+    """DI-engine's `cfg.reward_model` as a section of ours, and keys without meaning; ours is unchanged.
+
+    Without environments their keys have to tell the shapes: `obs_shape` and `action_shape`, `s_size` and
+    `a_size`, or `input_size`, of which an action, as a single number, is the last.
+    """
+    given: Tree = to_plain(section)
+    dropped = [key for key in given if f"reward_model.{key}" in WITHOUT_MEANING and key not in OUR_SHAPES]
+    ours = {SECTION.get(key, key): value for key, value in given.items() if key not in dropped}
+    ours["type"] = REWARD_MODELS.get(str(given.get("type")), given.get("type"))
+    for key in (*PAIRS, "hidden_size", "hidden_size_list", *INTRINSIC_KEYS):
+        ours.pop(key, None)
+    if (widths := _widths(given)) is not None:
+        ours["hidden"] = widths
+    actions = given.get("action_shape", given.get("a_size"))
+    if "input_size" in given and "obs_shape" not in given:
+        ours |= {"obs_shape": int(given["input_size"]) - 1, "action_size": 1, "discrete_actions": False}
+    elif "s_size" in given:
+        ours["obs_shape"] = given["s_size"]
+    if actions is not None:
+        ours |= {"action_size": actions, "discrete_actions": not given.get("continuous", False)}
+    return ours, dropped
+
+
+def _widths(section: Mapping[str, Any]) -> list[int] | None:
+    """Widths of the hidden layers, without that of the output."""
+    if "hidden_size_list" in section:
+        return [width for width in section["hidden_size_list"] if width != 1]
+    return [section["hidden_size"]] if "hidden_size" in section else None
+
+
+def _ranked(section: Tree, ours: Tree) -> None:
+    """One gradient step for each compared pair, before the policy learns; experts are saved policies.
+
+    T-REX's data lie in the experiment's folder.
+    """
+    ours |= {"pretrain_reward": True, "cooptrain_reward": False}
+    pairs = int(section.get("num_snippets", 0)) + int(section.get("num_trajs", 0))
+    if pairs:
+        rounds = int(section.get("update_per_collect", 1))
+        put(ours, "reward_model.pretrain_updates", pairs * rounds)
+        put(ours, "reward_model.batch_size", 2)  # trajectories: a pair
+    folder, step = section.get("expert_model_path"), int(section.get("checkpoint_step", 0))
+    experiment = str(ours.get("exp_name", ""))
+    if section.get("type") == "trex" and Path(experiment, "episodes_data.pkl").is_file():
+        put(ours, "reward_model.data_path", experiment)
+    elif folder is not None and not _is_placeholder(folder) and step and section.get("type") == "trex":
+        numbers = range(int(section.get("checkpoint_min", 0)), int(section["checkpoint_max"]) + 1, step)
+        names = [f"{folder}/ckpt/iteration_{number}.pth.tar" for number in numbers]
+        put(ours, "reward_model.expert", names)
+
+
+def _is_placeholder(value: Any) -> bool:
+    """Text that DI-engine's files have where a user has to write a path."""
+    return isinstance(value, str) and ("placeholder" in value or value.startswith("abs "))
+
+
+def _needs_expert(ours: Tree) -> bool:
+    """Whether the reward model learns from demonstrations and none are named."""
+    section = ours["reward_model"]
+    return section["type"] in IMITATING and not {"data_path", "expert"} & set(section)
 
 
 def _near(name: str, known: Iterable[str]) -> str:

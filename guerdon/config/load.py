@@ -20,6 +20,7 @@ from guerdon.config.build import build, flatten_keys, to_plain
 from guerdon.config.compat import Override, delete_override, notice_line, translate
 from guerdon.config.compose import PACKAGE_CONF, compose_tree, search_dirs, split_overrides
 from guerdon.config.di_engine import from_di_engine
+from guerdon.config.di_engine_files import read_di_engine
 from guerdon.config.nested import Tree, leaves, merged, parts, put
 from guerdon.config.schema import EnvConfig, GuerdonConfig
 from guerdon.config.schema_zoo import SerialConfig
@@ -99,20 +100,32 @@ def _with_robot_address(config: GuerdonConfig) -> GuerdonConfig:
 
 
 def load_serial(
-    given: Any, overrides: Sequence[str] = (), config_path: str | None = None, max_env_step: int | None = None
+    given: Any,
+    overrides: Sequence[str] = (),
+    config_path: str | None = None,
+    max_env_step: int | None = None,
+    *,
+    trust: bool = False,
 ) -> SerialConfig:
     """Checked settings of a serial pipeline.
 
     Args:
         given: a `SerialConfig`, a mapping, the name of a config in `config_path` or in the package's
-            `conf/zoo/`, the path of a YAML file, or DI-engine's `(main_config, create_config)`.
+            `conf/zoo/`, the path of a YAML file, DI-engine's `(main_config, create_config)`, or the path of a
+            Python file that has them.
         overrides: Hydra's: `a.b=c`, `+a.b=c`, `~a.b`.
         config_path: folder to look in first.
         max_env_step: the run's length, for settings of DI-engine that are counted in steps.
+        trust: run a Python file, where its config cannot be read without that.
 
     Raises:
         ConfigError: in one or two lines, what is wrong and where.
     """
+    if isinstance(given, str | Path) and Path(given).suffix == ".py":
+        main, create, arguments = read_di_engine(given, trust)
+        main.setdefault("seed", arguments.get("seed", 0))
+        max_env_step = arguments.get("max_env_step") if max_env_step is None else max_env_step
+        given = (main, create)
     from_file = isinstance(given, str | Path)
     name, dirs = search_dirs(str(given) if from_file else "", config_path, ZOO_CONF)
     if from_file:
@@ -147,10 +160,11 @@ def load_serial(
 
 def resolve_references(tree: Mapping[str, Any], schema: type = GuerdonConfig) -> dict[str, Any]:
     """The tree with every `${...}` replaced by what it refers to; `schema` has the names to suggest."""
+    if not check_references(tree):
+        return {str(key): value for key, value in tree.items()}
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    check_references(tree)
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(dict(tree)), resolve=True)
     except OmegaConfBaseException as error:

@@ -119,6 +119,10 @@ class EnvConfig(Checked):
     """Environments in parallel."""
     max_episode_steps: PositiveInt | None = None
     """Truncate episodes after so many steps; null keeps the environment's own limit."""
+    success_key: str | None = None
+    """Entry of the info that tells success; null looks for `success` and `is_success`."""
+    label_fn: str | None = None
+    """`module:function` that tells success of a single environment: (obs, info) -> bool."""
     reward_render_mode: Literal["always", "on_demand"] = "always"
     """Show the reward model or the collector every frame, or only the final one of each episode."""
     init_params: dict[str, Any] = field(default_factory=dict)

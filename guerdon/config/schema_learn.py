@@ -203,6 +203,8 @@ class BCConfig(Checked):
     """Learning rate of Adam."""
     anneal_lr: bool = False
     """Let it fall to zero in a straight line."""
+    num_episodes: PositiveInt | None = None
+    """Imitate so many of its successful episodes, the first ones; null: all."""
     intended: bool = False
     """Imitate what a scripted demonstrator meant to do, not what noise made of it."""
 

@@ -27,10 +27,10 @@ class RewardModelConfig(Checked):
 
     model_type: Literal["resnet_reward", "binary_classifier"] = "resnet_reward"
     """`ResNetRewardModel` or `BinaryRewardClassifier`."""
-    arch: Literal["resnet10", "resnet18", "resnet34", "resnet50"] = "resnet18"
+    arch: Literal["resnet10", "resnet18", "resnet34", "resnet50"] = "resnet10"
     """The encoder."""
-    width: PositiveInt = 64
-    """Channels of the encoder's first stage; 16 makes a small, fast model."""
+    width: PositiveInt = 16
+    """Channels of the encoder's first stage: a small, fast model; published weights have 64."""
     num_members: PositiveInt = 1
     """Classifier heads over one encoder; several also tell how much they disagree."""
     checkpoint_path: str | None = None
@@ -118,6 +118,14 @@ class CombineConfig(Checked):
     """Weight of the env reward in `weighted`."""
     normalize: bool = False
     """Divide learned rewards by their running deviation, which is saved with the policy."""
+    control: Literal["none", "off", "shuffled", "env"] = "none"
+    """Run as a control (`guerdon prove`): every learned reward zero; permuted among the steps of a batch; or
+    the environment's own success (for a model of the zoo its reward) in place of what the model says."""
+
+    @property
+    def looks_at_frames(self) -> bool:
+        """Whether rewards depend on what an image model says; else nothing is rendered for it."""
+        return self.control in ("none", "shuffled")
 
     def weight_at(self, env_steps: int) -> float:
         """Weight of the learned reward after so many environment steps."""
@@ -176,11 +184,11 @@ class RewardConfig(CombineConfig):
 class OptimConfig(Checked):
     """`fit.optim`."""
 
-    optimizer: Literal["adam", "adamw"] = "adam"
+    optimizer: Literal["adam", "adamw"] = "adamw"
     """The optimiser."""
-    lr: NonNegativeFloat = 1e-4
+    lr: NonNegativeFloat = 2e-3
     """Peak learning rate."""
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: NonNegativeFloat = 1e-2
     """Weight decay."""
     clip_grad: NonNegativeFloat = 1.0
     """Largest gradient norm; 0 clips nothing."""
@@ -190,9 +198,9 @@ class OptimConfig(Checked):
 class LRScheduleConfig(Checked):
     """`fit.lr_sched`: the learning rate over time."""
 
-    name: Literal["constant", "cosine", "step"] = "constant"
+    name: Literal["constant", "cosine", "step"] = "cosine"
     """The course after the warm-up."""
-    warmup_steps: NonNegativeInt = 0
+    warmup_steps: NonNegativeInt = 50
     """Steps of linear rise from zero."""
     min_lr: NonNegativeFloat = 0.0
     """Where `cosine` ends."""
@@ -216,11 +224,11 @@ class EarlyStopConfig(Checked):
 class AugmentConfig(Checked):
     """`fit.augment`: random changes of training frames; all zero means none."""
 
-    shift_pixels: NonNegativeInt = 0
+    shift_pixels: NonNegativeInt = 4
     """Shift by up to so many pixels."""
     crop_fraction: Fraction = 0.0
     """Cut away up to this share of each side."""
-    color: Fraction = 0.0
+    color: Fraction = 0.3
     """Strength of brightness, contrast and saturation changes."""
     blur: Fraction = 0.0
     """Share of frames that are blurred."""
@@ -286,11 +294,13 @@ class FitConfig(Checked):
     backend: Literal["auto", "simple", "ddp", "fsdp"] = "auto"
     """One process (`simple`), or several with a copy of the model (`ddp`) or a shard of it (`fsdp`) each;
     `auto`: `simple` for one, `fsdp` for several."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to fit; `auto`: on a GPU where there is one."""
     gpu_id: NonNegativeInt = 0
     """The GPU to use where there is one."""
-    epochs: PositiveInt = 100
+    epochs: PositiveInt = 12
     """Passes over the training frames."""
-    global_batch_size: PositiveInt = 32
+    global_batch_size: PositiveInt = 64
     """Frames per optimiser step."""
     micro_batch_size: PositiveInt | None = None
     """Frames per forward pass of a process; null means its whole share of the global batch."""

@@ -1,4 +1,4 @@
-"""Config files are read within limits: a few bytes can otherwise stand for more than the machine holds.
+"""Config files are written for OmegaConf and read within limits: a few bytes can stand for a lot of memory.
 
 YAML lets a node be named and repeated (`&a`, `*a`), also inside itself, and OmegaConf lets values refer to
 each other (`${a}`). Both are counted before anything is built: `check_file` looks at the parser's events,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import reduce
+from functools import cache, reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any, cast
@@ -107,13 +107,53 @@ def _problems(text: str) -> Iterator[tuple[int, str]]:
             yield line, f"more than {MAX_NODES} entries, with those that aliases repeat"
 
 
-def check_references(tree: Mapping[Any, Any]) -> None:
-    """Raise a `ConfigError` if `${...}` of a composed tree leads in circles, or makes it too large."""
-    if _Expansion(tree).size(()) > MAX_EXPANDED:
+def to_yaml(tree: Any) -> str:
+    """Plain containers as OmegaConf's `to_yaml` writes them, in a tenth of its time."""
+    import yaml
+
+    text: str = yaml.dump(tree, Dumper=_dumper(), sort_keys=False, allow_unicode=True)
+    return text
+
+
+@cache
+def _dumper() -> Any:
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+    class SettingsDumper(base):  # type: ignore[misc]
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def represent_text(dumper: Any, text: str) -> Any:
+        style = "'" if _is_number(text) else None  # OmegaConf takes 1e-3 for a number, YAML does not
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    SettingsDumper.add_representer(str, represent_text)
+    return SettingsDumper
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def check_references(tree: Mapping[Any, Any]) -> int:
+    """The number of values with `${...}` in a composed tree.
+
+    Raises:
+        ConfigError: They lead in circles, or make the tree too large.
+    """
+    expansion = _Expansion(tree)
+    if expansion.size(()) > MAX_EXPANDED:
         raise ConfigError(
             f"the config is too large when its references (${{...}}) are resolved: over {MAX_EXPANDED} "
             "characters"
         )
+    return expansion.num_references
 
 
 class _Expansion:
@@ -126,7 +166,7 @@ class _Expansion:
         self._tree = tree
         self._sizes: dict[KeyPath, int] = {}
         self._open: set[KeyPath] = set()
-        self._num_references = 0
+        self.num_references = 0
 
     def size(self, path: KeyPath) -> int:
         """Characters and entries at `path`."""
@@ -150,8 +190,8 @@ class _Expansion:
             return 1 + sum(self.size((*path, place)) for place in range(len(node)))
         if not isinstance(node, str) or "${" not in node:
             return len(node) if isinstance(node, str) else 1
-        self._num_references += 1
-        if self._num_references > MAX_REFERENCES or len(node) > MAX_REFERENCE_LENGTH:
+        self.num_references += 1
+        if self.num_references > MAX_REFERENCES or len(node) > MAX_REFERENCE_LENGTH:
             raise ConfigError(
                 f"{dotted(path)}: a config has at most {MAX_REFERENCES} values with ${{...}}, of at most "
                 f"{MAX_REFERENCE_LENGTH} characters each"

@@ -7,7 +7,6 @@ file is locked for as long as its writer lives, so that others can tell what a k
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import re
@@ -18,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+from guerdon.core import portable
 from guerdon.core.errors import StorageError
 from guerdon.core.types import display_path
 
@@ -159,21 +159,25 @@ class NumberedFiles:
 def locked_directory(directory: Path) -> Iterator[bool]:
     """Keep other processes that use this function out; yields whether locks are supported here."""
     make_directory(directory)
+    if not portable.POSIX:
+        yield False
+        return
     handle = os.open(directory, os.O_RDONLY)
     locked = False
     try:
         with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            locked = True
+            locked = portable.lock(handle)
         yield locked
     finally:
         with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough if this process was forked meanwhile
+            portable.unlock(handle)
         os.close(handle)
 
 
 def fsync_directory(directory: Path) -> None:
     """Make new names in `directory` survive a power cut."""
+    if not portable.POSIX:
+        return
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -206,8 +210,8 @@ def _remove_if_stale(temp: Path) -> None:
     except OSError:  # gone meanwhile, or another user's
         return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        temp.unlink(missing_ok=True)
+        if portable.lock(handle, wait=False):
+            temp.unlink(missing_ok=True)
     except OSError as error:  # its writer lives, or nobody can tell
         log.debug("%s is left alone: %s", temp, error)
     finally:
@@ -231,9 +235,9 @@ def _new_temp(directory: Path) -> tuple[Path, int]:
     """A new temp file, open for writing and locked; another process may be clearing up at this moment."""
     while True:
         temp = directory / f".{os.getpid()}-{secrets.token_hex(6)}{TEMP_SUFFIX}"
-        handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | portable.BINARY, 0o666)
         with suppress(OSError):  # without locks nobody clears up
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            portable.lock(handle)
         if os.fstat(handle).st_nlink:
             return temp, handle
         os.close(handle)  # it was taken for a leftover before it was locked
@@ -261,10 +265,17 @@ def _finished_temp(directory: Path, content: Content) -> Iterator[Path]:
                 raise cause from error
             raise
         file.close()
+        if not portable.POSIX:  # an open file could not get its final name
+            os.close(handle)
+            handle = -1
         yield temp
     finally:
+        if handle >= 0 and not portable.POSIX:  # nor be removed
+            os.close(handle)
+            handle = -1
         temp.unlink(missing_ok=True)
-        os.close(handle)
+        if handle >= 0:
+            os.close(handle)
 
 
 def _disk_error(error: BaseException) -> OSError | None:

@@ -23,6 +23,8 @@ def end_with(pid: int) -> None:
     except ProcessLookupError:
         os._exit(1)
     except (AttributeError, OSError):  # another system, or one that does not allow it
+        if os.name == "nt":  # signal 0 is Ctrl-C there, and the parent's number stays
+            return
         threading.Thread(target=_poll, args=(pid, os.getppid()), daemon=True).start()
         return
     threading.Thread(target=_wait, args=(handle,), daemon=True).start()

@@ -1,11 +1,13 @@
-"""Progress bars on stderr, the time that parts of a run take, and what a reward model notes for the log."""
+"""Progress on stderr, the time that parts of a run take, and what a reward model notes for the log."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -13,22 +15,74 @@ from tqdm import tqdm
 
 T = TypeVar("T")
 
+LINE_SECONDS = 10.0
+"""Before the first line of progress and, at least, between two of them."""
+LINE_SHARE = 0.02
+"""Of the time that has passed: the interval between lines of a long run."""
+
 # Its own lock is shared between processes, and left behind by those that are ended.
 tqdm.set_lock(threading.RLock())
+
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+@contextmanager
+def no_progress() -> Iterator[None]:
+    """Show no progress while the block runs."""
+    token = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
 
 
 def progress(
     items: Iterable[T], what: str, total: int | None = None, unit: str = "it", *, quiet: bool = False
 ) -> Iterable[T]:
-    """Iterate with a progress bar if stderr is a terminal; quietly otherwise."""
-    hidden = quiet or not sys.stderr.isatty()
-    return tqdm(items, desc=what, total=total, unit=unit, disable=hidden, leave=False)
+    """Iterate with a progress bar, or with lines now and then where stderr is no terminal."""
+    return _make_bar(quiet, iterable=items, desc=what, total=total, unit=unit)
 
 
 def progress_bar(what: str, total: int | None = None, unit: str = "it", *, quiet: bool = False) -> Any:
     """A bar to be moved by hand; close it (or use `with`) when done."""
-    hidden = quiet or not sys.stderr.isatty()
-    return tqdm(desc=what, total=total, unit=unit, disable=hidden, leave=False)
+    return _make_bar(quiet, desc=what, total=total, unit=unit)
+
+
+def _make_bar(quiet: bool, **settings: Any) -> Any:
+    quiet = quiet or _QUIET.get()
+    if quiet or sys.stderr.isatty():
+        return tqdm(**settings, disable=quiet, leave=False)
+    return ProgressLines(**settings)
+
+
+class ProgressLines(tqdm):  # type: ignore[type-arg]
+    """Progress for a file or a pipe: a line after ten seconds, then at growing intervals."""
+
+    def __init__(self, **settings: Any) -> None:
+        known = "{percentage:3.0f}% ({n_fmt}/{total_fmt} {unit}, {elapsed} gone, {remaining} left)"
+        shown = known if settings.get("total") else "{n_fmt} {unit} ({elapsed} gone)"
+        super().__init__(
+            **settings,
+            file=sys.stderr,
+            leave=False,
+            delay=LINE_SECONDS,
+            mininterval=LINE_SECONDS,
+            miniters=1,
+            bar_format="{desc}: " + shown + "{postfix}",
+        )
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Print the state as a line of its own."""
+        elapsed = self.format_dict["elapsed"]
+        self.mininterval = max(LINE_SECONDS, elapsed * LINE_SHARE)  # a run of a day has some hundred lines
+        self.fp.write(f"{str(self).strip()}\n")
+        self.fp.flush()
+        return True
+
+    def close(self) -> None:
+        """End without clearing the last line."""
+        self.last_print_t = self.start_t
+        super().close()
 
 
 @dataclass

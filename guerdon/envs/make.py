@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from guerdon.config import EnvConfig
 from guerdon.core.errors import ConfigError, unknown_name
 from guerdon.core.plugins import load_named
-from guerdon.envs.wrappers import FlatGoals, flatten_grid, has_goals
+from guerdon.envs import wrappers
+from guerdon.envs.success import LabelSuccess, SuccessLabels
 
 EnvMaker: TypeAlias = Callable[..., VectorEnv[Any, Any, Any]]
 """`(config, *, autoreset_mode, keep_final_frame) -> VectorEnv`; takes further keywords, too."""
@@ -35,16 +38,20 @@ def make_vector_env(
 
     Args:
         cfg: a section such as `env.train`.
-        autoreset_mode: `SAME_STEP` loses the final frame of environments that render through Gymnasium's
-            `render()` alone; those get `NEXT_STEP` instead, in which every frame can be seen.
-        keep_final_frame: False keeps to `autoreset_mode` whatever becomes of that frame.
+        autoreset_mode: when ended episodes give way to new ones.
+        keep_final_frame: whether the frames will be looked at. Environments of Gymnasium's registry are then
+            made such that they render, if they can, and that the end of an episode outlives a reset.
 
     Goal-conditioned observations come as one vector (`FlatGoals`), and so do those of MiniGrid
-    (`id: minigrid:MiniGrid-DoorKey-5x5-v0`, `FlatGrid`).
+    (`id: minigrid:MiniGrid-DoorKey-5x5-v0`, `FlatGrid`). With `cfg.success_key` or `cfg.label_fn` the
+    info has `success`.
     """
     maker: EnvMaker = load_named("env_type", cfg.env_type, ENV_TYPES, PLUGIN_GROUP)
     env = maker(cfg, autoreset_mode=autoreset_mode, keep_final_frame=keep_final_frame)
-    return FlatGoals(env) if has_goals(env.single_observation_space) else env
+    labels = SuccessLabels(cfg.success_key, cfg.label_fn)
+    if labels.given:
+        env = LabelSuccess(env, labels)
+    return wrappers.FlatGoals(env) if wrappers.has_goals(env.single_observation_space) else env
 
 
 def make_gymnasium(
@@ -68,16 +75,33 @@ def make_gymnasium(
     if spec.namespace == "guerdon":  # ours keep the final frame in every mode
         how: dict[str, Any] = {"vectorization_mode": "vector_entry_point", "autoreset_mode": autoreset_mode}
     else:
-        mode = AutoresetMode.NEXT_STEP if keep_final_frame else autoreset_mode
+        around: list[Any] = [wrappers.flatten_grid]
+        if keep_final_frame:
+            around.append(wrappers.keep_final_frame)
+            if _can_render(spec):
+                arguments.setdefault("render_mode", "rgb_array")
         how = {
             "vectorization_mode": "sync",
-            "vector_kwargs": {"autoreset_mode": mode},
-            "wrappers": [flatten_grid],
+            "vector_kwargs": {"autoreset_mode": autoreset_mode},
+            "wrappers": around,
         }
     try:
         return gym.make_vec(cfg.id, cfg.num_envs, **how, **arguments)
     except (TypeError, gym.error.Error) as error:
         raise ConfigError(f"{cfg.id} cannot be made with {arguments}: {error}") from error
+
+
+def _can_render(spec: EnvSpec) -> bool:
+    """Whether an environment can be made with render_mode="rgb_array"."""
+    if spec.entry_point is None:
+        return False
+    creator: Any = spec.entry_point
+    if isinstance(creator, str):
+        creator = load_env_creator(creator)
+    parameters = inspect.signature(creator).parameters
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    modes = getattr(creator, "metadata", {}).get("render_modes", ["rgb_array"])
+    return "rgb_array" in modes and (takes_any or "render_mode" in parameters)
 
 
 def is_maniskill(env: object) -> bool:

@@ -18,6 +18,8 @@ from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 GOAL_SHARE = 0.5
 """Side of the window around the goal, as a share of the shorter side of the picture."""
 STATE_KEYS = ("state", "states")
+FINAL_FRAME = "final_frame"
+"""Where `KeepFinalFrame` leaves the rendered end of an episode: in the info, and as its attribute."""
 AT_REST_INFO = "is_robot_static"
 """The info that tells whether the robot stands still."""
 
@@ -152,6 +154,11 @@ def with_final(obs: Any, final_obs: Any, done: BoolArray) -> Any:
     return merged
 
 
+def take_row(obs: Any, env: int) -> Any:
+    """The observation of one environment out of a batched one."""
+    return {key: take_row(part, env) for key, part in obs.items()} if isinstance(obs, Mapping) else obs[env]
+
+
 def _column(final_obs: Any, key: str) -> NDArray[Any]:
     """One key of an object array of per-environment mappings."""
     column = np.empty(len(final_obs), object)
@@ -231,18 +238,30 @@ class FrameSource:
                 f"the environment shows no images of {list(self.cameras)}: they are not in its observations, "
                 "and it can render one camera at the most, made with render_mode='rgb_array'"
             )
-        if self._same_step and done[env_ids].any():
-            raise DataError(
-                "with auto-reset in the same step the final frame is gone before it can be rendered: make "
-                "the vector environment with autoreset_mode=NEXT_STEP, or put images into the observation"
-            )
         rendered: Any = self._env.render()
         if isinstance(rendered, tuple | list):
             rendered = np.stack([to_numpy(item) for item in rendered])
         images = to_uint8_hwc(rendered, name="what render() returned")
         if images.ndim == 3:
             images = images[None]
-        return {self._whole[0]: images[env_ids]}
+        shown: UInt8Array = images[env_ids]
+        if self._same_step and done[env_ids].any():
+            ends = self._final_frames()
+            for row in np.flatnonzero(done[env_ids]).tolist():
+                shown[row] = to_uint8_hwc(ends[env_ids[row]], name="what render() returned")
+        return {self._whole[0]: shown}
+
+    def _final_frames(self) -> Sequence[Any]:
+        """The end of each environment's last episode, as `KeepFinalFrame` around each has kept it."""
+        inner: Any = self._env.unwrapped
+        if not self._env.metadata.get(FINAL_FRAME):
+            raise DataError(
+                "with auto-reset in the same step the final frame is gone before it can be rendered: put "
+                "each environment into guerdon.wrappers.KeepFinalFrame, make the vector environment with "
+                "autoreset_mode=NEXT_STEP, or put images into the observation"
+            )
+        frames: Sequence[Any] = inner.call(FINAL_FRAME)
+        return frames
 
 
 # What a step led to

@@ -1,4 +1,4 @@
-"""Wrappers: dict observations as vectors for learners of vectors, and an env reward that nobody can read."""
+"""Wrappers: dict observations as vectors, final frames that outlive a reset, a hidden env reward."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_space
 
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import BoolArray, FloatArray
+from guerdon.envs.observations import FINAL_FRAME
 
 NUM_DIRECTIONS = 4
 """In which MiniGrid's agent can look."""
@@ -115,6 +116,34 @@ def flatten_grid(env: gym.Env[Any, Any]) -> Any:
     space = env.observation_space
     is_grid = isinstance(space, Dict) and set(space.spaces) == {"image", "direction", "mission"}
     return FlatGrid(env) if is_grid else env
+
+
+class KeepFinalFrame(gym.Wrapper[Any, Any, Any, Any]):
+    """Renders the end of an episode before a vector environment resets it away.
+
+    The frame is in `info["final_frame"]` and in the attribute `final_frame`. Needed around each environment
+    of a batch that resets in the same step (also in Stable-Baselines3) and whose observations hold no images;
+    make it with render_mode="rgb_array".
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.metadata = {**env.metadata, FINAL_FRAME: True}
+        self.final_frame: Any = None
+        """What `render()` showed at the end of the last episode."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step; render if the episode is over."""
+        obs, env_reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            self.final_frame = self.env.render()
+            info = {**info, FINAL_FRAME: self.final_frame}
+        return obs, env_reward, terminated, truncated, info
+
+
+def keep_final_frame(env: gym.Env[Any, Any]) -> Any:
+    """`KeepFinalFrame` around an environment that renders images; others as they are."""
+    return KeepFinalFrame(env) if env.render_mode == "rgb_array" else env
 
 
 class NanReward(VectorWrapper):

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class FitResult:
 
     checkpoint: Path
     """The best model, `best_model/`."""
-    contract: Contract
+    contract: Contract = field(repr=False)
     metrics: Mapping[str, float]
     """On the held-out episodes, at the calibrated threshold."""
     threshold: Threshold
@@ -59,6 +59,38 @@ class FitResult:
     best_step: int
     faults: tuple[Fault, ...]
     seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers, ready for JSON."""
+        return {
+            "checkpoint": str(self.checkpoint),
+            "threshold": self.threshold.threshold,
+            "calibration": self.calibration.kind,
+            "val": dict(self.metrics),
+            "false_positive_interval": list(self.threshold.false_positive_interval),
+            "caveat": self.threshold.caveat,
+            "train_loss": self.train_loss,
+            "train_accuracy": self.train_accuracy,
+            "num_steps": self.num_steps,
+            "best_step": self.best_step,
+            "faults": [asdict(fault) for fault in self.faults],
+            "seconds": round(self.seconds, 2),
+        }
+
+    def lines(self) -> list[str]:
+        """The outcome for people."""
+        threshold, (low, high) = self.threshold, self.threshold.false_positive_interval
+        episodes = f"{self.metrics['num_episodes']:.0f} held-out episodes"
+        return [
+            f"AUC          {self.metrics['auc']:.4f} on {episodes}",
+            f"threshold    {threshold.threshold:.4f} ({self.calibration.kind} calibration)",
+            f"fires on     {threshold.true_positive_rate:.1%} of success frames",
+            f"and on       {threshold.false_positive_rate:.2%} of failure frames ({low:.2%} to {high:.2%})",
+            f"checkpoint   {display_path(self.checkpoint)}",
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join([*self.lines(), f"took         {self.num_steps} steps, {self.seconds:.0f} s"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +217,10 @@ class FitProcess:
 def device_of(cfg: FitConfig, group: ProcessGroup) -> torch.device:
     """`cfg.gpu_id` for a process alone, a GPU for each of several; the CPU where there is none."""
     if not torch.cuda.is_available():
+        if cfg.device == "cuda":
+            raise ConfigError("fit.device is cuda, and torch finds no GPU here")
+        return torch.device("cpu")
+    if cfg.device == "cpu":
         return torch.device("cpu")
     number = cfg.gpu_id
     if group.world_size > 1:

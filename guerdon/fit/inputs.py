@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from guerdon.config import AugmentConfig
+from guerdon.core import portable
 from guerdon.core.atomic import storage_errors
 from guerdon.core.progress import progress
 from guerdon.core.types import IntArray
@@ -154,7 +154,7 @@ def _map_file(path: Path, shape: tuple[int, ...], *, new: bool) -> NDArray[Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         array: NDArray[Any] = np.memmap(path, np.float32, mode="w+", shape=shape)
         with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, array.nbytes)  # a full disk shows here
+            portable.preallocate(file.fileno(), array.nbytes)  # a full disk shows here
         return array
 
 

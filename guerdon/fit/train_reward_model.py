@@ -14,7 +14,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from guerdon.config import FitConfig, FitDataConfig, OptimConfig, RewardModelConfig
+from guerdon.config import (
+    AugmentConfig,
+    FitConfig,
+    FitDataConfig,
+    LRScheduleConfig,
+    OptimConfig,
+    RewardModelConfig,
+)
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import GuerdonError
 from guerdon.core.types import display_path
@@ -66,6 +73,7 @@ def _run(arguments: argparse.Namespace) -> None:
     model = RewardModelConfig(
         model_type="binary_classifier",
         arch=arguments.backbone,
+        width=64,
         image_keys=(arguments.image_key,),
         image_size=(channels, height, width),
         hidden_dim=arguments.hidden_dim,
@@ -76,7 +84,9 @@ def _run(arguments: argparse.Namespace) -> None:
         epochs=arguments.epochs,
         global_batch_size=arguments.batch_size,
         best_by="train_accuracy",
-        optim=OptimConfig(lr=arguments.lr),
+        optim=OptimConfig(optimizer="adam", lr=arguments.lr, weight_decay=0.0),
+        lr_sched=LRScheduleConfig(name="constant", warmup_steps=0),
+        augment=AugmentConfig(shift_pixels=0, color=0.0),
         data=FitDataConfig(positive_dir=arguments.positive_dir, negative_dir=arguments.negative_dir),
     )
     make_directory(output.parent)

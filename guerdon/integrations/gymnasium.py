@@ -19,8 +19,9 @@ from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.images import to_numpy
 from guerdon.core.types import BoolArray
-from guerdon.envs.observations import FrameSource, native_of, with_final
-from guerdon.integrations.scoring import EnvStep, RewardSource, rows_from, step_scorer, take_row
+from guerdon.envs.observations import FrameSource, native_of, take_row, with_final
+from guerdon.integrations.scoring import RewardSource, rows_from, step_scorer
+from guerdon.integrations.steps import EnvStep
 
 _FINALS = ("final_obs", "_final_obs", "final_info", "_final_info")
 
@@ -32,9 +33,10 @@ class LearnedRewardWrapper(gym.Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: its frames come from the observation, or from rendering on demand.
-        manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, or a reward model of the
-            zoo.
-        cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
+        manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, a reward model of the
+            zoo, or a function of frames (`RewardFunction`).
+        cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`, for a
+            function either.
         train_every: of the zoo: steps after which the model learns from them; 0 leaves it as it is.
     """
 
@@ -90,9 +92,10 @@ class LearnedRewardVectorWrapper(VectorWrapper):
 
     Args:
         envs: their frames come from the observation, or from rendering on demand.
-        manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, or a reward model of the
-            zoo.
-        cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
+        manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, a reward model of the
+            zoo, or a function of frames (`RewardFunction`).
+        cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`, for a
+            function either.
         train_every: of the zoo: steps after which the model learns from them; 0 leaves it as it is.
     """
 

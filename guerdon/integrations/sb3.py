@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
@@ -25,31 +24,23 @@ from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy, to_uint8_hwc
 from guerdon.core.types import BoolArray, IntArray, UInt8Array
-from guerdon.envs.observations import FrameSource, find_image, images_from, native_of, with_final
+from guerdon.envs.observations import (
+    FINAL_FRAME,
+    FrameSource,
+    find_image,
+    images_from,
+    native_of,
+    take_row,
+    with_final,
+)
 from guerdon.integrations.gymnasium import check_single_resets
-from guerdon.integrations.scoring import EnvStep, RewardSource, rows_from, step_scorer, take_row
+from guerdon.integrations.scoring import RewardSource, rows_from, step_scorer
+from guerdon.integrations.steps import EnvStep
 
 try:
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
 except ImportError as error:
     raise ConfigError("Stable-Baselines3 is not installed: pip install 'guerdon[sb3]'") from error
-
-FINAL_FRAME = "final_frame"
-"""Where `KeepFinalFrame` leaves the rendered end of an episode in the info."""
-
-
-class KeepFinalFrame(gym.Wrapper[Any, Any, Any, Any]):
-    """Renders the end of an episode into `info["final_frame"]`, before Stable-Baselines3 resets it away.
-
-    Needed around each environment whose observations hold no images; make it with render_mode="rgb_array".
-    """
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step; render if the episode is over."""
-        obs, env_reward, terminated, truncated, info = self.env.step(action)
-        if terminated or truncated:
-            info = {**info, FINAL_FRAME: self.env.render()}
-        return obs, env_reward, terminated, truncated, info
 
 
 class GymVectorToSB3(VecEnv):
@@ -154,9 +145,10 @@ class LearnedRewardVecEnv(VecEnvWrapper):
 
     Args:
         venv: the environments.
-        manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, or a reward model of the
-            zoo.
-        cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`.
+        manager: a `RewardManager`, an `ImageRewardWorker`, the path of a checkpoint, a reward model of the
+            zoo, or a function of frames (`RewardFunction`).
+        cfg: the `reward` section; None means the manager's own. For the zoo a `MixConfig`, for a
+            function either.
         train_every: of the zoo: steps after which the model learns from them; 0 leaves it as it is.
     """
 

@@ -1,16 +1,15 @@
 """What all wrappers share: from a step of N environments to its rewards.
 
 A wrapper describes the step (`EnvStep`); a `StepScorer` asks the reward model and returns a `RewardStep`. One
-kind of scorer shows frames to an image classifier, the other shows transitions to a model of the zoo or a
-plugin. Scores become rewards in `guerdon.rewards.relabel`.
+kind of scorer shows frames to an image classifier, one shows them to a function, one shows transitions to a
+model of the zoo or a plugin. Scores become rewards in `guerdon.rewards.relabel`.
 """
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -22,14 +21,16 @@ from guerdon.config import RewardConfig
 from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
-from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
+from guerdon.core.types import BoolArray, FloatArray, UInt8Array
+from guerdon.envs.observations import images_from
 from guerdon.envs.wrappers import GOAL_KEYS, flat_batch
+from guerdon.integrations.steps import EnvStep, RewardStep, StepScorer
 from guerdon.rewards import BaseRewardModel, StepBatch, ZooModel
 from guerdon.rewards.image.scorer import RewardManager, available_device
 from guerdon.rewards.image.scorer import Scores as FrameScores
 from guerdon.rewards.image.worker import ImageRewardWorker
 from guerdon.rewards.model import Scores
-from guerdon.rewards.relabel import RewardScale, combine, fires, judged_frames, learned_rewards
+from guerdon.rewards.relabel import fires, judged_frames, learned_rewards
 from guerdon.rewards.steps import to_items
 from guerdon.training.frames import EpisodeStacks
 
@@ -48,103 +49,13 @@ class FrameScorer(Protocol):
         """Scores of N frames."""
 
 
-RewardSource: TypeAlias = FrameScorer | ImageRewardWorker | BaseRewardModel | str | os.PathLike[str]
-"""A `RewardManager`, an `ImageRewardWorker`, a reward model of the zoo, or the path of a checkpoint."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvStep:
-    """A step of N environments."""
-
-    actions: Any
-    """[N, ...]; what the environments were given."""
-    obs: Any
-    """[N, ...]; in which the next actions are chosen."""
-    next_obs: Callable[[], Any]
-    """Gives [N, ...], what the actions led to: the final observation where an episode ended."""
-    frames: Callable[[IntArray], Mapping[str, UInt8Array]]
-    """Gives what the cameras show of that, of some environments: camera -> uint8 [n, H, W, C]."""
-    env_rewards: Any
-    """[N]."""
-    terminated: BoolArray
-    """bool [N]."""
-    truncated: BoolArray
-    """bool [N]."""
-    stepped: BoolArray
-    """bool [N]; False where the environment only started a new episode: its reward is zero."""
-
-    @property
-    def done(self) -> BoolArray:
-        """Bool [N]; the episode ended with this step."""
-        return self.terminated | self.truncated
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardStep:
-    """The rewards of one step of N environments."""
-
-    env_reward: FloatArray
-    """float32 [N]; what the environment gave."""
-    learned_reward: FloatArray
-    """float32 [N]; what the model's score is worth, before it is scaled or combined."""
-    training_reward: FloatArray
-    """float32 [N]; what the learner gets."""
-    prob_success: FloatArray | None = None
-    """float32 [N]; NaN where nothing was scored. None of a model that gives rewards."""
-    ended: BoolArray
-    """bool [N]; episodes that the model's success ends (`standalone`)."""
-
-    def infos(self) -> dict[str, FloatArray]:
-        """What the wrappers report beside the reward that they return."""
-        known = {"env_reward": self.env_reward, "learned_reward": self.learned_reward}
-        return known if self.prob_success is None else {**known, "prob_success": self.prob_success}
-
-
-class StepScorer(ABC):
-    """Computes the rewards of N environments step by step.
-
-    Args:
-        num_envs: N.
-        cfg: how learned and env rewards are combined.
-    """
-
-    cameras: tuple[str, ...] = ()
-    """The cameras that the model looks at."""
-    standalone: bool = False
-    """Whether the model's success ends episodes."""
-
-    def __init__(self, num_envs: int, cfg: RewardConfig | MixConfig) -> None:
-        self.num_envs, self.cfg, self.env_steps = num_envs, cfg, 0
-        self._scale = RewardScale() if cfg.normalize else None
-
-    @abstractmethod
-    def reset(self, obs: Any, mask: BoolArray | None = None) -> None:
-        """New episodes start in the environments of `mask` (bool [N]), or in all, with `obs` [N, ...]."""
-
-    @abstractmethod
-    def step(self, step: EnvStep) -> RewardStep:
-        """Rewards of a step."""
-
-    def _rewards(
-        self, step: EnvStep, learned: FloatArray, prob_success: FloatArray | None, ended: BoolArray
-    ) -> RewardStep:
-        """Rewards of a step from the learned ones [n] of the environments that were `stepped`."""
-        env = to_numpy(step.env_rewards).astype(np.float32)
-        if env.shape != (self.num_envs,):
-            raise DataError(f"env rewards have shape {list(env.shape)}; expected [{self.num_envs}]")
-        everywhere, training = np.zeros_like(env), np.zeros_like(env)
-        everywhere[step.stepped] = learned
-        if self._scale is not None and len(learned):
-            self._scale.update(learned)
-        training[step.stepped] = combine(env[step.stepped], learned, self.cfg, self._scale, self.env_steps)
-        self.env_steps += len(learned)
-        return RewardStep(
-            env_reward=env,
-            learned_reward=everywhere,
-            training_reward=training,
-            prob_success=prob_success,
-            ended=ended,
-        )
+RewardFunction: TypeAlias = Callable[[Any], Any]
+"""Frames, uint8 [n, H, W, C] (camera -> frames, if there are several), -> a number for each, [n]. They are
+rewards; with a `RewardConfig` they are probabilities of success, which become rewards as it says."""
+RewardSource: TypeAlias = (
+    FrameScorer | ImageRewardWorker | BaseRewardModel | RewardFunction | str | os.PathLike[str]
+)
+"""A `RewardManager`, an `ImageRewardWorker`, a model of the zoo, a function, or a checkpoint's path."""
 
 
 def step_scorer(
@@ -163,6 +74,11 @@ def step_scorer(
         if isinstance(cfg, RewardConfig):
             raise ConfigError("a reward model of the zoo is mixed by a MixConfig, not by a reward section")
         return TransitionScorer(source, cfg or MixConfig(), num_envs, action_space, train_every)
+    is_function = callable(source) and not hasattr(source, "score")
+    if is_function and not train_every:
+        if isinstance(cfg, RewardConfig):
+            return FrameStepScorer(FunctionModel(source, cfg), cfg, num_envs)
+        return FunctionStepScorer(source, cfg or MixConfig(), num_envs)
     if isinstance(cfg, MixConfig) or train_every:
         raise ConfigError("MixConfig and train_every are for the zoo; this reward model judges frames")
     if cfg is not None and not isinstance(cfg, RewardConfig):
@@ -173,8 +89,8 @@ def step_scorer(
         source = RewardManager(replace(section, model=model), device=available_device())
     if not (hasattr(source, "score") and hasattr(source, "cfg")):
         raise ConfigError(
-            "the reward comes from a RewardManager, an ImageRewardWorker, a reward model of the zoo or the "
-            f"path of a checkpoint, not from {type(source).__name__}"
+            "the reward comes from a RewardManager, an ImageRewardWorker, a reward model of the zoo, a "
+            f"function of frames or the path of a checkpoint, not from {type(source).__name__}"
         )
     return FrameStepScorer(source, cfg, num_envs)
 
@@ -240,6 +156,76 @@ class FrameStepScorer(StepScorer):
         if len(ids):
             prob[ids] = self._score(frames).prob_success
         return prob
+
+
+class FunctionModel:
+    """A function of frames that gives probabilities of success, as a `FrameScorer`."""
+
+    def __init__(self, function: RewardFunction, cfg: RewardConfig) -> None:
+        self._function, self.cfg, self.image_keys = function, cfg, cfg.model.image_keys
+        threshold = cfg.reward_threshold
+        if threshold == "calibrated":
+            if cfg.reward_type == "binary" or cfg.standalone:
+                raise ConfigError(
+                    "a function has no calibrated threshold: give reward_threshold a number, or leave cfg "
+                    "out to take what the function returns as rewards"
+                )
+            threshold = 0.5
+        self.threshold = float(threshold)
+
+    def images(self, observations: Any) -> dict[str, UInt8Array]:
+        """The frames of its cameras."""
+        return images_from(observations, self.image_keys)
+
+    def score(self, frames: Mapping[str, UInt8Array]) -> FrameScores:
+        """Scores of N frames."""
+        values = _call(self._function, frames)
+        if ((values < 0) | (values > 1)).any():
+            raise DataError(
+                f"the reward function returned {values.min():g} to {values.max():g}, but probabilities are 0 "
+                "to 1: leave cfg out to take them as rewards"
+            )
+        return FrameScores(prob_success=values)
+
+
+class FunctionStepScorer(StepScorer):
+    """Shows the frames of a step to a function, and takes what it returns as rewards.
+
+    Args:
+        function: see `RewardFunction`; its attribute `image_keys` may name other cameras than `base_camera`.
+        cfg: how its reward and the environment's are mixed.
+        num_envs: N.
+    """
+
+    cfg: MixConfig
+
+    def __init__(self, function: RewardFunction, cfg: MixConfig, num_envs: int) -> None:
+        super().__init__(num_envs, cfg)
+        self._function = function
+        self.cameras = tuple(getattr(function, "image_keys", ("base_camera",)))
+
+    def reset(self, obs: Any, mask: BoolArray | None = None) -> None:
+        """Nothing to do: the function looks at single frames."""
+
+    def step(self, step: EnvStep) -> RewardStep:
+        """Ask about the frames that count: all, or the last one of each episode."""
+        asked = step.stepped & (step.done if self.cfg.reward_mode == "terminal" else True)
+        learned = np.zeros(self.num_envs, np.float32)
+        if asked.any():
+            learned[asked] = _call(self._function, step.frames(np.flatnonzero(asked)))
+        return self._rewards(step, learned[step.stepped], None, np.zeros_like(step.stepped))
+
+
+def _call(function: RewardFunction, frames: Mapping[str, UInt8Array]) -> FloatArray:
+    """What a function says of n frames, float32 [n]; one camera is given as it is."""
+    first = next(iter(frames.values()))
+    values = np.asarray(to_numpy(function(first if len(frames) == 1 else dict(frames))), np.float32)
+    if values.size != len(first) or not np.isfinite(values).all():
+        raise DataError(
+            f"the reward function must return a finite number for each of {len(first)} frames, not "
+            f"{list(values.shape)} of which {int(np.count_nonzero(~np.isfinite(values)))} are not finite"
+        )
+    return values.reshape(-1)
 
 
 class TransitionScorer(StepScorer):
@@ -361,11 +347,6 @@ class TransitionScorer(StepScorer):
         if self._bounds is not None:
             given = np.clip(given, *self._bounds)
         return given.astype(np.float32)
-
-
-def take_row(obs: Any, env: int) -> Any:
-    """The observation of one environment out of a batched one."""
-    return {key: take_row(part, env) for key, part in obs.items()} if isinstance(obs, Mapping) else obs[env]
 
 
 def rows_from(base: Any, other: Any, mask: BoolArray) -> Any:

@@ -3,7 +3,7 @@
 Typical faults raise nothing: advantages computed before relabelling, a return value dropped, a threshold read
 from the wrong place. The policy then trains on something else. So the runner's own path from probabilities to
 the objective is driven twice, with probabilities just below and just above the threshold, and must show the
-difference.
+difference. A control (`reward.control`) must show the opposite: no influence, or one in other places.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from guerdon.rewards.relabel import judged_frames
 
 Relabel: TypeAlias = Callable[[FloatArray], NDArray[np.floating]]
 Objective: TypeAlias = Callable[[], NDArray[np.floating]]
+CONTROLS = ("off", "shuffled")
+"""Of `reward.control`, those without information; `env` has another source of rewards and the same path."""
 MARGIN = 0.01
 """How far from the threshold the two probabilities lie, as a share of the room on that side."""
 
@@ -77,6 +79,9 @@ def check_reward_path(
     if not raised.any():
         raise RewardPathError("the check needs a finished episode in its rollout; there is none")
     weight = _expected_change(cfg, float(low.flat[0]), float(high[raised][0]))
+    if cfg.control in CONTROLS:
+        _check_control(relabel, objective, low, high, cfg.control)
+        return
     if weight == 0.0:
         raise RewardPathError(
             "with these settings the learned reward has no influence: success_reward equals fail_reward, or "
@@ -103,6 +108,7 @@ def check_learned_rewards(
     objective: Objective,
     shape: tuple[int, ...],
     weight: float,
+    control: str = "none",
 ) -> None:
     """The same for learned rewards of any size: driven with zeros, and with ones on about half of the rows.
 
@@ -112,12 +118,16 @@ def check_learned_rewards(
         objective: what the loss is made of after relabelling: advantages (PPO), targets (SAC, DQN).
         shape: of the transitions at hand.
         weight: that the settings give to the learned reward.
+        control: `reward.control`.
     """
-    if not weight:
+    if not weight and control not in CONTROLS:
         raise RewardPathError("with these settings the learned reward has no influence: its weight is 0")
     raised = np.random.default_rng(0).random(shape) < 0.5
     raised.flat[0] = True
     zeros = np.zeros(shape, np.float32)
+    if control in CONTROLS:
+        _check_control(relabel, objective, zeros, raised.astype(np.float32), control)
+        return
     change, effect = _drive(relabel, objective, zeros, raised.astype(np.float32))
     if not change[raised].any():
         raise RewardPathError(
@@ -128,6 +138,17 @@ def check_learned_rewards(
             "the training rewards do not follow the learned ones: they change elsewhere, or the other way"
         )
     _check_objective(effect, weight)
+
+
+def _check_control(
+    relabel: Relabel, objective: Objective, low: FloatArray, high: FloatArray, control: str
+) -> None:
+    """A control must not carry what the model says: `off` nothing at all, `shuffled` only how much it is."""
+    change, effect = _drive(relabel, objective, low, high)
+    if control == "off" and (change.any() or effect.any()):
+        raise RewardPathError("reward.control is off, but the learned reward changes what is trained on")
+    if control == "shuffled" and np.count_nonzero(change) != np.count_nonzero(high != low):
+        raise RewardPathError("reward.control is shuffled, but some rewards are lost or made on the way")
 
 
 def _drive(

@@ -58,6 +58,14 @@ class Plot:
         self._marks.append(f'<polyline class="{style}" points="{path}"/>')
         return self
 
+    def area(self, x: ArrayLike, low: ArrayLike, high: ArrayLike, *, style: str = "area") -> Plot:
+        """The area between two lines through [K] points."""
+        across = self._across(x)
+        there, back = zip(across, self._up(low), strict=True), zip(across, self._up(high), strict=True)
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in [*there, *reversed(list(back))])
+        self._marks.append(f'<polygon class="{style}" points="{path}"/>')
+        return self
+
     def dots(self, x: ArrayLike, y: ArrayLike, radius: ArrayLike = 3.0, *, style: str = "dot") -> Plot:
         """A dot at each of [K] points, of one radius or of [K] radii in pixels."""
         across, up = self._across(x), self._up(y)

@@ -8,16 +8,21 @@ A distribution offers a model by an entry point of the group `guerdon.reward_mod
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
 import torch
 
+from guerdon.config.di_engine import REWARD_MODELS as DI_ENGINE_NAMES
+from guerdon.config.di_engine import section_from_di_engine
 from guerdon.core.errors import ConfigError
 from guerdon.core.plugins import load_plugins
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.rewards.zoo.airl import AIRL
+from guerdon.rewards.zoo.base import ZooModel
 from guerdon.rewards.zoo.baselines import BASELINES
 from guerdon.rewards.zoo.drex import DREX
 from guerdon.rewards.zoo.ensemble import Ensemble
@@ -32,6 +37,8 @@ from guerdon.rewards.zoo.pwil import PWIL
 from guerdon.rewards.zoo.red import RED
 from guerdon.rewards.zoo.rnd import RND
 from guerdon.rewards.zoo.trex import TREX
+
+log = logging.getLogger("guerdon")
 
 PLUGIN_GROUP = "guerdon.reward_models"
 REWARD_MODELS: dict[str, type[BaseRewardModel]] = {
@@ -86,7 +93,7 @@ def create_reward_model(
     """Make the reward model that `cfg.type` names; it sees this section of the settings and no other.
 
     Args:
-        cfg: a mapping with `type`, or the model's settings as a dataclass.
+        cfg: a mapping with `type`, or the model's settings as a dataclass. Keys may be DI-engine's.
         device: where its networks are.
         tb_logger: has `add_scalar(name, value, step)`; None logs nothing.
     """
@@ -97,8 +104,18 @@ def create_reward_model(
     name = cfg.get("type") if isinstance(cfg, Mapping) else getattr(cfg, "type", None)
     if not name:
         raise ConfigError("reward_model.type is missing: it names the reward model")
-    section = section_of(cfg) if isinstance(cfg, Mapping) else cfg
-    return reward_model_class(name)(section, device, tb_logger)  # type: ignore[call-arg]
+    if isinstance(cfg, Mapping):
+        cls = REWARD_MODELS.get(DI_ENGINE_NAMES.get(str(name), str(name)))
+        known = (
+            {item.name for item in fields(cls.Settings)} if cls and issubclass(cls, ZooModel) else set(cfg)
+        )
+        if not set(cfg) <= known:
+            cfg, dropped = section_from_di_engine(cfg)
+            name = cfg["type"]
+            if dropped:
+                log.info("reward_model: DI-engine's keys without meaning here: %s", ", ".join(dropped))
+        cfg = section_of(cfg)
+    return reward_model_class(name)(cfg, device, tb_logger)  # type: ignore[call-arg]
 
 
 class Section(dict[str, Any]):

@@ -5,6 +5,8 @@ A classifier's logits become probabilities by its `Calibration`, and decisions b
 `training_rewards` does both. Env rewards are read and never changed. Functions are pure and take arrays of
 any one shape: [N] for a step, [T, N] for a rollout, [B] for a sampled batch. `ModelRewards` is a model that
 learns and gives rewards while a run goes on.
+
+A control (`reward.control`) is made here too: `verdicts`, `learned_rewards` and `controlled`.
 """
 
 from __future__ import annotations
@@ -144,6 +146,8 @@ def learned_rewards(
         threshold: see `map_rewards`.
     """
     given = scores.values if isinstance(scores, Scores) else scores
+    if cfg.control == "off":  # nothing was asked of the model
+        return np.zeros(given.shape, np.float32)
     judged = judged_frames(done, cfg)
     bad = int(np.count_nonzero(~np.isfinite(given[judged])))
     if bad:
@@ -154,6 +158,42 @@ def learned_rewards(
     else:
         rewards[judged] = map_rewards(given[judged], cfg, threshold)
     return rewards
+
+
+def verdicts(prob_success: FloatArray, success: BoolArray, done: BoolArray, cfg: RewardConfig) -> FloatArray:
+    """Probabilities as the run has them: the model's, or with `control: env` the environment's success.
+
+    All arrays have one shape; where a frame is not judged the result may be NaN.
+    """
+    if cfg.control != "env":
+        return prob_success
+    told: FloatArray = np.where(judged_frames(done, cfg), success.astype(np.float32), np.float32(np.nan))
+    return told
+
+
+def controlled(
+    learned: FloatArray, cfg: CombineConfig, env_steps: int, judged: BoolArray | None = None
+) -> FloatArray:
+    """Learned rewards of a batch as a control has them: zero, or each at the place of another step.
+
+    Which step gets which reward depends on `env_steps` and nothing else. Samples of a replay buffer come in
+    random order, so one permutation serves all updates between two steps.
+
+    Args:
+        learned: of any shape.
+        cfg: has `control`.
+        env_steps: of the run so far.
+        judged: bool of the same shape; steps whose rewards change places. None: all.
+    """
+    if cfg.control == "off":
+        return np.zeros_like(learned)
+    if cfg.control != "shuffled":
+        return learned
+    places = np.arange(learned.size) if judged is None else np.flatnonzero(judged)
+    order = np.random.default_rng(env_steps).permutation(places)
+    shuffled = learned.reshape(-1).copy()
+    shuffled[order] = shuffled[np.roll(order, 1)]  # one cycle: no reward stays where it was
+    return shuffled.reshape(learned.shape)
 
 
 def fill_scores(
@@ -195,6 +235,7 @@ def combine(
     cfg: CombineConfig,
     scale: RewardScale | None = None,
     env_steps: int = 0,
+    judged: BoolArray | None = None,
 ) -> FloatArray:
     """What the learner trains on, float32: learned rewards, scaled if asked for, and the env's.
 
@@ -204,11 +245,13 @@ def combine(
         cfg: `combine_mode` and the weights: the `reward` section, or the `mix` section of the zoo.
         scale: divides the learned rewards; None: they stay as they are.
         env_steps: of the run so far; the weight may change with them.
+        judged: see `controlled`.
     """
     if env_rewards.shape != learned.shape:
         raise DataError(
             f"env rewards have shape {list(env_rewards.shape)}, learned ones {list(learned.shape)}"
         )
+    learned = controlled(learned, cfg, env_steps, judged)
     if scale is not None:
         learned = scale.apply(learned)
     if cfg.combine_mode == "replace":
@@ -234,7 +277,7 @@ def training_rewards(
     `extra` is the learned reward of another model, of the same shape, which is added after the mapping.
     """
     learned = learned_rewards(scores, done, cfg, threshold) + np.float32(extra)
-    return combine(env_rewards, learned, cfg, scale, env_steps)
+    return combine(env_rewards, learned, cfg, scale, env_steps, judged_frames(done, cfg))
 
 
 @dataclass
@@ -267,6 +310,7 @@ class ModelRewards:
         weight: its rewards are multiplied by it.
         cooptrain: whether it learns while the policy does.
         reward_mode: `reward.reward_mode`.
+        gives_env_rewards: the environment's rewards stand in for the model's (`reward.control: env`).
     """
 
     model: BaseRewardModel
@@ -274,6 +318,7 @@ class ModelRewards:
     weight: float
     cooptrain: bool
     reward_mode: Literal["per_step", "terminal"]
+    gives_env_rewards: bool
 
     def __init__(self) -> None:
         self._states: dict[Hashable, StreamState] = {}
@@ -305,6 +350,8 @@ class ModelRewards:
         return self._mapped(scores, steps)
 
     def _mapped(self, scores: Scores, steps: StepBatch) -> FloatArray:
+        if self.gives_env_rewards:
+            return np.array(steps.env_rewards.cpu().numpy(), np.float32)
         mapping = replace(self.model.mapping, reward_mode=self.reward_mode)
         learned = learned_rewards(scores, steps.done.cpu().numpy(), mapping, self.model.threshold)
         return np.float32(self.weight) * learned

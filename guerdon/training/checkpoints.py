@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ class SavedPolicy:
 
     folder: Path
     learner: AnyAgent
+    config: LearnerConfig
+    """The `learner` section of the run."""
     action_space: gym.Space[Any]
     env: EnvConfig
     """The `env.eval` section of the run."""
@@ -131,7 +133,7 @@ def load_policy(place: Path | str, seed: int = 0) -> SavedPolicy:
     try:
         about = _description(folder, content)
         cfg = build(LearnerConfig, about["learner"], "learner")
-        env = build(EnvConfig, about["env"], "env.eval")
+        env = _without_imports(build(EnvConfig, about["env"], "env.eval"))
         spaces = space_from_plain(about["observation_space"]), space_from_plain(about["action_space"])
         step, run = int(content["step"]), content["run"]
         mode = about.get("control_mode", env.init_params.get("control_mode"))  # the latter in older files
@@ -148,6 +150,7 @@ def load_policy(place: Path | str, seed: int = 0) -> SavedPolicy:
     return SavedPolicy(
         folder=folder,
         learner=learner,
+        config=cfg,
         action_space=spaces[1],
         env=env,
         step=step,
@@ -155,6 +158,13 @@ def load_policy(place: Path | str, seed: int = 0) -> SavedPolicy:
         observation_space=spaces[0],
         control_mode=mode,
     )
+
+
+def _without_imports(env: EnvConfig) -> EnvConfig:
+    """The environment of a saved policy; a file must not name a function that is imported and called."""
+    if env.label_fn is not None:
+        log.info("the policy's env.label_fn=%s is not used: a file imports nothing", one_line(env.label_fn))
+    return replace(env, label_fn=None)
 
 
 def _reason(error: Exception) -> str:

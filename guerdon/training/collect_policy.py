@@ -73,6 +73,8 @@ def collect_clone(
     probe.close()
     policy = make_agent(learner, observations, actions, seed)
     section = learner.warm_start
-    shown = demonstrations(demos, ObsSpec.of(observations), intended=section.intended)
+    shown = demonstrations(
+        demos, ObsSpec.of(observations), intended=section.intended, num_episodes=section.num_episodes
+    )
     policy.clone(shown, section, seed)
     return collect(env, cfg, seed=seed, policy=LearnerPolicy(policy, actions))

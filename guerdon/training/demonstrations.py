@@ -20,7 +20,7 @@ from guerdon.core.images import stack_episode
 from guerdon.core.types import BoolArray, Episode
 from guerdon.data.datasets.frames import check_motion_is_seen
 from guerdon.rewards.image.scorer import ImageScorer
-from guerdon.rewards.relabel import fires, judged_frames
+from guerdon.rewards.relabel import fires, judged_frames, verdicts
 from guerdon.training.reward_workers import RewardWorkers
 
 log = logging.getLogger("guerdon")
@@ -104,6 +104,7 @@ def _add(
             {name: images[judged] for name, images in frames.items()}
         ).prob_success
         extras["prob_success"][wanted & ~judged] = 0.0
+        extras["prob_success"] = verdicts(extras["prob_success"], episode.labels[kept] >= 0.5, done, cfg)
         if cfg.relabel_at == "sampling":
             extras |= {f"frames/{name}": images for name, images in frames.items()}
         if cfg.standalone:

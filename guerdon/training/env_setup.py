@@ -17,7 +17,8 @@ from guerdon.core.types import BoolArray, UInt8Array, control_mode_of
 from guerdon.data.collect import RewardDataCollector
 from guerdon.data.collect.wrapper import VectorDataCollectorWrapper
 from guerdon.envs.make import make_vector_env
-from guerdon.envs.observations import FrameSource, per_env, with_final
+from guerdon.envs.observations import FrameSource, with_final
+from guerdon.envs.success import missing_success, success_of
 from guerdon.rewards.image.scorer import RewardManager
 
 
@@ -31,6 +32,8 @@ class EnvFacts:
     """What the cameras show after one step."""
     spaces: tuple[gym.Space[Any], gym.Space[Any]]
     """Of observations and actions of a single one."""
+    info_keys: tuple[str, ...] = ()
+    """What the info of a step has."""
     control_mode: str | None = None
     """What actions mean, where a robot knows several ways."""
 
@@ -43,12 +46,13 @@ def make_train_env(
     `env` is used instead of making them, if it is there.
     """
     if env is None:
-        env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
+        looked_at = bool(cameras) or collect.enabled or reward.collect_data
+        env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=looked_at)
     if reward.standalone:
         _end_on_success(env.unwrapped, reward)
     facts = _probe(env, cameras)
     if (collect.enabled or reward.collect_data) and not facts.knows_success:
-        raise ConfigError(f"{cfg.id} does not tell success in its info: its frames cannot be labelled")
+        raise ConfigError(f"{cfg.id} does not tell success: {missing_success(facts.info_keys)}")
     if collect.enabled:
         env = VectorDataCollectorWrapper(
             env,
@@ -73,8 +77,9 @@ def _probe(env: VectorEnv[Any, Any, Any], cameras: Sequence[str]) -> EnvFacts:
     next_obs = with_final(obs, info.get("final_obs"), done)
     frames = FrameSource(env, cameras).frames(next_obs, done, np.arange(len(done))) if cameras else {}
     return EnvFacts(
-        knows_success=per_env(info, "success", len(done), done) is not None,
+        knows_success=success_of(info, len(done), done) is not None,
         first_frames=frames,
+        info_keys=tuple(info),
         spaces=(env.single_observation_space, env.single_action_space),
         control_mode=control_mode_of(str(getattr(env.unwrapped, "source", ""))),
     )
@@ -107,7 +112,7 @@ class TrajectoryCollector:
     def add(self, next_obs: Any, done: BoolArray, info: Mapping[str, Any]) -> None:
         """Take what a step of the environments led to."""
         frames = self._source.frames(next_obs, done, np.arange(len(done)))
-        success = per_env(info, "success", len(done), done)
+        success = success_of(info, len(done), done)
         env_info = {} if success is None else {"success": success}
         self._collector.add_env_output({"obs": frames, "dones": done}, env_info)
 

@@ -29,11 +29,11 @@ from guerdon.envs.observations import (
     copy_obs,
     next_observations,
     obs_parts,
-    per_env,
     stack_obs,
     taken_actions,
     with_final,
 )
+from guerdon.envs.success import success_of
 from guerdon.training.acting import DistantPolicy, PolicyCopy, PolicySpec, RolloutPolicy, random_actions
 from guerdon.training.env_setup import EnvFacts, TrajectoryCollector, make_train_env
 from guerdon.training.frames import RewardFrames
@@ -114,7 +114,7 @@ class RolloutCollector:
             if len(cut):
                 finals.append((t, cut, {name: part[cut] for name, part in obs_parts(next_obs).items()}))
             self._put(t + 1, obs)
-            success = per_env(info, "success", self.env.num_envs, done)
+            success = success_of(info, self.env.num_envs, done)
             kept["success"][t] = False if success is None else success
             kept["elapsed"][t] = self.episodes.lengths
             self.episodes.add(kept["env_rewards"][t], done, kept["success"][t])
@@ -318,7 +318,7 @@ class EnvWorker:
             if done.any():
                 finals[t] = next_obs
             self._on_step(t, next_obs, done, info)
-            success = per_env(info, "success", len(done), done)
+            success = success_of(info, len(done), done)
             columns.append(
                 {
                     "env_rewards": np.asarray(env_rewards, np.float32),

@@ -14,7 +14,8 @@ from guerdon.config import EnvConfig
 from guerdon.core.episodes import EpisodeRecord, EpisodeTracker
 from guerdon.core.types import BoolArray, UInt8Array
 from guerdon.envs.make import make_vector_env
-from guerdon.envs.observations import FrameSource, per_env, with_final
+from guerdon.envs.observations import FrameSource, with_final
+from guerdon.envs.success import success_of
 
 Act = Callable[[Any], NDArray[Any]]
 """A batch of observations -> actions."""
@@ -29,6 +30,10 @@ class Evaluation:
     success_at_end: float | None
     env_return: float
     length: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers, ready for JSON."""
+        return asdict(self)
 
     def metrics(self) -> dict[str, float]:
         """For the log."""
@@ -54,6 +59,7 @@ def evaluate(
     seed: int,
     cameras: Sequence[str] = (),
     num_films: int = 0,
+    env: Any = None,
 ) -> tuple[Evaluation, list[FilmedEpisode]]:
     """Run `episodes` fresh episodes; each environment gives equally many, so short ones are not favoured.
 
@@ -64,8 +70,11 @@ def evaluate(
         seed: of the environments.
         cameras: what films show.
         num_films: how many first episodes to film.
+        env: vector environments to play in, which stay open; None makes those of `cfg`.
     """
-    env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=False)
+    if env is not None:
+        return _evaluate(act, env, episodes, seed, cameras, num_films)
+    env = make_vector_env(cfg, autoreset_mode=AutoresetMode.SAME_STEP, keep_final_frame=num_films > 0)
     try:
         return _evaluate(act, env, episodes, seed, cameras, num_films)
     finally:
@@ -86,7 +95,7 @@ def _evaluate(
     while (finished < count).any():
         obs, env_rewards, terminated, truncated, info = env.step(act(obs))
         done = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
-        told = per_env(info, "success", num_envs, done)
+        told = success_of(info, num_envs, done)
         knows_success = knows_success and told is not None
         success: BoolArray = np.zeros(num_envs, np.bool_) if told is None else told >= 0.5
         if source is not None and (finished[filmed] == 0).any():

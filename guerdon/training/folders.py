@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import time
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from guerdon.config import GuerdonConfig
+from guerdon.core import portable
 from guerdon.core.atomic import clear_stale, make_directory, storage_errors
 from guerdon.core.errors import StorageError
 from guerdon.core.types import display_path
@@ -57,7 +57,7 @@ def held(folder: Path) -> Iterator[None]:
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            portable.lock(handle, wait=False)
         except BlockingIOError:
             raise StorageError(
                 f"{display_path(folder)} is used by a run that is not over: choose another folder "

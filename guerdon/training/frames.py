@@ -135,7 +135,9 @@ class FrameSelector:
             holds, or, with `only_at_rest`, they are no success. And camera -> uint8 [n, H, W, C], or
             [n, k, H, W, C] in stacks of k.
         """
-        if self._only_at_rest:
+        if not self._cfg.looks_at_frames:
+            picked = np.zeros(0, np.int64), dict[str, UInt8Array]()
+        elif self._only_at_rest:
             env_ids = np.flatnonzero(judged_frames(done, self._cfg) & _known(at_rest))
             picked = env_ids, self._show(obs, done, env_ids)
         elif self._cfg.reward_mode == "terminal":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,22 @@ class Iteration:
     """None without a reward model."""
     scored: ScoredSteps | None = None
     """What refits learn from; None where the environments do not tell success, and without a reward model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStep:
+    """What a callback is told after an iteration."""
+
+    env_steps: int
+    """Of the run so far, all environments together."""
+    metrics: dict[str, float]
+    """As in `metrics.jsonl`: `env/success_once`, `rollout/rewards`, `train/*`; `eval/*` after evaluations."""
+    alarms: tuple[str, ...]
+    """The monitor's alarms of the run so far."""
+
+
+Callback: TypeAlias = Callable[[TrainingStep], "bool | None"]
+"""Called after each iteration; False ends the training."""
 
 
 class Loop(Protocol):

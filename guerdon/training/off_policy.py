@@ -20,7 +20,7 @@ from guerdon.core.streams import EnvStream
 from guerdon.core.types import FloatArray
 from guerdon.monitoring.reward_path import check_reward_path, drive_targets
 from guerdon.rewards.image.scorer import Scores
-from guerdon.rewards.relabel import combine, fill_scores, learned_rewards, training_rewards
+from guerdon.rewards.relabel import combine, fill_scores, learned_rewards, training_rewards, verdicts
 from guerdon.training.acting import random_actions
 from guerdon.training.demonstrations import add_interventions
 from guerdon.training.env_worker import Frames
@@ -45,6 +45,7 @@ class ReplayLearning(ReplayRun):
         if scores is not None and self.rewards is not None:
             prob.reshape(-1)[chunk.rows] = scores.prob_success
             spread.reshape(-1)[chunk.rows] = scores.disagreement
+            prob = verdicts(prob, chunk.success, done, self.cfg)
             facts, last = self.rewards.facts, stream.last_scores.get
             resting = facts.only_at_rest
             prob = fill_scores(prob, done, self.cfg, only_at_rest=resting, last=last("prob"))
@@ -119,9 +120,12 @@ class ReplayLearning(ReplayRun):
     def _update(self) -> dict[str, float]:
         size, shown, prior = self.section.batch_size, self._demonstrations(), self.learner.prior
         prior_rows = 0 if shown is None or prior is None else round(size * prior.prior_ratio)
-        parts = [self._train_batch(self._sample(self.replay, size - prior_rows))] if prior_rows < size else []
+        samples = [self._sample(self.replay, size - prior_rows)] if prior_rows < size else []
         if shown is not None and prior_rows:
-            parts.insert(0, self._train_batch(self._sample(shown, prior_rows)))
+            samples.insert(0, self._sample(shown, prior_rows))
+        if self.cfg.control == "shuffled":  # together, else demonstrations would keep the higher ones
+            samples = [ReplayBatch.cat(samples)]
+        parts = [self._train_batch(sample) for sample in samples]
         return self.learner.update(TrainBatch.cat(parts) if len(parts) > 1 else parts[0], prior_rows)
 
     def _demonstrations(self) -> ReplayBuffer | ReplayParts | None:
@@ -191,7 +195,7 @@ class ReplayLearning(ReplayRun):
     def _probabilities(self, batch: ReplayBatch) -> FloatArray:
         """Probabilities float32 [B, n], stored at insertion or computed from the stored frames now."""
         stored: FloatArray = batch.extras["prob_success"].numpy()
-        if self.cfg.relabel_at == "insertion" or self.rewards is None:
+        if self.cfg.relabel_at == "insertion" or self.rewards is None or not self.cfg.looks_at_frames:
             return stored
         scored = np.isfinite(stored)
         frames = {name: batch.extras[f"frames/{name}"].numpy()[scored] for name in self._cameras}

@@ -18,7 +18,15 @@ from guerdon.distributed.engine import Engine, Pending
 from guerdon.monitoring.monitor import Watched
 from guerdon.monitoring.reward_path import check_reward_path
 from guerdon.rewards.image.scorer import ImageScorer, Scores, StreamingScorer
-from guerdon.rewards.relabel import RewardScale, combine, fill_scores, learned_rewards, training_rewards
+from guerdon.rewards.relabel import (
+    RewardScale,
+    combine,
+    fill_scores,
+    judged_frames,
+    learned_rewards,
+    training_rewards,
+    verdicts,
+)
 from guerdon.training.env_worker import LocalEnvs
 from guerdon.training.env_workers import EnvWorkers
 from guerdon.training.loop import (
@@ -59,7 +67,7 @@ class OnPolicyLoop:
         self._streaming: StreamingScorer | None = None
         if isinstance(rewards, ImageScorer) and isinstance(envs, LocalEnvs):
             frames = envs.local.reward_frames
-            if cfg.reward_mode == "per_step" and frames is not None:
+            if cfg.reward_mode == "per_step" and frames is not None and cfg.looks_at_frames:
                 self._streaming = frames.streaming = StreamingScorer(rewards)
 
     def score_after_rollout(self) -> None:
@@ -193,6 +201,7 @@ class OnPolicyLoop:
             prob.reshape(-1)[places] = scores.prob_success
             spread.reshape(-1)[places] = scores.disagreement
         resting = rewards.facts.only_at_rest
+        prob = verdicts(prob, rollout.success.numpy(), done, self.cfg)
         return ScoredIteration(
             parts=parts,
             prob_success=fill_scores(prob, done, self.cfg, only_at_rest=resting),
@@ -223,8 +232,10 @@ class OnPolicyLoop:
 
     def _hold(self, learned: FloatArray) -> FloatArray:
         """From learned rewards [T, N] to the training rewards that the rollout holds; returns these."""
-        env_rewards = self.rollout.env_rewards.numpy()
-        return self._update_rewards(combine(env_rewards, learned, self.cfg, self.scale, self.env_steps))
+        env_rewards, judged = self.rollout.env_rewards.numpy(), judged_frames(_done(self.rollout), self.cfg)
+        return self._update_rewards(
+            combine(env_rewards, learned, self.cfg, self.scale, self.env_steps, judged)
+        )
 
     def _relabel(self, prob_success: FloatArray) -> FloatArray:
         """The same from probabilities [T, N]."""

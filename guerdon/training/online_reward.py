@@ -27,7 +27,14 @@ from guerdon.rewards.relabel import ModelRewards
 from guerdon.rewards.zoo.base import ZooModel
 from guerdon.rewards.zoo.drex import DREX
 
-OWN_KEYS = {"weight": 1.0, "cooptrain": None, "pretrain": None}
+OWN_KEYS = {
+    "weight": 1.0,
+    "cooptrain": None,
+    "pretrain": None,
+    "expert": None,
+    "expert_episodes": 10,
+    "expert_noise": None,
+}
 """Keys of the section that are not the model's, with their defaults."""
 
 
@@ -54,6 +61,7 @@ class OnlineReward(ModelRewards):
         reward_mode: Literal["per_step", "terminal"] = "per_step",
         model: BaseRewardModel | None = None,
         env: Any = None,
+        gives_env_rewards: bool = False,
     ) -> None:
         """Make the model that `section.type` names; what does not work in a run is refused here.
 
@@ -66,8 +74,10 @@ class OnlineReward(ModelRewards):
             reward_mode: `reward.reward_mode`.
             model: that is there already; None makes the one of `section`.
             env: the vector environments, where they are in this process.
+            gives_env_rewards: the environment's rewards stand in for the model's (`reward.control: env`).
         """
         super().__init__()
+        self.gives_env_rewards = gives_env_rewards
         own = {key: section.get(key, default) for key, default in OWN_KEYS.items()}
         given = {key: value for key, value in section.items() if key not in OWN_KEYS}
         self.notes = Notes()
@@ -154,9 +164,10 @@ class OnlineReward(ModelRewards):
         See `check_learned_rewards`; there is nothing to check while the reward has no weight.
         """
         weight = cfg.weight_at(env_steps) if cfg.combine_mode == "weighted" else 1.0
-        if not weight and cfg.reward_weight_end:
+        if not weight and cfg.reward_weight_end and cfg.control == "none":
             return False  # it gets a weight on the way
-        check_learned_rewards(relabel, objective, shape, weight if self.weight else 0.0)
+        weight = weight if self.weight else 0.0
+        check_learned_rewards(relabel, objective, shape, weight, cfg.control)
         return True
 
     def env_actions(self, actions: torch.Tensor) -> torch.Tensor:

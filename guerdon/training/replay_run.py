@@ -225,7 +225,7 @@ class ReplayRun(ABC):
         self._rng.bit_generator.state = state["rng"]
         load_online(self.online, state)
         self.replay.load(folder / REPLAY_FILE)
-        if self.prior is not None:
+        if self.prior is not None and self.cfg.control != "env":  # what is saved has the model's verdicts
             self.prior.load(folder / PRIOR_FILE)
         if (folder / INTERVENTIONS_FILE).exists():
             self._intervened().load(folder / INTERVENTIONS_FILE)

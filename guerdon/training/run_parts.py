@@ -18,6 +18,7 @@ from guerdon.training.acting import PolicySpec
 from guerdon.training.asynchronous import AsynchronousLoop
 from guerdon.training.env_worker import EnvWorker, LocalEnvs
 from guerdon.training.env_workers import EnvWorkers
+from guerdon.training.experts import play_expert
 from guerdon.training.loop import Loop
 from guerdon.training.off_policy import OffPolicyLoop
 from guerdon.training.on_policy import OnPolicyLoop
@@ -33,14 +34,19 @@ class RunParts:
     """What `EmbodiedRunner` runs; what does not fit together is refused when it is made."""
 
     def __init__(
-        self, config: GuerdonConfig, engine: Engine, env: Any = None, model: BaseRewardModel | None = None
+        self,
+        config: GuerdonConfig,
+        engine: Engine,
+        env: Any = None,
+        model: BaseRewardModel | ImageScorer | None = None,
     ) -> None:
         """Make all parts; see `EmbodiedRunner`."""
         self.config, self.engine = config, engine
         # Workers that share this process and its pace are called directly.
         direct = self.engine.shares_memory and not config.asynchronous.enabled
         self.rewards: ImageScorer | RewardWorkers | None = None
-        zoo = bool(config.reward_model) or model is not None
+        online = model if isinstance(model, BaseRewardModel) else None
+        zoo = bool(config.reward_model) or online is not None
         asked: dict[str, Any] = {"num_steps": self._steps_at_a_time(), "keep_next_obs": zoo}
         if isinstance(model, ImageSuccess):  # a classifier, whatever it comes as
             self.rewards, zoo = model.network.scorer, False
@@ -48,7 +54,9 @@ class RunParts:
             known = {name: mapping[name] for name in ("reward_type", "success_reward", "fail_reward")}
             config = self.config = replace(config, reward=replace(config.reward, **known))
         elif config.reward.use_reward_model:
-            if direct:
+            if direct and isinstance(model, ImageScorer):
+                self.rewards = model
+            elif direct:
                 self.rewards = RewardManager(config.reward, device=available_device())
             else:
                 self.rewards = RewardWorkers(self.engine, config.reward)
@@ -66,7 +74,7 @@ class RunParts:
         else:
             self.envs = EnvWorkers(self.engine, *sections, seed=config.seed, **asked)
         try:
-            self._join(zoo, direct, model)
+            self._join(zoo, direct, online)
         except BaseException:
             self.envs.close(HURRY_SECONDS)  # a robot is let go of
             raise
@@ -77,6 +85,9 @@ class RunParts:
         config = self.config
         if self.rewards is not None:
             self.rewards.facts.contract.check_frames(self.envs.facts.first_frames)
+            if config.reward.control == "env" and not self.envs.facts.knows_success:
+                name = config.env.train.id
+                raise ConfigError(f"reward.control=env rewards success, which {name} does not tell")
         self.spaces = self.envs.facts.spaces
         self.learner: AnyAgent = make_agent(config.learner, *self.spaces, config.seed)
         self.online: OnlineReward | None = None
@@ -90,7 +101,9 @@ class RunParts:
                 reward_mode=config.reward.reward_mode,
                 model=model,
                 env=self.envs.local.env if direct else None,
+                gives_env_rewards=config.reward.control == "env" and self.rewards is None,
             )
+            play_expert(self.online.model, config.reward_model, config.env.train, config.seed)
             if self.online.augments and self.rewards is not None:
                 raise ConfigError(
                     f"{type(self.online.model).__name__} makes transitions of which there are no frames: it "

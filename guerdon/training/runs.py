@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 
 from guerdon.agents.agent import AnyAgent
 from guerdon.agents.cloning import demonstrations
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.registry import agent_class
-from guerdon.config import GuerdonConfig, to_plain
+from guerdon.config import GuerdonConfig, RewardConfig, to_plain
+from guerdon.config.yaml_files import to_yaml
 from guerdon.core import strict_json
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
 from guerdon.core.images import stack_episode
 from guerdon.core.types import display_path
+from guerdon.monitoring.alarm_check import Alarm
+from guerdon.monitoring.report import write_report
 from guerdon.monitoring.video import write_video
 from guerdon.rewards.image.scorer import ImageScorer
 from guerdon.training.checkpoints import SavedPolicy
-from guerdon.training.evaluation import FilmedEpisode
+from guerdon.training.evaluation import Evaluation, FilmedEpisode
 from guerdon.training.reward_workers import RewardWorkers
+
+if TYPE_CHECKING:
+    from guerdon.training.trainer import EmbodiedRunner
 
 log = logging.getLogger("guerdon")
 
@@ -95,7 +101,11 @@ def warm_start(
     """Clone the successes of `learner.warm_start.data` into the policy."""
     section = config.learner.warm_start
     shown = demonstrations(
-        Path(str(section.data)), ObsSpec.of(spaces[0]), control_mode, intended=section.intended
+        Path(str(section.data)),
+        ObsSpec.of(spaces[0]),
+        control_mode,
+        intended=section.intended,
+        num_episodes=section.num_episodes,
     )
     outcome = agent.clone(shown, section, config.seed)
     log.info(
@@ -112,10 +122,25 @@ def with_note(error: GuerdonError, note: str) -> GuerdonError:
     return kind(f"{error} {note}")
 
 
+def log_alarms(alarms: Sequence[Alarm], step: int) -> list[str]:
+    """Warn of the monitor's alarms; returns their names."""
+    for alarm in alarms:
+        values = (alarm.name, step, alarm.value, alarm.limit, alarm.remedy)
+        log.warning("ALARM %s at step %d: %.3g, limit %.3g. %s", *values)
+    return [alarm.name for alarm in alarms]
+
+
 def progress_text(metrics: dict[str, float]) -> str:
     """What a progress bar shows of an iteration."""
     shown = {"success": "env/success_once", "fires": "reward/fire_rate", "steps/s": "time/steps_per_second"}
     return " ".join(f"{key} {metrics[name]:.3g}" for key, name in shown.items() if name in metrics)
+
+
+def reward_kind(cfg: RewardConfig, learns: bool) -> str:
+    """What the policy was trained on, for the summary."""
+    if cfg.control != "none" and learns:
+        return f"control ({cfg.control})"
+    return f"learned ({cfg.combine_mode})" if learns else "env"
 
 
 # Files
@@ -123,8 +148,39 @@ def progress_text(metrics: dict[str, float]) -> str:
 
 def write_config(folder: Path, config: Any) -> None:
     """The resolved settings, as `config.yaml`."""
-    text = OmegaConf.to_yaml(OmegaConf.create(to_plain(config))).encode()
+    text = to_yaml(to_plain(config)).encode()
     write_atomic(folder / "config.yaml", lambda file: file.write(text))
+
+
+def finish_run(
+    runner: EmbodiedRunner,
+    result: Evaluation,
+    films: list[FilmedEpisode],
+    stopped: str | None,
+    seconds: float,
+) -> dict[str, Any]:
+    """Write films, `summary.json` and `report.html` of a run that is over; returns the summary."""
+    config, folder, steps = runner.config, runner.folder, runner.loop.env_steps
+    if runner.rewards is not None:
+        write_films(folder, films, runner.rewards)
+    learns = runner.rewards is not None or runner.online is not None
+    summary = {
+        "algorithm": config.learner.algorithm,
+        "env": config.env.train.id,
+        "reward": reward_kind(config.reward, learns),
+        "success_rate": result.success_once,
+        **asdict(result),
+        "env_steps": steps,
+        "stopped": stopped,
+        "alarms": runner.alarms,
+        "refits": 0 if runner.refits is None else runner.refits.count,
+        "restarts": sum(runner.engine.restarts.values()),
+        "checkpoint": str(folder / "checkpoints" / f"step_{steps}"),
+        "seconds": round(seconds, 2),
+    }
+    write_summary(folder, summary)
+    write_report(folder)
+    return summary
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,8 @@ from guerdon.training.folders import CHECKPOINTS, held, new_run_folder
 from guerdon.training.online_reward import space_shapes
 from guerdon.training.runs import write_summary
 from guerdon.training.trainer import EmbodiedRunner
+
+log = logging.getLogger("guerdon")
 
 
 @dataclass(kw_only=True)
@@ -85,7 +88,14 @@ def serial_pipeline_reward_model_onpolicy(cfg: Any, **arguments: Any) -> SerialR
 
 
 def serial_pipeline_reward_model_offpolicy(cfg: Any, **arguments: Any) -> SerialResult:
-    """Train an off-policy agent (SAC, TD3, DQN) on a learned reward; see `serial_pipeline_reward_model`."""
+    """Train an off-policy agent (SAC, TD3, DQN) on a learned reward; see `serial_pipeline_reward_model`.
+
+    DI-engine's `ppo_offpolicy` is taken too, and trained as PPO is: on its own latest steps.
+    """
+    pair = isinstance(cfg, Sequence) and not isinstance(cfg, str) and len(cfg) == 2
+    if pair and dict(cfg[1]).get("policy", {}).get("type") == "ppo_offpolicy":
+        log.info("config: ppo_offpolicy is trained as PPO, on its own latest steps")
+        return serial_pipeline_reward_model(cfg, **arguments)
     return serial_pipeline_reward_model(cfg, on_policy=False, **arguments)
 
 

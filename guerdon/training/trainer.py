@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,18 +16,13 @@ import torch
 from guerdon.config import GuerdonConfig
 from guerdon.config.unused import log_without_effect
 from guerdon.core.atomic import make_directory
-from guerdon.core.errors import (
-    ConfigError,
-    GuerdonError,
-    RunInterrupted,
-)
+from guerdon.core.errors import ConfigError, GuerdonError, RunInterrupted
 from guerdon.core.interrupts import Interrupts
 from guerdon.core.progress import progress_bar
 from guerdon.core.types import display_path
 from guerdon.distributed import Engine, make_engine
 from guerdon.fit.logs import MetricLog
 from guerdon.monitoring.monitor import RewardMonitor
-from guerdon.monitoring.report import write_report
 from guerdon.rewards.image.scorer import ImageScorer, RewardManager
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.training.checkpoints import (
@@ -37,7 +34,7 @@ from guerdon.training.checkpoints import (
 )
 from guerdon.training.env_worker import EnvWorker
 from guerdon.training.evaluation import Evaluation, FilmedEpisode, evaluate
-from guerdon.training.loop import Iteration
+from guerdon.training.loop import Callback, Iteration, TrainingStep
 from guerdon.training.refits import Refits
 from guerdon.training.reward_workers import RewardWorkers
 from guerdon.training.robots import fit_for_robots
@@ -48,13 +45,13 @@ from guerdon.training.runs import (
     check_same_agent,
     check_settings,
     episode_seed,
+    finish_run,
     is_due,
+    log_alarms,
     progress_text,
     warm_start,
     with_note,
     write_config,
-    write_films,
-    write_summary,
 )
 
 log = logging.getLogger("guerdon")
@@ -76,7 +73,8 @@ class EmbodiedRunner:
         folder: Path | str,
         *,
         env: Any = None,
-        reward_model: BaseRewardModel | None = None,
+        eval_env: Any = None,
+        reward_model: BaseRewardModel | ImageScorer | None = None,
         max_updates: int | None = None,
     ) -> None:
         """Make environments, learner and reward model; what does not fit together is refused here.
@@ -85,8 +83,11 @@ class EmbodiedRunner:
             config: the whole tree; each part gets its own section.
             folder: the run's folder.
             env: vector environments to train in, in this process; None makes those of `config.env.train`.
-            reward_model: of the zoo, instead of the one of `config.reward_model`.
-            max_updates: stop after so many updates of the policy; None: no such limit.
+            eval_env: vector environments to evaluate in, which stay open; they may be those of `env`. None
+                makes those of `config.env.eval`.
+            reward_model: of the zoo, instead of the one of `config.reward_model`; or a loaded image model,
+                instead of the one of `config.reward.model`, with `reward.use_reward_model`.
+            max_updates: stop after so many updates; 0 only measures and saves the start; None: no limit.
         """
         if not isinstance(config, GuerdonConfig):
             raise ConfigError(f"EmbodiedRunner takes a GuerdonConfig (see load_config), not {config!r:.80}")
@@ -99,7 +100,9 @@ class EmbodiedRunner:
         self.alarms: list[str] = []
         self.evaluations: list[tuple[int, float, Evaluation]] = []
         """(environment steps, seconds of training, result)."""
-        self._max_updates, self._seconds = max_updates, 0.0
+        self._max_updates, self.seconds = max_updates, 0.0  # of training
+        self._eval_env, self._shares_env = eval_env, eval_env is not None and eval_env is env
+        self._resumed: bool | None = None  # None: the run has not begun
         self.interrupts = Interrupts()
         threads = config.asynchronous.enabled
         self.engine: Engine = make_engine(config.engine, config.cluster, threads=threads)
@@ -134,6 +137,8 @@ class EmbodiedRunner:
         facts = None if self.rewards is None else self.rewards.facts
         if (facts is None and self.online is None) or self.config.monitor.action == "off":
             return None
+        if self.config.reward.control != "none":
+            return None  # the policy of a control has no reason to do what the model rewards
         return RewardMonitor(
             self.config.monitor,
             None if facts is None else facts.contract,  # a model of the zoo gives rewards
@@ -143,7 +148,8 @@ class EmbodiedRunner:
         )
 
     def _make_refits(self) -> Refits | None:
-        if self.rewards is None or not self.config.reward.refit_interval:
+        section = self.config.reward
+        if self.rewards is None or not section.refit_interval or not section.looks_at_frames:
             return None
         assert isinstance(self.rewards, RewardManager | RewardWorkers)
         return Refits(self.config, self.rewards, self.folder, knows_success=self.loop.knows_success())
@@ -153,41 +159,72 @@ class EmbodiedRunner:
     def run(self) -> dict[str, Any]:
         """Train to the end; returns what `summary.json` holds."""
         started = time.perf_counter()
-        write_config(self.folder, self.config)
-        cfg = self.config.learner
-        stopped: str | None = None
-        boards = "tensorboard" in self.config.runner.logger.backends
         try:
-            resumed = self._begin()
-            resume_step = self.loop.env_steps if resumed else None
-            with (
-                self.interrupts,
-                MetricLog(self.folder, tensorboard=boards, resume_step=resume_step) as logs,
-                progress_bar("training", total=cfg.total_steps, unit="step") as bar,
-            ):
-                bar.update(self.loop.env_steps)
-                if self.online is not None:
-                    self.online.notes.board = logs.board
-                try:
-                    stopped = self._train(logs, bar)
-                    if self.config.env.train.env_type == "robot":
-                        self.envs.close()  # an arm and its cameras can be held by one at a time
-                    result, films = self._last_evaluation()
-                except KeyboardInterrupt as interrupt:
-                    self._keep_interrupted(interrupt)
+            with self._logged() as (logs, bar):
+                stopped = self._train(logs, bar)
+                if self.config.env.train.env_type == "robot":
+                    self.envs.close()  # an arm and its cameras can be held by one at a time
+                result, films = self._last_evaluation()
                 logs.write(self.loop.env_steps, result.metrics())
             self.envs.close()
             self.engine.log_notices()
-            return self._finish(result, films, stopped, time.perf_counter() - started)
+            return finish_run(self, result, films, stopped, time.perf_counter() - started)
         except BaseException:
             self.envs.close(HURRY_SECONDS)  # what was collected so far is written
             raise
         finally:
             self.engine.close()
 
-    def _train(self, logs: MetricLog, bar: Any) -> str | None:
+    def learn(self, num_steps: int, callbacks: Sequence[Callback] = (), *, save: bool = True) -> str | None:
+        """Train for at least so many more environment steps; the environments stay open, until `close`.
+
+        Args:
+            num_steps: of all environments together.
+            callbacks: called after each iteration with its `TrainingStep`; one that returns False ends this.
+            save: whether to leave checkpoints in the run's folder.
+
+        Returns:
+            Why training ended earlier, if it did.
+        """
+        total = self.loop.env_steps + num_steps
+        self.config = replace(self.config, learner=replace(self.config.learner, total_steps=total))
+        with self._logged() as (logs, bar):
+            return self._train(logs, bar, callbacks, save=save)
+
+    def close(self) -> None:
+        """Finish writing; end environments and workers."""
+        self.envs.close()
+        self.engine.close()
+
+    @contextmanager
+    def _logged(self) -> Iterator[tuple[MetricLog, Any]]:
+        """Begin or resume if that has not been done; log and show progress while the block runs."""
+        write_config(self.folder, self.config)
+        goes_on = self.begin() or self.loop.num_updates > 0
+        cfg = self.config
+        boards = "tensorboard" in cfg.runner.logger.backends
+        resume_step = self.loop.env_steps if goes_on else None
+        with (
+            self.interrupts,
+            MetricLog(self.folder, tensorboard=boards, resume_step=resume_step) as logs,
+            progress_bar("training", total=cfg.learner.total_steps, unit="step") as bar,
+        ):
+            bar.update(self.loop.env_steps)
+            if self.online is not None:
+                self.online.notes.board = logs.board
+            try:
+                yield logs, bar
+            except KeyboardInterrupt as interrupt:
+                self._keep_interrupted(interrupt)
+
+    def _train(
+        self, logs: MetricLog, bar: Any, callbacks: Sequence[Callback] = (), *, save: bool = True
+    ) -> str | None:
         """Iterations to the end; returns why they ended earlier, if they did."""
         cfg, stopped = self.config.learner, None
+        if self._max_updates == 0:
+            self._write_checkpoint(self.loop.env_steps)
+            return "before the first update"
         waits = self.config.env.train.env_type != "robot"  # an arm is stopped at once
         while self.loop.env_steps < cfg.total_steps and stopped is None:
             before, began = self.loop.env_steps, time.perf_counter()
@@ -196,7 +233,7 @@ class EmbodiedRunner:
                 step = self.loop.env_steps
                 stopped = self._watch(step, iteration)
             metrics = dict(iteration.metrics)
-            self._seconds += time.perf_counter() - began
+            self.seconds += time.perf_counter() - began
             if self._max_updates is not None and self.loop.num_updates >= self._max_updates:
                 stopped = stopped or f"after {self.loop.num_updates} updates"
             try:
@@ -204,7 +241,7 @@ class EmbodiedRunner:
                 metrics |= self.monitor.metrics() if self.monitor else {}
                 if is_due(before, step, cfg.eval_interval) and step < cfg.total_steps:
                     self.interrupts.check()
-                    result = self._evaluate(cfg.eval_episodes)[0]
+                    result = self.evaluate(cfg.eval_episodes)[0]
                     metrics |= result.metrics()
                     if cfg.stop_return is not None and result.env_return >= cfg.stop_return:
                         stopped = stopped or f"an evaluation reached {cfg.stop_return:g}"
@@ -212,8 +249,12 @@ class EmbodiedRunner:
                 logs.write(step, metrics)
             bar.update(step - before)
             bar.set_postfix_str(progress_text(metrics), refresh=False)
-            if is_due(before, step, cfg.save_interval) or step >= cfg.total_steps or stopped:
+            if save and (is_due(before, step, cfg.save_interval) or step >= cfg.total_steps or stopped):
                 self._save(step)
+            told = TrainingStep(env_steps=step, metrics=metrics, alarms=tuple(self.alarms))
+            for callback in callbacks:
+                if callback(told) is False:
+                    stopped = stopped or "a callback ended it"
             self.interrupts.check()
         return stopped
 
@@ -227,9 +268,12 @@ class EmbodiedRunner:
         kept = display_path(self._write_checkpoint(step))
         raise RunInterrupted(step, kept, self.resume_setting) from None
 
-    def _begin(self) -> bool:
-        """Warm start or resume; returns whether a run is resumed."""
+    def begin(self) -> bool:
+        """Warm start or resume, unless that has been done; returns whether a run is resumed."""
+        if self._resumed is not None:
+            return self._resumed
         place = self.config.runner.resume_dir
+        self._resumed = place is not None
         if place is not None:
             saved = load_policy(find_sound_policy(Path(place), self.resume_setting))
             check_same_agent(saved, self.learner, place)
@@ -245,7 +289,7 @@ class EmbodiedRunner:
         self.loop.reset(episode_seed(self.config.seed, self.loop.env_steps))
         if place is None and self.online is not None:
             self.online.pretrain(self.loop.collect_steps)
-        return place is not None
+        return self._resumed
 
     def _take_up(self, saved: SavedPolicy) -> None:
         """Go on from the state of a run."""
@@ -255,7 +299,7 @@ class EmbodiedRunner:
             (int(step), float(seconds), Evaluation(**result))
             for step, seconds, result in saved.state.get("evaluations", [])  # older runs have none
         ]
-        self._seconds = self.evaluations[-1][1] if self.evaluations else 0.0
+        self.seconds = self.evaluations[-1][1] if self.evaluations else 0.0
         if self.refits is not None:
             self.refits.load(saved.state.get("refits"), saved.folder)
             self._renew_monitor()
@@ -288,10 +332,7 @@ class EmbodiedRunner:
         if self.monitor is None or iteration.watched is None:
             return None
         alarms = self.monitor.observe(step, iteration.watched)
-        self.alarms += [alarm.name for alarm in alarms]
-        for alarm in alarms:
-            values = (alarm.name, step, alarm.value, alarm.limit, alarm.remedy)
-            log.warning("ALARM %s at step %d: %.3g, limit %.3g. %s", *values)
+        self.alarms += log_alarms(alarms, step)
         if alarms and self.config.monitor.action == "stop":
             return f"alarm: {alarms[0].name}"
         return None
@@ -317,18 +358,24 @@ class EmbodiedRunner:
             assert self.monitor is not None
             self.monitor.num_alarms = raised
 
-    def _evaluate(self, episodes: int, num_films: int = 0) -> tuple[Evaluation, list[FilmedEpisode]]:
+    def evaluate(
+        self, episodes: int, num_films: int = 0, seed: int | None = None
+    ) -> tuple[Evaluation, list[FilmedEpisode]]:
+        """Measure the policy on fresh episodes; the result joins `evaluations`."""
         cameras = () if self.rewards is None else self.rewards.facts.image_keys
         result, films = evaluate(
             lambda obs: self.learner.act(obs, deterministic=True),
             self.config.env.eval,
             episodes=episodes,
-            seed=self.config.seed + 1_000_003,
+            seed=self.config.seed + 1_000_003 if seed is None else seed,
             cameras=cameras,
             num_films=num_films if cameras else 0,
+            env=self._eval_env,
         )
+        if self._shares_env:  # their episodes were given up for the evaluation's
+            self.loop.reset(episode_seed(self.config.seed, self.loop.env_steps))
         best = max((each.env_return for _, _, each in self.evaluations), default=-math.inf)
-        self.evaluations.append((self.loop.env_steps, self._seconds, result))
+        self.evaluations.append((self.loop.env_steps, self.seconds, result))
         if self.config.learner.save_best and result.env_return > best:
             self._write_checkpoint(self.loop.env_steps, "best")
         return result, films
@@ -337,7 +384,7 @@ class EmbodiedRunner:
         """At the end of the run; one that has just been made is not made again, unless it is to be filmed."""
         if self.rewards is None and self.evaluations and self.evaluations[-1][0] == self.loop.env_steps:
             return self.evaluations[-1][2], []
-        return self._evaluate(self.config.learner.eval_episodes, NUM_FILMS)
+        return self.evaluate(self.config.learner.eval_episodes, NUM_FILMS)
 
     def _save(self, step: int) -> Path:
         """Save everything, then begin new episodes, as a resumed run does."""
@@ -346,7 +393,10 @@ class EmbodiedRunner:
         return folder
 
     def _write_checkpoint(self, step: int, name: str | None = None) -> Path:
-        folder = self.folder / "checkpoints" / (name or f"step_{step}")
+        return self.save(self.folder / "checkpoints" / (name or f"step_{step}"))
+
+    def save(self, folder: Path) -> Path:
+        """Save the policy and all that going on needs."""
         make_directory(folder)
         if self.online is not None:
             self.online.model.save(folder / REWARD_MODEL_FILE)
@@ -364,34 +414,8 @@ class EmbodiedRunner:
             self.config.learner,
             self.config.env.eval,
             self.spaces,
-            step,
+            self.loop.env_steps,
             state,
             control_mode=self.envs.facts.control_mode,
         )
         return folder
-
-    # What is left behind
-
-    def _finish(
-        self, result: Evaluation, films: list[FilmedEpisode], stopped: str | None, seconds: float
-    ) -> dict[str, Any]:
-        if self.rewards is not None:
-            write_films(self.folder, films, self.rewards)
-        section, learns = self.config.reward, self.rewards is not None or self.online is not None
-        summary = {
-            "algorithm": self.config.learner.algorithm,
-            "env": self.config.env.train.id,
-            "reward": f"learned ({section.combine_mode})" if learns else "env",
-            "success_rate": result.success_once,
-            **asdict(result),
-            "env_steps": self.loop.env_steps,
-            "stopped": stopped,
-            "alarms": self.alarms,
-            "refits": 0 if self.refits is None else self.refits.count,
-            "restarts": sum(self.engine.restarts.values()),
-            "checkpoint": str(self.folder / "checkpoints" / f"step_{self.loop.env_steps}"),
-            "seconds": round(seconds, 2),
-        }
-        write_summary(self.folder, summary)
-        write_report(self.folder)
-        return summary

@@ -167,6 +167,8 @@ def test_each_action_stands_beside_the_state_it_was_chosen_in(tmp_path: Path):
     obs, actions = demonstrations(path, ObsSpec(state_size=4))
     assert actions[:, 0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
     assert torch.equal(obs["state"][:, 0], actions[:, 0])
+    first = demonstrations(path, ObsSpec(state_size=4), num_episodes=1)
+    assert first[1][:, 0].tolist() == [0, 1, 2, 3, 4] and len(first[0]["state"]) == 5
     both = ObsSpec(state_size=4, images=(("camera", (16, 16, 3)),))
     obs, actions = demonstrations(path, both)
     assert actions[:, 0].tolist() == [1, 2, 3, 4, 1, 2]

@@ -4,10 +4,11 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-from guerdon.config import load_config, load_tree
+from guerdon.config import GuerdonConfig, load_config, load_tree, to_plain
 from guerdon.config.load import load_serial
-from guerdon.config.yaml_files import MAX_BYTES, check_file, check_references
+from guerdon.config.yaml_files import MAX_BYTES, check_file, check_references, to_yaml
 from guerdon.core.errors import ConfigError
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -114,7 +115,8 @@ def test_what_people_write_is_read(tmp_path):
 
 
 def test_references_that_are_put_together_are_counted():
-    check_references({"which": "a", "a": {"x": 1}, "b": "${a.${which}}", "c": ["${.1}", "y"]})
+    tree = {"which": "a", "a": {"x": 1}, "b": "${a.${which}}", "c": ["${.1}", "y"]}
+    assert check_references(tree) == 2 and check_references({"a": "$ {b}", "b": 1}) == 0
     with pytest.raises(ConfigError, match="refers to itself"):
         check_references({"a": {"x": "${a.${which}}"}, "which": "x"})
     with pytest.raises(ConfigError, match="refers to itself"):
@@ -126,3 +128,22 @@ def test_settings_from_python_that_contain_themselves_are_refused():
     tree["runner"]["logger"] = tree
     with pytest.raises(ConfigError, match="contain themselves"):
         load_tree(tree)
+
+
+def test_settings_are_written_as_omegaconf_writes_and_reads_them():
+    texts = ["1e-3", "1", "1_000", "nan", "yes", "null", "~", "", "a: b", "# x", "- y", "Größe", "1:30"]
+    texts += ["${seed}", "'q'", "two\nlines", "x" * 200 + " " + "y" * 200, "2026-11-18", "0x1F", "*a"]
+    same = [1, 2]
+    values = [1e-3, 1e22, float("inf"), 0, -1, True, None, [], {}, same, same]
+    tree = {**to_plain(GuerdonConfig()), "texts": texts, "values": values, "1": {2: "x"}}
+    written = to_yaml(tree)
+    assert written == OmegaConf.to_yaml(OmegaConf.create(tree))
+    assert OmegaConf.to_container(OmegaConf.create(written)) == tree
+
+
+def test_what_an_override_gave_may_be_changed():
+    """Overrides are parsed once; what one config does with a list is not seen by the next."""
+    override = "+env.train.init_params.image_size=[24,24]"
+    first = load_config(None, [override]).env.train.init_params["image_size"]
+    first.append(1)
+    assert load_config(None, [override]).env.train.init_params["image_size"] == [24, 24]

@@ -143,7 +143,7 @@ def test_environments_are_divided_evenly():
 
 
 def test_the_examples_in_the_docs():
-    page = (Path(__file__).parents[2] / "docs" / "placement.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "placement.md").read_text()
     blocks = re.findall(r"```yaml\n(.*?)```", page, re.S)
     one, robot = (build(GuerdonConfig, yaml.safe_load(text)).cluster for text in blocks)
     plan = make_plan(one, [GPU2])

@@ -222,6 +222,7 @@ def test_a_module_that_registers_an_environment_is_imported(tmp_path, monkeypatc
 
 def test_other_gymnasium_environments_can_be_made():
     env = make_vector_env(EnvConfig(id="CartPole-v1", num_envs=3), autoreset_mode=AutoresetMode.SAME_STEP)
-    assert env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP  # nothing of an episode is lost
+    assert env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    assert env.metadata["final_frame"]  # nothing of an episode is lost
     assert env.reset(seed=0)[0].shape == (3, 4)
     env.close()

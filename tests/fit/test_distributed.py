@@ -25,9 +25,7 @@ from guerdon.config import (
     AugmentConfig,
     DistributedConfig,
     EarlyStopConfig,
-    FitConfig,
     FitDataConfig,
-    OptimConfig,
     RewardConfig,
     RewardModelConfig,
 )
@@ -41,6 +39,7 @@ from guerdon.models import build_model, load_checkpoint
 from guerdon.serve import RewardManager
 from tests.fit.float64 import MARK, use_float64
 from tests.fit.synthetic import write_store
+from tests.plain_fit import plain_fit, plain_optim
 from tests.processes import alive
 
 # BatchNorm is trained, dropout and augmentation draw, two heads share an encoder: all that could disagree.
@@ -53,13 +52,14 @@ MODEL = RewardModelConfig(
     dropout=0.3,
     num_members=2,
 )
-FIT = FitConfig(
+
+FIT = plain_fit(
     epochs=1,
     global_batch_size=32,
     log_interval=1,
     save_interval=4,
     val_check_interval=4,
-    optim=OptimConfig(lr=1e-3),
+    optim=plain_optim(lr=1e-3),
     augment=AugmentConfig(shift_pixels=2, color=0.2, blur=0.3, num_views=2),
 )
 EXACT = 1e-7
@@ -247,7 +247,7 @@ def test_accumulation_in_one_process_draws_the_same_numbers(frozen, data, tmp_pa
 
 @pytest.mark.slow
 def test_bf16_is_another_arithmetic_and_agrees_with_itself(data, tmp_path):
-    slow = OptimConfig(lr=1e-6)  # the weights stay: what differs is arithmetic, not what Adam makes of it
+    slow = plain_optim(lr=1e-6)  # the weights stay: what differs is arithmetic, not what Adam makes of it
     fit(on(data, optim=slow), tmp_path / "exact", exact=True)
     fit(on(data, precision="bf16", optim=slow), tmp_path / "one")
     fit(on(data, 2, precision="bf16", optim=slow), tmp_path / "two")
@@ -302,7 +302,10 @@ def in_two_processes(target, job):
 @pytest.mark.slow
 def test_workers_stop_early_at_the_same_step(data, tmp_path):
     settings = on(
-        data, epochs=50, augment=AugmentConfig(), early_stop=EarlyStopConfig(patience=2, min_delta=0.05)
+        data,
+        epochs=50,
+        augment=AugmentConfig(shift_pixels=0, color=0.0),
+        early_stop=EarlyStopConfig(patience=2, min_delta=0.05),
     )
     job = FitJob(model=replace(MODEL, num_members=1), cfg=settings, folder=tmp_path, tensorboard=False)
     processes, answers = in_two_processes(_work, job)
@@ -435,7 +438,7 @@ def test_a_rank_that_died_without_a_word_is_named(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_refused_by_all(data, tmp_path):
-    settings = on(data, 2, optim=OptimConfig(lr=1e30, clip_grad=0.0), save_interval=1000)
+    settings = on(data, 2, optim=plain_optim(lr=1e30, clip_grad=0.0), save_interval=1000)
     with pytest.raises(DataError, match=r"not finite at step \d+"):
         fit(settings, tmp_path)
 

@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from guerdon.config import (
     AugmentConfig,
     EarlyStopConfig,
-    FitConfig,
     FitDataConfig,
-    OptimConfig,
     RewardModelConfig,
 )
 from guerdon.core.errors import ConfigError, DataError
@@ -29,16 +27,17 @@ from guerdon.fit.metrics import auc
 from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.models import build_model, load_checkpoint, save_checkpoint
 from tests.fit.synthetic import episode, score_rows, write_store
+from tests.plain_fit import plain_fit, plain_optim
 
 MODEL = RewardModelConfig(
     model_type="binary_classifier", arch="resnet10", width=8, image_size=(3, 32, 32), hidden_dim=16
 )
-FIT = FitConfig(
+FIT = plain_fit(
     epochs=4,
     global_batch_size=32,
     log_interval=1,
     save_interval=5,
-    optim=OptimConfig(lr=3e-3),
+    optim=plain_optim(lr=3e-3),
 )
 
 
@@ -210,7 +209,7 @@ def test_a_frozen_encoder_is_run_once_and_gives_the_same_model(data, tmp_path, m
 
 def test_augmented_views_are_cached(data, tmp_path):
     model = replace(MODEL, pretrained_encoder_path=pretrained(tmp_path))
-    settings = on(data, augment=AugmentConfig(shift_pixels=1, num_views=2))
+    settings = on(data, augment=AugmentConfig(shift_pixels=1, color=0.0, num_views=2))
     result = fit_reward_model(model, settings, folder=tmp_path / "run", seed=0)
     plain = fit_reward_model(model, on(data), folder=tmp_path / "plain", seed=0)
     assert losses(tmp_path / "run") != losses(tmp_path / "plain")
@@ -326,7 +325,7 @@ def test_foreign_formats_are_copied_once(data, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_files(data, tmp_path):
-    settings = on(data, optim=OptimConfig(lr=1e30, clip_grad=0.0), save_interval=1000)
+    settings = on(data, optim=plain_optim(lr=1e30, clip_grad=0.0), save_interval=1000)
     with pytest.raises(DataError, match=r"not finite at step \d+ .*positive/0000\d\d.npy") as stop:
         fit_reward_model(MODEL, settings, folder=tmp_path / "run", seed=0)
     assert "checkpoint" in str(stop.value)

@@ -15,6 +15,8 @@ from guerdon.fit.inputs import augment
 from guerdon.fit.logs import MetricLog
 from guerdon.fit.state import lr_at
 
+NONE = {"shift_pixels": 0, "color": 0.0}
+
 
 def sampler(episodes=10, steps=20, positives=4, **options):
     episode = np.repeat(np.arange(episodes), steps)
@@ -107,13 +109,13 @@ def test_a_frame_that_would_be_alone_joins_those_before_it(ranks, micro):
 
 
 def test_schedules():
-    warm = LRScheduleConfig(warmup_steps=10)
+    warm = LRScheduleConfig(name="constant", warmup_steps=10)
     assert [lr_at(step, 100, 1.0, warm) for step in (0, 4, 9, 10, 99)] == [0.1, 0.5, 1.0, 1.0, 1.0]
     cosine = LRScheduleConfig(name="cosine", warmup_steps=10, min_lr=0.1)
     assert lr_at(10, 110, 1.0, cosine) == 1.0
     assert lr_at(60, 110, 1.0, cosine) == pytest.approx(0.55)
     assert lr_at(110, 110, 1.0, cosine) == pytest.approx(0.1)
-    steps = LRScheduleConfig(name="step", step_size=5, gamma=0.5)
+    steps = LRScheduleConfig(name="step", warmup_steps=0, step_size=5, gamma=0.5)
     assert [lr_at(step, 100, 1.0, steps) for step in (0, 4, 5, 9, 10)] == [1.0, 1.0, 0.5, 0.5, 0.25]
 
 
@@ -123,7 +125,7 @@ def pictures():
 
 
 def test_no_augmentation_changes_nothing(pictures):
-    assert augment(pictures, AugmentConfig(), torch.Generator()) is pictures
+    assert augment(pictures, AugmentConfig(**NONE), torch.Generator()) is pictures
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_no_augmentation_changes_nothing(pictures):
     [{"shift_pixels": 3}, {"crop_fraction": 0.3}, {"color": 0.4}, {"blur": 1.0}, {"color": 0.2, "blur": 0.5}],
 )
 def test_augmentation_changes_pictures_and_is_repeatable(pictures, settings):
-    cfg = AugmentConfig(**settings)
+    cfg = AugmentConfig(**{**NONE, **settings})
     first, again, other = (augment(pictures, cfg, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert (first.shape, first.dtype) == (pictures.shape, torch.uint8)
     assert torch.equal(first, again)
@@ -141,7 +143,7 @@ def test_augmentation_changes_pictures_and_is_repeatable(pictures, settings):
 
 
 def test_a_shift_is_by_whole_pixels_and_differs_between_pictures(pictures):
-    moved = augment(pictures, AugmentConfig(shift_pixels=2), torch.Generator().manual_seed(0))
+    moved = augment(pictures, AugmentConfig(shift_pixels=2, color=0.0), torch.Generator().manual_seed(0))
     offsets = []
     for before, after in zip(pictures, moved, strict=True):
         found = [
@@ -156,7 +158,7 @@ def test_a_shift_is_by_whole_pixels_and_differs_between_pictures(pictures):
 
 
 def test_blur_keeps_brightness(pictures):
-    blurred = augment(pictures, AugmentConfig(blur=1.0), torch.Generator())
+    blurred = augment(pictures, AugmentConfig(**NONE, blur=1.0), torch.Generator())
     assert blurred.float().mean() == pytest.approx(pictures.float().mean().item(), abs=1.5)
     assert blurred.float().std() < 0.6 * pictures.float().std()
 

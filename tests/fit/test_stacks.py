@@ -10,9 +10,7 @@ import torch
 from guerdon.cli.reward import card, quantize, score
 from guerdon.config import (
     AugmentConfig,
-    FitConfig,
     FitDataConfig,
-    OptimConfig,
     RewardConfig,
     RewardModelConfig,
 )
@@ -29,6 +27,7 @@ from guerdon.rewards.image.int8 import int8_scorer, make_int8
 from guerdon.serve import ImageRewardWorker, RewardManager
 from tests.fit.moving import write_moving
 from tests.fit.synthetic import write_store
+from tests.plain_fit import plain_fit, plain_optim
 
 SMALL = RewardModelConfig(
     model_type="binary_classifier", arch="resnet10", width=8, image_size=(3, 32, 32), hidden_dim=16
@@ -36,8 +35,8 @@ SMALL = RewardModelConfig(
 
 
 def fit(data, folder, model, epochs=10, **changes):
-    cfg = FitConfig(
-        epochs=epochs, global_batch_size=64, optim=OptimConfig(lr=3e-3), data=FitDataConfig(path=str(data))
+    cfg = plain_fit(
+        epochs=epochs, global_batch_size=64, optim=plain_optim(lr=3e-3), data=FitDataConfig(path=str(data))
     )
     return fit_reward_model(model, replace(cfg, **changes), folder=folder, tensorboard=False)
 

@@ -322,7 +322,7 @@ def test_every_alarm_has_a_limit_in_the_settings_and_a_row_in_the_docs():
     assert len(set(names)) == len(names)
     limits = {item.name for item in fields(MonitorConfig) if item.name.startswith("max_")}
     assert {alarm.setting for alarm in ALARMS} == limits
-    docs = (Path(__file__).parents[2] / "docs" / "stage-3-train.md").read_text()
+    docs = (Path(__file__).parents[2] / "docs" / "tutorials" / "train.md").read_text()
     for alarm in ALARMS:
         assert alarm.name.replace("_", " ") in docs
         assert alarm.looks_at and alarm.remedy and "refit" in alarm.remedy

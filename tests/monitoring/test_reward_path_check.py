@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 
 from guerdon.config import RewardConfig
-from guerdon.monitoring.reward_path import RewardPathError, check_reward_path, probe_probabilities
-from guerdon.rewards.relabel import judged_frames, training_rewards
+from guerdon.monitoring.reward_path import (
+    RewardPathError,
+    check_learned_rewards,
+    check_reward_path,
+    probe_probabilities,
+)
+from guerdon.rewards.relabel import combine, judged_frames, training_rewards
 
 THRESHOLD = 0.8
 DONE = np.zeros((10, 4), np.bool_)
@@ -101,3 +106,30 @@ def test_probabilities_lie_on_both_sides_of_the_threshold_by_a_hair(mode):
         assert (above[~raised] == below[~raised]).all()
         judged = judged_frames(DONE, cfg)
         assert not raised[~judged].any() and 0 < raised.sum() < judged.sum()
+
+
+@pytest.mark.parametrize("control", ["off", "shuffled", "env"])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_control_passes(settings, control):
+    Path(RewardConfig(**settings, control=control)).check()
+
+
+def test_a_control_whose_reward_gets_through_is_found():
+    with pytest.raises(RewardPathError, match="control is off, but the learned reward changes"):
+        Path(RewardConfig(control="off"), lambda prob, rewards: prob).check()
+    with pytest.raises(RewardPathError, match="control is shuffled, but some rewards are lost"):
+        Path(RewardConfig(control="shuffled"), lambda prob, rewards: 0 * rewards).check()
+
+
+def test_controls_of_a_model_that_gives_rewards():
+    shape, held = (6, 3), []
+
+    def relabel(learned):
+        held[:] = [combine(np.zeros(shape), learned, RewardConfig(control=control))]
+        return held[0]
+
+    for control in ("none", "off", "shuffled"):
+        check_learned_rewards(relabel, lambda: held[0], shape, 1.0, control)
+    control = "none"
+    with pytest.raises(RewardPathError, match="control is off"):
+        check_learned_rewards(relabel, lambda: held[0], shape, 1.0, "off")

@@ -8,7 +8,14 @@ from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import DataError
 from guerdon.rewards import Scores
 from guerdon.rewards.model import SuccessScores
-from guerdon.rewards.relabel import RewardScale, combine, judged_frames, learned_rewards, training_rewards
+from guerdon.rewards.relabel import (
+    RewardScale,
+    combine,
+    judged_frames,
+    learned_rewards,
+    training_rewards,
+    verdicts,
+)
 
 PROB = np.array([[0.1, 0.95], [0.8, 0.6], [0.9, 0.2]], np.float32)
 ENV = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
@@ -116,3 +123,47 @@ def test_the_weight_of_a_mix_changes_with_the_steps():
         np.testing.assert_allclose(combine(ENV, PROB, mix, env_steps=env_steps), ENV + weight * PROB)
     scale = RewardScale(count=1.0, mean=0.0, spread=4.0)
     np.testing.assert_allclose(combine(ENV, PROB, mix, scale), ENV + PROB)  # of deviation 2
+
+
+# Controls
+
+
+def test_off_is_zero_whatever_the_model_says():
+    cfg = RewardConfig(control="off", combine_mode="add", fail_reward=-1.0)
+    assert not cfg.looks_at_frames
+    np.testing.assert_array_equal(training_rewards(PROB, ENV, DONE, cfg, 0.7), ENV.astype(np.float32))
+    unseen = np.full_like(PROB, np.nan)  # nothing was asked of the model
+    np.testing.assert_array_equal(training_rewards(unseen, ENV, DONE, cfg, 0.7), ENV.astype(np.float32))
+    assert not combine(ENV, PROB, RewardConfig(control="off")).any()
+
+
+def test_shuffled_rewards_keep_their_values_and_lose_their_places():
+    cfg = RewardConfig(control="shuffled")
+    learned = np.arange(600, dtype=np.float32).reshape(20, 30)
+    env_rewards = np.zeros((20, 30))
+    shuffled = combine(env_rewards, learned, cfg, env_steps=7)
+    np.testing.assert_array_equal(np.sort(shuffled.reshape(-1)), learned.reshape(-1))
+    assert not (shuffled == learned).any()
+    assert abs(np.corrcoef(shuffled.reshape(-1), learned.reshape(-1))[0, 1]) < 0.15
+    np.testing.assert_array_equal(combine(env_rewards, learned, cfg, env_steps=7), shuffled)
+    assert (combine(env_rewards, learned, cfg, env_steps=8) != shuffled).any()
+
+
+def test_shuffled_terminal_rewards_stay_at_the_ends_of_episodes():
+    cfg = RewardConfig(control="shuffled", reward_mode="terminal", reward_type="continuous")
+    rng = np.random.default_rng(0)
+    prob = rng.random((40, 5)).astype(np.float32)
+    done = rng.random((40, 5)) < 0.2
+    rewards = training_rewards(prob, np.zeros((40, 5)), done, cfg, 0.5)
+    assert not rewards[~done].any()
+    np.testing.assert_array_equal(np.sort(rewards[done]), np.sort(prob[done]))
+    assert not (rewards[done] == prob[done]).any()
+
+
+def test_the_environments_success_in_place_of_the_models():
+    prob, success = np.array([0.9, np.nan, 0.1], np.float32), np.array([False, True, True])
+    done = np.array([False, False, True])
+    assert verdicts(prob, success, done, RewardConfig()) is prob
+    np.testing.assert_array_equal(verdicts(prob, success, done, RewardConfig(control="env")), [0.0, 1.0, 1.0])
+    terminal = RewardConfig(control="env", reward_mode="terminal")
+    np.testing.assert_array_equal(verdicts(prob, success, done, terminal), [np.nan, np.nan, 1.0])

@@ -51,7 +51,7 @@ SMALL = {
 
 def page_commands():
     """Script -> the command of the page that runs it."""
-    text = (ROOT / "docs" / "howto-robot.md").read_text().replace("\\\n", " ")
+    text = (ROOT / "docs" / "tutorials" / "robot.md").read_text().replace("\\\n", " ")
     found = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
     lines = [line for block in found for line in block.splitlines() if "examples/" in line]
     return {re.search(r"(\w+\.(?:sh|py))", line)[1]: line for line in lines}
@@ -69,7 +69,7 @@ def run_page_command(script, folder, server, more, code=0):
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory, quick_commands):
-    """A recording and a small model that was fitted to it, by the commands of docs/howto-robot.md."""
+    """A recording and a small model that was fitted to it, by the commands of docs/tutorials/robot.md."""
     torch.set_num_threads(1)
     work = tmp_path_factory.mktemp("robot")
     (work / "examples").symlink_to(ROOT / "examples")
@@ -152,8 +152,8 @@ def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fit
     arm = runner.env_worker.env.unwrapped.arm
     robot.world.set_box(*arm.config.box)
     held_by = []
-    measure = runner._evaluate
-    monkeypatch.setattr(runner, "_evaluate", lambda *more: held_by.append(arm._closed) or measure(*more))
+    measure = runner.evaluate
+    monkeypatch.setattr(runner, "evaluate", lambda *more: held_by.append(arm._closed) or measure(*more))
     summary = runner.run()
     assert held_by == [True]  # the arm was let go of before somebody else took it
     assert summary["env"] == "robot serl_http"
@@ -184,7 +184,7 @@ def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fit
     (tmp_path / "on").mkdir()
     again = EmbodiedRunner(config(robot, fitted, tmp_path / "on", *helped, place), tmp_path / "on")
     try:
-        again._begin()
+        again.begin()
         assert again.loop.env_steps == summary["env_steps"]
         assert len(again.loop.interventions) == len(loop.interventions)
         assert again.learner.num_updates == runner.learner.num_updates > 50

@@ -493,8 +493,9 @@ def test_the_policy_is_as_good_as_a_synchronous_one(tmp_path):
             "env.eval.num_envs=20",
             "learner.algorithm=sac",
             "learner.total_steps=12000",  # enough for whatever the pace of the threads makes of it
-            "learner.eval_interval=100000",
+            "learner.eval_interval=1000",
             "learner.eval_episodes=20",
+            "learner.stop_return=-200",  # a good policy has -150, random play -1200
             "learner.num_threads=1",
             "learner.network.hidden=[64,64]",
             "learner.network.activation=relu",
@@ -511,5 +512,5 @@ def test_the_policy_is_as_good_as_a_synchronous_one(tmp_path):
         returns[kind] = summary["env_return"]
         lags = [entry["async/policy_lag_max"] for entry in lines(folder) if "async/policy_lag_max" in entry]
         assert bool(lags) == kind
-    assert returns[True] > -300  # random play has -1200, a good policy -150
+    assert returns[True] > -300
     assert returns[True] > returns[False] - 100

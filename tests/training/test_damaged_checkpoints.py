@@ -169,6 +169,15 @@ def test_a_policy_does_not_decide_what_is_imported(trap, tmp_path):
     assert "trap_module" not in sys.modules
 
 
+def test_a_policy_names_no_function_to_label_with(trap, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "guerdon")
+    env = EnvConfig(id="CartPole-v1", label_fn="trap_module:function")
+    saved = load_policy(save(tmp_path / "labelled", env=env))
+    assert saved.env.label_fn is None and saved.playable_env("CartPole-v1", "").label_fn is None
+    assert "env.label_fn=trap_module:function is not used" in caplog.text
+    assert "trap_module" not in sys.modules
+
+
 def test_the_user_may_name_it(trap):
     with pytest.raises(SystemExit, match="code was run"):
         evaluate_checkpoint(trap, 1, 0, env_id="trap_module:Env-v0")

@@ -16,7 +16,7 @@ from tests.training.short_runs import lines
 
 pytestmark = pytest.mark.sim
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "maniskill.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "tutorials" / "maniskill.md"
 RECIPE = "maniskill_rlpd_learned_reward"
 QUIET = ["runner.logger.backends=[]"]
 SHORTER = {

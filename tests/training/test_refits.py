@@ -9,10 +9,8 @@ import pytest
 from guerdon.cli.train import train
 from guerdon.config import (
     CalibrationConfig,
-    FitConfig,
     FitDataConfig,
     LRScheduleConfig,
-    OptimConfig,
     RewardConfig,
     RewardModelConfig,
     load_config,
@@ -27,6 +25,7 @@ from guerdon.fit import fit_reward_model
 from guerdon.fit.refit import MinedFrames, Refitter, ScoredSteps, held_out
 from guerdon.models import load_checkpoint
 from guerdon.serve import RewardManager
+from tests.plain_fit import plain_fit, plain_optim
 from tests.training.conftest import SIZE, views
 from tests.training.short_runs import SAC, lines, make_runner, without_times
 
@@ -37,8 +36,8 @@ MODEL = RewardModelConfig(
 
 
 def fit_config(data, epochs):
-    return FitConfig(
-        epochs=epochs, global_batch_size=64, optim=OptimConfig(lr=2e-3), data=FitDataConfig(path=str(data))
+    return plain_fit(
+        epochs=epochs, global_batch_size=64, optim=plain_optim(lr=2e-3), data=FitDataConfig(path=str(data))
     )
 
 
@@ -189,7 +188,9 @@ def test_a_refit_stops_the_reward_from_firing_on_what_the_policy_exploits(tmp_pa
 
     reward = RewardConfig(model=model, refit_interval=1, refit_epochs=5, refit_frames=2400)
     contract = load_checkpoint(first.checkpoint)[1]
-    cooling = replace(cfg, lr_sched=LRScheduleConfig(name="cosine"))  # a constant rate ends in noise
+    cooling = replace(
+        cfg, lr_sched=LRScheduleConfig(name="cosine", warmup_steps=0)
+    )  # a constant rate ends in noise
     refitter = Refitter(reward, cooling, contract, tmp_path, 0)
     for start in range(0, 50, 10):
         part = slice(start, start + 10)

@@ -17,6 +17,7 @@ from guerdon.data.collect.recorder import EpisodeRecorder
 from guerdon.data.formats.base import files_in
 from guerdon.data.formats.npy_trajectory import NpyTrajectoryWriter
 from guerdon.envs.observations import images_from, with_final
+from guerdon.envs.success import SUCCESS_KEYS, LabelFunction, SuccessLabels, missing_success
 
 log = logging.getLogger("guerdon")
 
@@ -49,12 +50,17 @@ class RewardDataCollector:
         image_keys: Sequence[str] = ("base_camera",),
         max_positive_trajectories: int | None = None,
         max_negative_trajectories: int | None = None,
+        success_key: str | None = None,
+        label_fn: LabelFunction | str | None = None,
     ) -> None:
         """Collect into two directories; the arguments are those of `reward.data_collection`.
 
-        The limits count what is in the directories already; None means no limit.
+        The limits count what is in the directories already; None means no limit. Labels are `success_frame`,
+        or the `success` or `is_success` of the info, unless `success_key` names another entry of the info or
+        `label_fn` tells success of a single environment, `(obs, info) -> bool`.
         """
         self.image_keys = tuple(image_keys)
+        self._labels = SuccessLabels(success_key, label_fn)
         self.archive = open_npy_archive(
             Path(positive_dir), Path(negative_dir), max_positive_trajectories, max_negative_trajectories
         )
@@ -73,6 +79,11 @@ class RewardDataCollector:
     def negative_count(self) -> int:
         """Negative trajectories kept, including those that were there."""
         return self.archive.num_failure
+
+    @property
+    def is_full(self) -> bool:
+        """Whether both limits are reached: further steps are not kept."""
+        return self.archive.is_full
 
     def add_env_output(
         self, env_output: Any, env_info: Mapping[str, Any], is_last_step: bool = False
@@ -96,14 +107,17 @@ class RewardDataCollector:
 
     def _add(self, env_output: Any, env_info: Mapping[str, Any]) -> None:
         done = _flags(env_output)
-        success = _field(env_output, "success_frame")
-        success = env_info.get("success") if success is None else success
+        obs = with_final(_field(env_output, "obs"), _field(env_output, "final_obs"), done)
+        success = None if self._labels.given else _field(env_output, "success_frame")
+        if success is None:
+            labelled = self._labels.of_batch(obs, env_info, done)
+            success = next((labelled[key] for key in SUCCESS_KEYS if labelled.get(key) is not None), None)
         if success is None:
             raise DataError(
-                "env_output has no 'success_frame' and env_info no 'success': frames need a label"
+                "env_output has no 'success_frame' and env_info no 'success': frames need a label; "
+                + missing_success(env_info)
             )
         chunk = np.asarray(to_numpy(success), np.float32).reshape(len(done), -1)
-        obs = with_final(_field(env_output, "obs"), _field(env_output, "final_obs"), done)
         frames = images_from(obs, self.image_keys)
         if self._recorder is None:
             self._recorder = EpisodeRecorder(len(done), self.archive.add)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import batch_space
 
-from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.errors import DataError
 from guerdon.core.types import BoolArray, FloatArray, display_path
 from guerdon.data.files.bounds import one_line, read_json
 
@@ -29,19 +31,33 @@ class Policy(Protocol):
 class RandomPolicy:
     """Actions drawn uniformly from the action space."""
 
-    def __init__(self, space: gym.spaces.Box, seed: int) -> None:
-        if not isinstance(space, gym.spaces.Box) or not space.is_bounded():
-            raise ConfigError(f"the random policy needs a bounded Box action space, not {space}")
-        self._low, self._high = space.low.astype(np.float32), space.high.astype(np.float32)
-        self._rng = np.random.default_rng(seed)
+    takes_observations = True
 
-    def act(self, states: FloatArray) -> FloatArray:
-        """Independent of the states."""
-        unit = self._rng.random((len(states), *self._low.shape), np.float32)
-        return self._low + unit * (self._high - self._low)
+    def __init__(self, space: gym.Space[Any], seed: int) -> None:
+        self._space, self._rng = space, np.random.default_rng(seed)
+        self._batch: gym.Space[Any] | None = None
+
+    def act(self, observations: Any) -> Any:
+        """Independent of the observations [N, ...], whatever they are."""
+        count = _batch_size(observations)
+        space = self._space
+        if isinstance(space, gym.spaces.Box) and space.is_bounded() and space.dtype.kind == "f":
+            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+            return low + self._rng.random((count, *space.shape), np.float32) * (high - low)
+        if self._batch is None:
+            self._batch = batch_space(space, count)
+            self._batch.seed(int(self._rng.integers(1 << 31)))
+        return self._batch.sample()
 
     def reset(self, mask: BoolArray) -> None:
         """Nothing to do."""
+
+
+def _batch_size(observations: Any) -> int:
+    while isinstance(observations, Mapping | tuple):
+        is_tuple = isinstance(observations, tuple)
+        observations = observations[0] if is_tuple else next(iter(observations.values()))
+    return len(observations)
 
 
 class CheckpointPolicy:

@@ -54,6 +54,23 @@ class CollectResult:
     reason: str
     """Why collecting stopped."""
 
+    @property
+    def counts(self) -> str:
+        """Such as `success 12/50 fail 28/150`."""
+        good, bad = (
+            str(count) if target is None else f"{count}/{target}"
+            for count, target in (
+                (self.num_success, self.target_success),
+                (self.num_failure, self.target_failure),
+            )
+        )
+        return f"success {good} fail {bad}"
+
+    def __str__(self) -> str:
+        rate = self.env_steps / max(self.seconds, 1e-9)
+        time_taken = f"in {self.seconds:.1f} s ({rate:,.0f} steps/s)"
+        return f"{self.counts} {time_taken} -> {display_path(self.save_dir)} ({self.format})"
+
 
 def make_policy(cfg: CollectConfig, env: Any, seed: int) -> Policy:
     """The policy that `collect.policy` names."""
@@ -69,7 +86,8 @@ def make_policy(cfg: CollectConfig, env: Any, seed: int) -> Policy:
         raise ConfigError("collect.policy=motion_planner needs a ManiSkill task (env_type: maniskill)")
     if env.single_action_space.shape != (ACTION_SIZE,) or native_of(env) is None:
         raise ConfigError(
-            f"there is no scripted policy for {env.spec.id if env.spec else env}; use another policy"
+            f"there is no scripted policy for {env.spec.id if env.spec else env}; use another policy, "
+            "such as collect.policy=random"
         )
     return ScriptedExpert(noise=cfg.policy_noise, seed=seed)
 
@@ -95,6 +113,7 @@ def collect(
     seed: int = 0,
     archive: EpisodeArchive | None = None,
     policy: Policy | None = None,
+    env: Any = None,
 ) -> CollectResult:
     """Collect labelled episodes until the targets are met.
 
@@ -107,6 +126,8 @@ def collect(
         seed: seed of environments and policy.
         archive: where the episodes go instead of `cfg.save_dir`.
         policy: who acts, instead of `cfg.policy`.
+        env: vector environments that are there already, which are closed in the end; None makes those of
+            `env_cfg`.
     """
     kind = get_format(cfg.format)
     if not kind.writable:
@@ -114,7 +135,8 @@ def collect(
     counts = kind.count(Path(cfg.save_dir)) if archive is None else (archive.num_success, archive.num_failure)
     there = sum(counts)
     env_seed, policy_seed = (int(s) for s in np.random.SeedSequence([seed, there]).generate_state(2) >> 1)
-    env = make_vector_env(env_cfg, autoreset_mode=AutoresetMode.SAME_STEP)
+    if env is None:
+        env = make_vector_env(env_cfg, autoreset_mode=AutoresetMode.SAME_STEP)
     policy = make_policy(cfg, env, policy_seed) if policy is None else policy
     if archive is None:
         archive = open_archive(cfg.save_dir, cfg.format, cfg.target_success, cfg.target_failure, cfg.resume)

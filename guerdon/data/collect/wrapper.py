@@ -25,6 +25,7 @@ from guerdon.envs.observations import (
     state_from,
     with_final,
 )
+from guerdon.envs.success import LabelFunction, SuccessLabels, missing_success, success_of
 
 RenderMode: TypeAlias = Literal["always", "on_demand"]
 
@@ -41,15 +42,18 @@ class _RecordsEpisodes:
         reward_render_mode: RenderMode = "always",
         *,
         cameras: Sequence[str] = ("base_camera",),
-        format: str = "pkl-episode",
+        format: str = "native",
         keep_states: bool = True,
         only_at_rest: bool = False,
+        success_key: str | None = None,
+        label_fn: LabelFunction | str | None = None,
         archive: EpisodeArchive | None = None,
     ) -> None:
         """Record `env`.
 
         Args:
-            env: its info must have `success`; its frames come from the observation or from rendering.
+            env: its frames come from the observation or from rendering, its labels from the info `success` or
+                `is_success`, unless one of the last two arguments says otherwise.
             save_dir: where the episodes go; what is there already is never overwritten.
             target_success: how many successes to keep, those that are there included; None: no limit.
             target_failure: the same for failures.
@@ -60,6 +64,8 @@ class _RecordsEpisodes:
             keep_states: whether to keep state vectors beside the frames.
             only_at_rest: render an episode's first frame and those of a robot that stands still, as the info
                 `is_robot_static` tells; while it moves the last picture is kept again.
+            success_key: the entry of the info that tells success; it may be missing in steps without news.
+            label_fn: tells success of a single environment's step, `(obs, info) -> bool`.
             archive: where the episodes go instead of `save_dir`; its limits then hold instead of the targets.
         """
         super().__init__(env)  # type: ignore[call-arg]  # of Gymnasium's wrapper
@@ -77,6 +83,7 @@ class _RecordsEpisodes:
             source=_source(env),
         )
         self._frames = FrameSource(env, cameras)
+        self._labels = SuccessLabels(success_key, label_fn)
         self._every_step = reward_render_mode == "always"
         self._keep_states = keep_states
         self._only_at_rest = only_at_rest
@@ -84,6 +91,11 @@ class _RecordsEpisodes:
         self._native = native_of(env)
         self.intended: FloatArray | None = None
         """float32 [N, A]; what the demonstrator means by the next step's actions, where it tells."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether both targets are met: further steps are not recorded."""
+        return self.archive.is_full
 
     def close(self, **kwargs: Any) -> None:
         """Keep unfinished episodes apart and finish writing, then close the environment."""
@@ -120,9 +132,9 @@ class _RecordsEpisodes:
         if self.archive.is_full or len(env_ids) == 0:
             return
         done = terminated | truncated
-        success = per_env(info, "success", len(done), done)
+        success = success_of(info, len(done), done)
         if success is None:
-            raise DataError("the environment's info has no 'success', so its frames cannot be labelled")
+            raise DataError(missing_success(info))
         self._recorder.success_once[env_ids] |= success[env_ids] >= 0.5
         # Of an episode that was lost with its simulator there is no last step, and it proves no failure.
         lost = _flags(info, "episode_lost", done)
@@ -202,6 +214,7 @@ class DataCollectorWrapper(_RecordsEpisodes, gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step and record."""
         obs, env_reward, terminated, truncated, info = self.env.step(action)
+        labelled = self._labels.of_step(obs, info, bool(terminated or truncated))
         self._record_step(
             np.zeros(1, np.int64),
             _batched(obs),
@@ -209,7 +222,7 @@ class DataCollectorWrapper(_RecordsEpisodes, gym.Wrapper[Any, Any, Any, Any]):
             np.array([float(env_reward)], np.float32),
             np.array([bool(terminated)]),
             np.array([bool(truncated)]),
-            _batched(info),
+            _batched(labelled),
         )
         return obs, env_reward, terminated, truncated, info
 
@@ -242,7 +255,8 @@ class VectorDataCollectorWrapper(_RecordsEpisodes, VectorWrapper):
         same_step = self._mode == AutoresetMode.SAME_STEP
         next_obs = with_final(obs, info.get("final_obs"), done) if same_step else obs
         stepped = np.flatnonzero(~self._ended)
-        self._record_step(stepped, next_obs, actions, to_numpy(env_rewards), term, trunc, info)
+        labelled = self._labels.of_batch(next_obs, info, done)
+        self._record_step(stepped, next_obs, actions, to_numpy(env_rewards), term, trunc, labelled)
         if same_step:
             self._record_reset(np.flatnonzero(done), obs, info)
         elif self._mode == AutoresetMode.NEXT_STEP:

@@ -30,7 +30,13 @@ def save_picture(path: Path, frame: UInt8Array) -> None:
 
 
 def write_preview(path: Path | str, target: Path | str, format: str | None = None) -> None:
-    """Draw the first successes and failures of the data set at `path` to the PNG file `target`.
+    """Write `preview` to the PNG file `target`."""
+    picture = preview(path, format)
+    write_atomic(Path(target), lambda file: picture.save(file, format="PNG"))
+
+
+def preview(path: Path | str, format: str | None = None) -> Image.Image:
+    """A picture of the first successes and failures of the data set at `path`.
 
     A row is an episode: evenly spaced frames of its first camera, with their labels as coloured borders.
     """
@@ -50,7 +56,7 @@ def write_preview(path: Path | str, target: Path | str, format: str | None = Non
         rows.append(np.concatenate(tiles, axis=1))
     if not rows:
         raise DataError(f"{display_path(path)} has no usable episode to draw")
-    save_picture(Path(target), np.concatenate(rows, axis=0))
+    return Image.fromarray(np.concatenate(rows, axis=0))
 
 
 def _tile(frame: UInt8Array, positive: bool) -> UInt8Array:

@@ -69,10 +69,14 @@ def one_line(value: object, limit: int = 160) -> str:
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
+_READ = sum(getattr(os, name, 0) for name in ("O_RDONLY", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+"""How a small file is opened: a pipe would block, Windows would change line ends."""
+
+
 def read_small(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file; raises `FileNotFoundError` if there is none, `DataError` on all else."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would block
+        handle = os.open(path, _READ)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -31,6 +30,12 @@ from guerdon.core.errors import DataError
 from guerdon.core.types import Episode, Fault, display_path
 from guerdon.data.files.bounds import memory_budget
 from guerdon.data.formats.base import read_or_fault
+
+resource: Any
+try:
+    import resource
+except ImportError:  # Windows; a child's time is still limited
+    resource = None
 
 START_SECONDS = 60.0
 """For Python to start and to import h5py, on a busy machine."""
@@ -209,7 +214,8 @@ def serve(idle_seconds: float) -> None:
 
     answers, requests = os.fdopen(os.dup(1), "wb"), os.fdopen(0, "rb")
     os.dup2(2, 1)  # whatever prints does not print into the answers
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import h5py  # noqa: F401 - before memory is limited
 
     _send(answers, {"kind": "ready"})
@@ -224,8 +230,11 @@ def serve(idle_seconds: float) -> None:
 
 
 def limit_memory(frames: int) -> None:
-    """Let this process take `frames` bytes and `MEMORY` more than it holds now."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    """Let this process take `frames` bytes and `MEMORY` more than it holds now, where the system can tell."""
+    statm = Path("/proc/self/statm")
+    if resource is None or not statm.exists():
+        return
+    used = int(statm.read_text().split()[0]) * resource.getpagesize()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = used + frames + MEMORY
     resource.setrlimit(

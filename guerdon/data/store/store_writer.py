@@ -8,13 +8,11 @@ the journal it left behind into an index.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import guerdon
+from guerdon.core import portable
 from guerdon.core.atomic import clear_stale, fsync_directory, is_temporary, storage_error, write_atomic
 from guerdon.core.errors import DataError, StorageError
 from guerdon.core.types import Episode, display_path
@@ -34,8 +33,6 @@ from guerdon.data.store.shard_index import index_table, read_journal, usable, wr
 log = logging.getLogger("guerdon")
 
 STORE_LOCK = "store.lock"
-MAX_BUFFERS = 512
-"""How many buffers one system call takes; systems allow 1,024."""
 
 
 class StoreWriter(EpisodeWriter):
@@ -183,7 +180,7 @@ class _OpenShard:
         try:
             path.mkdir()
             lock = _create(path / layout.LOCK)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            portable.lock(lock)
             text = json.dumps(schema.to_dict(), indent=1).encode()
             write_atomic(path / layout.SCHEMA, lambda file: file.write(text))
             return cls(path, schema, lock)
@@ -218,7 +215,7 @@ class _OpenShard:
     def _put(self, file: layout.ShardFile, arrays: list[NDArray[Any]]) -> None:
         if file.row_bytes:
             data = [np.ascontiguousarray(array).data.cast("B") for array in arrays]
-            _pwrite_all(self._files[file.name], data, self._first_row(file) * file.row_bytes)
+            portable.write_at(self._files[file.name], data, self._first_row(file) * file.row_bytes)
 
     def _first_row(self, file: layout.ShardFile) -> int:
         return self._num_episodes if file.per_episode else self._num_frames
@@ -232,9 +229,9 @@ class _OpenShard:
         try:
             for name, file in self._files.items():
                 if name != layout.JOURNAL:
-                    os.fdatasync(file)
-            _pwrite_all(self._files[layout.JOURNAL], [memoryview(lines)], self._journal_end)
-            os.fdatasync(self._files[layout.JOURNAL])
+                    portable.sync_data(file)
+            portable.write_at(self._files[layout.JOURNAL], [memoryview(lines)], self._journal_end)
+            portable.sync_data(self._files[layout.JOURNAL])
         except OSError as error:
             self._num_episodes -= len(pending)
             self._num_frames -= sum(record.num_frames for record in pending)
@@ -278,7 +275,8 @@ def repair(store: Path) -> int:
             continue
         lock = os.open(path / layout.LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not portable.lock(lock, wait=False):
+                continue  # nobody can tell whether its writer is alive
             schema = layout.ShardSchema.from_dict(read_json(path / layout.SCHEMA))
             seal(path, schema)
             log.info("repaired %s, which a writer had left open", display_path(path))
@@ -319,19 +317,7 @@ def _write_manifest(store: Path, values: dict[str, Any]) -> None:
 
 
 def _create(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-
-
-def _pwrite_all(file: int, buffers: list[memoryview], offset: int) -> None:
-    """Write all `buffers` one behind the other from `offset` on, however little the system takes at once."""
-    rest = deque(buffer for buffer in buffers if buffer)
-    while rest:
-        written = os.pwritev(file, list(islice(rest, MAX_BUFFERS)), offset)
-        offset += written
-        while rest and written >= len(rest[0]):
-            written -= len(rest.popleft())
-        if written:
-            rest[0] = rest[0][written:]
+    return os.open(path, os.O_RDWR | os.O_CREAT | portable.BINARY, 0o644)
 
 
 @contextlib.contextmanager
@@ -339,8 +325,8 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock between processes; released by the kernel if this one dies."""
     file = _create(path)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        portable.lock(file)
         yield
     finally:
-        fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough if this process was forked meanwhile
+        portable.unlock(file)
         os.close(file)

@@ -9,9 +9,7 @@ import logging
 import os
 import select
 import sys
-import termios
 import time
-import tty
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any, Protocol
@@ -94,6 +92,11 @@ class KeyboardOperator:
         self._descriptor = sys.stdin.fileno() if descriptor is None else descriptor
         if not os.isatty(self._descriptor):
             raise RobotError("the keyboard operator needs a terminal: standard input is not one")
+        try:
+            import termios
+            import tty
+        except ImportError as error:
+            raise RobotError("the keyboard operator needs a terminal of Linux or macOS") from error
         self._before: list[Any] | None = termios.tcgetattr(self._descriptor)
         tty.setcbreak(self._descriptor)
         self._until: dict[str, float] = {}
@@ -137,6 +140,8 @@ class KeyboardOperator:
     def close(self) -> None:
         """Give the terminal back as it was."""
         if self._before is not None:
+            import termios
+
             termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
             self._before = None
 

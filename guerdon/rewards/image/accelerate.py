@@ -115,7 +115,7 @@ class FusedEncoder(nn.Module):
     """fp32 with batch norms folded in: `FoldedSteps` on AVX2, else frozen graphs.
 
     On a CPU these are in the blocked layout of oneDNN. Which of the two is faster was measured on both kinds
-    of processor (docs/stage-2-fit.md).
+    of processor (docs/tutorials/fit.md).
     """
 
     def __init__(self, model: RewardModel, device: torch.device) -> None:

@@ -28,6 +28,7 @@ from guerdon.data.files.bounds import one_line, read_small
 from guerdon.data.files.checksums import load_torch, tensors_checksum
 from guerdon.rewards.image.base import RewardModel
 from guerdon.rewards.image.contract import Contract
+from guerdon.rewards.image.encoders import ARCHS, BasicBlock, Bottleneck
 from guerdon.rewards.image.models import build_model
 from guerdon.rewards.image.weights import (
     CHECKSUM,
@@ -52,6 +53,7 @@ _IN_DIRECTORY = (
     "best_model.pt",
 )
 _KERNEL = "encoder.pooling_layer.kernel"
+_BLOCK = re.compile(r"backbone\.layer([1-4])\.(\d+)\.")
 _FOREIGN_PREFIXES = ("module.", "_orig_mod.", "model.")
 _FOREIGN_NAMES = (  # what RLinf calls the parts that are the same; one camera
     (r"encoders\.[^.]+\.resnet_backbone\.", "encoder.backbone."),
@@ -210,6 +212,7 @@ def _rename_foreign(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _foreign_contract(config: RewardModelConfig, weights: Mapping[str, Tensor], source: str) -> Contract:
     """What can be said of weights without a contract: the config, corrected by their shapes."""
     logger.info("%s: has no contract: no threshold, no calibration, and its inputs cannot be checked", source)
+    config = _with_encoder_of(weights, config, source)
     kernel = weights.get(_KERNEL)
     if config.model_type == "binary_classifier" and kernel is not None and kernel.ndim == 4:
         averaged, one_cell = kernel.shape[1:3] == (1, 1), max(config.image_size[1:]) <= 32
@@ -224,6 +227,21 @@ def _foreign_contract(config: RewardModelConfig, weights: Mapping[str, Tensor], 
         contract = Contract.of(build_model(replace(config, freeze_encoder=False)))
     model = {**contract.model, "freeze_encoder": config.freeze_encoder}
     return replace(contract, model=model, norm="batch" if has_batch_norm(weights) else "group")
+
+
+def _with_encoder_of(
+    weights: Mapping[str, Tensor], config: RewardModelConfig, source: str
+) -> RewardModelConfig:
+    """The config with the encoder that the names and shapes of the weights tell, if they tell one."""
+    stem = next((value for name, value in weights.items() if name.endswith("backbone.conv1.weight")), None)
+    blocks = {match[1] + match[2] for name in weights if (match := _BLOCK.search(name))}
+    depths = tuple(sum(block.startswith(str(stage)) for block in blocks) for stage in (1, 2, 3, 4))
+    block = Bottleneck if any(".conv3." in name for name in weights) else BasicBlock
+    arch = next((name for name, made_of in ARCHS.items() if made_of == (block, depths)), None)
+    if stem is None or stem.ndim != 4 or arch is None or (arch, len(stem)) == (config.arch, config.width):
+        return config
+    logger.info("%s: its weights are those of a %s of width %d", source, arch, len(stem))
+    return replace(config, arch=arch, width=len(stem))
 
 
 def _rebuild(

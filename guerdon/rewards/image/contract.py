@@ -46,10 +46,15 @@ _FREE_KEYS = ("dropout", "freeze_encoder")  # without effect on what a trained m
 _CLASSIFIER_KEYS = ("num_spatial_blocks", "use_pretrain")  # without effect on the other model
 
 
+_FORMER_DEFAULTS = {"arch": "resnet18", "width": 64}
+"""Of version 0.1. RLinf's blocks and the `config.yaml` of every older run mean them, so nobody set them."""
+
+
 def changed_settings(config: RewardModelConfig) -> set[str]:
     """The settings of a model that differ from the schema's defaults: somebody set them."""
-    default = RewardModelConfig()
-    return {key for key in MODEL_KEYS if getattr(config, key) != getattr(default, key)}
+    default = to_plain(RewardModelConfig())
+    plain, former = to_plain(config), {**default, **_FORMER_DEFAULTS}
+    return {key for key in MODEL_KEYS if plain[key] not in (default[key], former[key])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +82,7 @@ class Contract:
     threshold: float | None = None
     """Calibrated probability above which a frame counts as success."""
     calibration: dict[str, Any] | None = None
-    """`map`: what `rewards/calibration.py` reads; `threshold`: what `fit/calibrate.py` promises."""
+    """`map`: what `rewards/relabel.py` reads; `threshold`: what `fit/calibrate.py` promises."""
     metrics: dict[str, Any] = field(default_factory=dict)
     data_hash: str | None = None
     guerdon_version: str = guerdon.__version__

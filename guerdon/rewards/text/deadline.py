@@ -8,6 +8,7 @@ counts the processor's time, so that a score does not depend on what else the ma
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import logging
@@ -197,7 +198,7 @@ def _serve(task: Mapping[str, Any]) -> None:
     except ConfigError as error:
         print(error, file=answers, flush=True)
         return
-    if os.name == "posix":
+    with contextlib.suppress(ImportError):  # Windows has no limits of this kind
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))

@@ -246,9 +246,10 @@ class ZooModel(SavedModel):
         """Take demonstrations: a path, a list of dicts, `StepBatch`, or a list of those, one an episode."""
         if not self.needs_experts:
             super().load_expert_data(data)
-        from guerdon.rewards.zoo.demonstrations import read_demonstrations
+        from guerdon.rewards.zoo.demonstrations import first_steps, read_demonstrations
 
-        episodes = [self.checked(each) for each in read_demonstrations(data)]
+        given = first_steps(read_demonstrations(data), self.cfg.expert_steps)
+        episodes = [self.checked(each) for each in given]
         self.experts, self._expert_rows = episodes, StepBatch.cat(episodes)
         if self.cfg.normalize_obs and (self.scales_by == "experts" or not self.needs_experience):
             self.obs_statistics.count.zero_()  # other demonstrations take the place of earlier ones

@@ -33,6 +33,8 @@ from guerdon.rewards.steps import ITEM_KEYS, StepBatch, as_actions, from_items
 
 SUFFIX = ".safetensors"
 DI_ENGINE_FILE = "expert_data.pkl"
+RANKED_FILES = ("episodes_data.pkl", "learning_returns.pkl")
+"""What DI-engine writes for T-REX: observations of episodes, and their returns."""
 """What DI-engine calls its file of demonstrations: a list of dicts of tensors."""
 _MAX_EPISODES = 100_000  # of one file; each is an object with parts
 Row: TypeAlias = Mapping[str, Any]
@@ -63,6 +65,7 @@ def read_demonstrations(source: Any) -> list[StepBatch]:
     """Episodes, [T] each, from a path, a list of dicts, `StepBatch`, or a list of episodes in these forms.
 
     A path leads to a file of ours (`.safetensors`), to DI-engine's `expert_data.pkl` or a folder with one, to
+    a folder with its `episodes_data.pkl` and `learning_returns.pkl` (for T-REX on observations), to
     imitation's trajectories (a folder of Arrow files, or the older `.npz`), or to a data set of episodes with
     states and actions in any format of `guerdon.data.store`, whose successful episodes are taken.
 
@@ -75,6 +78,8 @@ def read_demonstrations(source: Any) -> list[StepBatch]:
         raise DataError(f"there are no demonstrations at {display_path(path)}")
     if (path / DI_ENGINE_FILE).is_file():
         path = path / DI_ENGINE_FILE
+    if (path / RANKED_FILES[0]).is_file():
+        return _from_ranked(path)
     if not path.is_dir():
         return _from_file(path)
     arrow = sorted(path.glob("*.arrow"))
@@ -230,6 +235,48 @@ def _whole_episodes(rows: StepBatch) -> list[StepBatch]:
     if not episodes:
         raise DataError("the demonstrations hold no finished episode")
     return episodes
+
+
+def first_steps(episodes: Sequence[StepBatch], count: int) -> list[StepBatch]:
+    """Episodes with `count` steps in all, the last one cut off; 0: all of them."""
+    found: list[StepBatch] = []
+    for each in episodes if count else ():
+        if count <= 0:
+            break
+        found += [each] if len(each) <= count else _whole_episodes(each[:count])
+        count -= len(each)
+    return found if found else list(episodes)
+
+
+def _from_ranked(folder: Path) -> list[StepBatch]:
+    """DI-engine's episodes for T-REX: observations alone; the return stands at the last step."""
+    parts = []
+    for name in RANKED_FILES:
+        with safe_pickle.named(folder / name):
+            content = safe_pickle.load(folder / name)
+            if not isinstance(content, list) or not all(isinstance(each, list) for each in content):
+                raise DataError("holds no lists of episodes, as DI-engine writes them for T-REX")
+            parts.append([item for group in content for item in group])
+    observed, returns = parts
+    with safe_pickle.named(folder / RANKED_FILES[0]):
+        if len(observed) != len(returns) or not observed:
+            raise DataError(f"has {len(observed)} episodes, and {RANKED_FILES[1]} {len(returns)} returns")
+        _check_number(len(observed))
+        room, episodes = Allowance.of(folder / RANKED_FILES[0]), list[StepBatch]()
+        for each, total in zip(observed, returns, strict=True):
+            obs = as_array(each)
+            room.take_bytes(2 * obs.nbytes)
+            if obs.dtype.kind not in "biuf" or obs.ndim < 2 or len(obs) < 2 or not _is_number(total):
+                raise DataError("has an episode that is no list of observations, or no return for it")
+            rewards = np.zeros(len(obs) - 1, np.float32)
+            rewards[-1] = float(total)
+            actions = np.zeros(len(obs) - 1, np.int64)  # not recorded; T-REX looks at observations
+            episodes.append(_episode(obs.astype(np.float32), actions, rewards, terminated=False))
+    return episodes
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def returns_of(episodes: Sequence[StepBatch]) -> torch.Tensor:

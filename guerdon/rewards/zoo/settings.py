@@ -45,6 +45,8 @@ class ZooSettings(Checked):
     """Scale observations by their running statistics."""
     data_path: str | None = None
     """Demonstrations."""
+    expert_steps: NonNegativeInt = 0
+    """Steps of the demonstrations that are used, from the first on; 0: all."""
     seed: int = 0
     """Of the first weights and of what is drawn."""
 

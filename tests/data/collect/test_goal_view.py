@@ -12,9 +12,7 @@ from guerdon.cli.train import train
 from guerdon.config import (
     CollectConfig,
     EnvConfig,
-    FitConfig,
     FitDataConfig,
-    OptimConfig,
     RewardConfig,
     RewardModelConfig,
     build,
@@ -29,6 +27,7 @@ from guerdon.envs.tabletop.camera import base_camera
 from guerdon.envs.tabletop.scene import GOAL
 from guerdon.fit import fit_reward_model
 from guerdon.training.frames import FrameSelector
+from tests.plain_fit import plain_fit, plain_optim
 
 VIEW = "base_camera@goal"
 
@@ -135,10 +134,10 @@ def test_from_collecting_to_a_run(tmp_path):
     )
     for name, seed in (("data", 0), ("fresh", 50)):
         assert collect(env, replace(section, save_dir=str(tmp_path / name)), seed=seed).complete
-    cfg = FitConfig(
+    cfg = plain_fit(
         epochs=4,
         global_batch_size=64,
-        optim=OptimConfig(lr=2e-3),
+        optim=plain_optim(lr=2e-3),
         data=FitDataConfig(path=str(tmp_path / "data"), num_samples_per_episode=20),
     )
     model = RewardModelConfig(

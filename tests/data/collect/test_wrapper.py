@@ -218,7 +218,7 @@ def test_when_the_targets_are_met_nothing_more_is_rendered_or_kept(tmp_path):
 
 
 def test_the_documents_files(tmp_path):
-    env = DataCollectorWrapper(Counter(images=True), save_dir=tmp_path, target_success=1, target_failure=1)
+    env = DataCollectorWrapper(Counter(images=True), tmp_path, 1, 1, format="pkl-episode")
     for _ in range(4):
         obs, _ = env.reset()
         done = False

@@ -16,7 +16,6 @@ from guerdon.config import (
     DistributedConfig,
     FitConfig,
     FitDataConfig,
-    OptimConfig,
     RewardConfig,
     RewardModelConfig,
 )
@@ -30,6 +29,7 @@ from guerdon.models import load_checkpoint, save_checkpoint
 from guerdon.serve import EmbodiedRewardWorker, ImageRewardWorker, RewardManager, RewardWorker
 from guerdon.wrappers import LearnedRewardWrapper
 from tests.fit.synthetic import episode, write_store
+from tests.plain_fit import plain_fit, plain_optim
 
 MODEL = RewardModelConfig(
     model_type="binary_classifier", arch="resnet10", width=8, image_size=(3, 32, 32), hidden_dim=16
@@ -43,8 +43,8 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def checkpoint(data, tmp_path_factory):
-    fit = FitConfig(
-        epochs=4, global_batch_size=32, optim=OptimConfig(lr=3e-3), data=FitDataConfig(path=str(data))
+    fit = plain_fit(
+        epochs=4, global_batch_size=32, optim=plain_optim(lr=3e-3), data=FitDataConfig(path=str(data))
     )
     folder = tmp_path_factory.mktemp("checkpoint")
     return fit_reward_model(MODEL, fit, folder=folder, tensorboard=False).checkpoint
@@ -247,8 +247,8 @@ def test_int8_decides_as_fp32_and_belongs_to_its_checkpoint(checkpoint, data, fr
 
 
 def test_a_fit_for_int8_brings_its_int8_version(data, tmp_path):
-    fit = FitConfig(
-        epochs=4, global_batch_size=32, optim=OptimConfig(lr=3e-3), data=FitDataConfig(path=str(data))
+    fit = plain_fit(
+        epochs=4, global_batch_size=32, optim=plain_optim(lr=3e-3), data=FitDataConfig(path=str(data))
     )
     made = fit_reward_model(replace(MODEL, precision="int8"), fit, folder=tmp_path, tensorboard=False)
     cfg = RewardConfig(model=RewardModelConfig(checkpoint_path=str(made.checkpoint), precision="int8"))
@@ -259,7 +259,7 @@ def test_a_fit_for_int8_brings_its_int8_version(data, tmp_path):
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
 def test_a_fit_for_int8_without_its_packages_does_not_start(tmp_path, monkeypatch, package, num_processes):
     monkeypatch.setitem(sys.modules, package, None)
-    fit = FitConfig(
+    fit = plain_fit(
         data=FitDataConfig(path=str(tmp_path / "none")),
         distributed=DistributedConfig(num_processes=num_processes),
     )

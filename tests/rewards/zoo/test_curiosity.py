@@ -256,9 +256,9 @@ def test_curiosity_finds_the_treasure(kind):
 
 @pytest.mark.slow
 def test_never_give_up_finds_the_treasure_with_most_seeds():
-    """docs/zoo.md has it with four of five: two of at most four must find it, whatever the rounding."""
+    """Four of five seeds find it in the docs: two of at most four must, whatever the rounding."""
     found: list[int] = []
-    for seed in range(4):
+    for seed in (1, 2, 3, 0):  # one of five does not find it, and takes the whole budget
         if run(zoo_config("deep_sea_ngu"), hidden=False, seed=seed).last_return > 0.98:
             found.append(seed)
         if len(found) == 2:

@@ -1,0 +1,250 @@
+"""`fit_reward`, `load_reward` and `Reward`: image success classifiers as rewards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from guerdon.api.data import Dataset, html_table
+from guerdon.api.settings import Keywords, shown
+from guerdon.config import GuerdonConfig, RewardConfig, RewardModelConfig, load_config
+from guerdon.config.build import check_field
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.images import stack_episode, to_numpy, to_uint8_hwc
+from guerdon.core.types import FloatArray, UInt8Array, display_path
+from guerdon.fit import FitResult, fit_reward_model
+from guerdon.rewards.image import save_checkpoint
+from guerdon.rewards.image.scorer import RewardManager, available_device
+from guerdon.rewards.relabel import map_rewards
+from guerdon.training.folders import held, new_run_folder
+
+REWARD_WITHOUT = ("use_reward_model", "collect_data", "group_name", "text", "reward_threshold")
+"""Fields of the `reward` section that are no keywords: arguments stand for them, or they have no effect."""
+_LOAD = Keywords("load_reward", RewardConfig, [()], without=REWARD_WITHOUT)
+_FIT = Keywords(
+    "fit_reward",
+    GuerdonConfig,
+    [
+        ("reward", "model"),
+        *(("fit", *name) for name in [(), ("optim",), ("data",), ("augment",), ("calibration",)]),
+        ("fit", "early_stop"),
+        ("fit", "lr_sched"),
+    ],
+    {
+        "cameras": "reward.model.image_keys",
+        "batch_size": "fit.global_batch_size",
+        "learning_rate": "fit.optim.lr",
+        "lr_schedule": "fit.lr_sched.name",
+        "target_fpr": "fit.calibration.target_false_positive_rate",
+        "num_processes": "fit.distributed.num_processes",
+        "fit_precision": "fit.precision",
+    },
+    without=(
+        *("checkpoint_path", "debug_save_dir", "enabled", "only", "name", "gpu_id", "device"),
+        *("path", "positive_dir", "negative_dir", "save_dir", "num_workers"),
+    ),
+)
+
+
+class Reward(RewardManager):
+    """A fitted image success classifier with its calibration and threshold.
+
+    Made by `load_reward` and `fit_reward`; `wrap` and the agents take it.
+
+    Attributes:
+        threshold: a probability above it counts as success.
+        contract: what the model expects of frames, and what calibration promised.
+        image_keys: the cameras that it looks at.
+        fit_result: metrics of the fit that made it; None if it was loaded.
+
+    Example:
+        >>> reward = gd.load_reward("runs/x/best_model")
+        >>> reward.predict(frames)  # uint8 [N, H, W, C] -> probabilities, float32 [N]
+        >>> reward(frames)  # rewards, float32 [N]
+    """
+
+    fit_result: FitResult | None = None
+
+    def predict(self, frames: Any, *, episode: bool = False) -> FloatArray:
+        """Calibrated probabilities of success.
+
+        Args:
+            frames: images [N, H, W, C] or one image [H, W, C]; channels may come first. uint8, or float in
+                [0, 1] or [0, 255]; numpy or torch. With several cameras a dict, camera -> images. A model
+                that scores k frames together takes stacks [N, k, H, W, C].
+            episode: the images are the steps of one episode in order; stacks of k frames are made of them.
+
+        Returns:
+            float32 [N].
+
+        Example:
+            >>> probabilities = reward.predict(np.zeros((8, 64, 64, 3), np.uint8))
+        """
+        with _about_frames():
+            return self.score(self._frames(frames, episode)).prob_success
+
+    def __call__(self, frames: Any, *, episode: bool = False) -> FloatArray:
+        """Rewards of frames, float32 [N]: by the threshold (`binary`) or the probability (`continuous`)."""
+        return map_rewards(self.predict(frames, episode=episode), self.cfg, self.threshold)
+
+    def _frames(self, given: Any, episode: bool) -> dict[str, UInt8Array]:
+        """Camera -> uint8 [N, H, W, C], or [N, k, H, W, C]."""
+        cameras, count = self.image_keys, self.contract.num_frames
+        if not isinstance(given, Mapping):
+            if len(cameras) > 1:
+                raise DataError(f"this model looks at several cameras: give a dict with {list(cameras)}")
+            given = {cameras[0]: given}
+        missing = [camera for camera in cameras if camera not in given]
+        if missing:
+            raise DataError(f"there is no camera {missing[0]!r}, only {sorted(map(str, given))}")
+        found = {}
+        for camera in cameras:
+            array = to_numpy(given[camera])
+            where = "the image array" if len(cameras) == 1 else f"camera {camera!r}"
+            if array.ndim >= 4 and len(array) == 0:
+                array = np.zeros((0, *self.contract.frame_sizes.get(camera, (1, 1, 3))), np.uint8)
+            else:
+                array = to_uint8_hwc(array, name=where)
+            images = array[None] if array.ndim == 3 else array
+            if count > 1 and images.ndim == 4:
+                if not episode:
+                    raise DataError(
+                        f"this model scores {count} frames together: give stacks [N, {count}, H, W, C], or "
+                        "the steps of one episode with episode=True"
+                    )
+                images = stack_episode(images, count)
+            found[camera] = images
+        lengths = {camera: len(images) for camera, images in found.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"the cameras have different numbers of images: {lengths}")
+        return found
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Save model, calibration and threshold: a folder, or RLinf's file if the name ends in `.pt`.
+
+        The threshold is that of the calibration. `load_reward` reads it again.
+        """
+        return save_checkpoint(Path(path), self.model, self.contract)
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{name}={value}" for name, value in self._facts().items())
+        return f"Reward({rows})"
+
+    def _repr_html_(self) -> str:
+        return html_table("Reward", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        metrics = self.contract.metrics or {}
+        known = {
+            "model": f"{self.model.config.model_type} {self.model.config.arch}/{self.model.config.width}",
+            "cameras": ", ".join(self.image_keys),
+            "threshold": f"{self.threshold:.4g}",
+            "reward": self.cfg.reward_type,
+        }
+        if "auc" in metrics:
+            known["auc"] = f"{metrics['auc']:.4f}"
+        return {**known, "source": self.source}
+
+
+@contextmanager
+def _about_frames() -> Iterator[None]:
+    """Let an error about images speak of the argument `frames`."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"frames: {error}") from error
+
+
+def load_reward(
+    path: str | os.PathLike[str],
+    *,
+    threshold: float | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    **settings: Any,
+) -> Reward:
+    """Load a reward model that was fitted before.
+
+    Args:
+        path: a checkpoint: a folder such as `runs/x/checkpoints/best_model`, a run's folder, or a `.pt` file.
+        threshold: a probability above it counts as success; None: as calibrated.
+        device: `cpu`, `cuda`, `cuda:1`; None: a GPU where there is one.
+        precision: `fp32`, `bf16` or `int8`; None: as the checkpoint says.
+        **settings: fields of the `reward` section, such as `reward_type="continuous"`, `reward_mode`,
+            `success_reward`, `combine_mode`.
+
+    Example:
+        >>> reward = gd.load_reward("runs/x/checkpoints/best_model", threshold=0.8)
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"path must be the path of a checkpoint, not {type(path).__name__}")
+    model: dict[str, Any] = {"checkpoint_path": os.fspath(path)}
+    if precision is not None:
+        model["precision"] = check_field(RewardModelConfig, "precision", precision, "precision")
+    section = _LOAD.apply(RewardConfig(), settings, ("threshold", "device", "precision"))
+    if threshold is not None:
+        checked = check_field(RewardConfig, "reward_threshold", threshold, "threshold")
+        section = replace(section, reward_threshold=checked)
+    section = replace(section, use_reward_model=True, model=RewardModelConfig(**model))
+    return Reward(section, device=device or available_device())
+
+
+def fit_reward(
+    data: Dataset | str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    progress: bool = True,
+    tensorboard: bool = False,
+    **settings: Any,
+) -> Reward:
+    """Fit, validate and calibrate an image success classifier; what `guerdon train-reward` does.
+
+    Args:
+        data: labelled episodes, a `Dataset` or a path in any format.
+        out: the run's folder, with metrics and `checkpoints/best_model`; None makes
+            `runs/fit_reward/<time>`.
+        seed: decides split, weights, order and augmentation.
+        device: `cpu`, `cuda`, `cuda:1`; None: a GPU where there is one.
+        progress: whether to show a progress bar.
+        tensorboard: whether to log for TensorBoard, too.
+        **settings: fields of the sections `reward.model` and `fit`, such as `arch="resnet10"`, `epochs=6`,
+            `batch_size=64`, `learning_rate=2e-3`, `image_size=(3, 64, 64)`, `cameras=("base_camera",)`,
+            `num_frames=2`, `val_fraction=0.2`, `target_fpr=0.01`, `patience=5`.
+
+    Returns:
+        The best model; `.fit_result.metrics` are those on held-out episodes.
+
+    Example:
+        >>> reward = gd.fit_reward("data", arch="resnet10", epochs=6)
+        >>> reward.fit_result.metrics["auc"]
+    """
+    path = os.fspath(data.path if isinstance(data, Dataset) else data)
+    if not Path(path).exists():
+        raise DataError(f"data: {display_path(path)} does not exist")
+    own = ("out", "seed", "device", "progress", "tensorboard")
+    config = _FIT.apply(load_config("train_reward"), settings, own)
+    fit = replace(config.fit, **_fit_device(device), data=replace(config.fit.data, path=path))
+    folder = new_run_folder(Path("runs") / "fit_reward") if out is None else Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    seed = check_field(GuerdonConfig, "seed", seed, "seed")
+    with held(folder), shown(progress):
+        result = fit_reward_model(config.reward.model, fit, folder=folder, seed=seed, tensorboard=tensorboard)
+    reward = load_reward(result.checkpoint, device=device)
+    reward.fit_result = result
+    return reward
+
+
+def _fit_device(device: str | None) -> dict[str, Any]:
+    """The settings of the `fit` section for a device."""
+    kind, _, number = (device or "auto").partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
+        raise ConfigError(f"device must be 'cpu', 'cuda' or 'cuda:N', not {device!r}")
+    return {"device": kind, **({"gpu_id": int(number)} if number else {})}
