@@ -6,7 +6,7 @@ One iteration of small runs is traced: every function of the package that is cal
 the environments to the end of the last update; what logs and watches comes after it. Left out are `core/` and
 `config/` (used everywhere), environments and what reads their observations (before the step), and networks
 and fast scoring graphs (after the frame has become numbers). On Ray, `distributed/ray_actors.py` is in the
-place of `distributed/thread_engine.py`.
+place of `distributed/local_engine.py`.
 """
 
 from __future__ import annotations

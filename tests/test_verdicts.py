@@ -19,9 +19,9 @@ from guerdon.datasets import RewardDataset
 from guerdon.distributed import make_engine
 from guerdon.monitoring import assess as judging
 from guerdon.rewards import StepBatch, create_reward_model
-from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.int8 import MIN_AGREEMENT
 from guerdon.rewards.image.int8_file import quantize_checkpoint
+from guerdon.rewards.relabel import fires
 from guerdon.serve import ImageRewardWorker, RewardManager, RewardWorker
 from guerdon.training.reward_workers import RewardWorkers
 from guerdon.wrappers import LearnedRewardVecEnv, LearnedRewardVectorWrapper, LearnedRewardWrapper

@@ -15,7 +15,7 @@ from guerdon.data.store import StoreWriter
 from guerdon.fit.calibrate import calibrate, choose_threshold
 from guerdon.fit.metrics import LabelledScores
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
-from guerdon.rewards.calibration import TILT, Calibration
+from guerdon.rewards.relabel import TILT, Calibration
 from tests.rewards.image.frames import eager, lively
 
 EPISODES, STEPS, SIZE = 30, 10, 32

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -17,12 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.config import NetworkConfig
+from guerdon.core.batches import STATE as STATE
+from guerdon.core.batches import Obs as Obs
 from guerdon.core.errors import ConfigError
 from guerdon.rewards.image.encoders import SmallCNN, make_encoder
-
-Obs: TypeAlias = dict[str, Tensor]
-"""`state` -> float32 [N, S], camera -> uint8 [N, H, W, C]."""
-STATE = "state"
 
 
 @dataclass(frozen=True, kw_only=True)

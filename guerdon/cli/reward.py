@@ -21,9 +21,9 @@ from guerdon.fit.score import ScoredFrames, score_path
 from guerdon.monitoring.assess import Precision, assess, load_manager, summarize_scores
 from guerdon.monitoring.card import WORDS
 from guerdon.monitoring.page import percent, plain
-from guerdon.rewards.calibration import fires
 from guerdon.rewards.image import load_checkpoint
 from guerdon.rewards.image.int8_file import int8_path, quantize_checkpoint
+from guerdon.rewards.relabel import fires
 
 
 def score_verb(arguments: argparse.Namespace) -> Result:

@@ -19,7 +19,7 @@ from PIL import Image
 from guerdon.core.types import Episode, UInt8Array
 from guerdon.data.store import StoreWriter
 from guerdon.monitoring.page import document, section
-from guerdon.rewards.calibration import fires
+from guerdon.rewards.relabel import fires
 from guerdon.web import TOKEN_HEADER, Answer, HttpError, Request, WebServer
 
 HISTORY = 300

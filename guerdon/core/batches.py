@@ -2,15 +2,17 @@
 
 An env worker delivers a `Rollout` (on-policy) or a `StepChunk`, which goes to a replay buffer. From that a
 `ReplayBatch` is sampled; it has env rewards, and whatever else was kept of each step. A learned reward is
-put in their place on the way to a `TrainBatch`, which is all that an off-policy agent sees.
+put in their place on the way to a `TrainBatch`, which is all that an off-policy agent sees. Their `steps` are
+the `StepBatch` that reward models see of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
+import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,8 +20,12 @@ from torch import Tensor
 
 from guerdon.core.episodes import EpisodeRecord
 from guerdon.core.errors import DataError
+from guerdon.core.steps import StepBatch
 from guerdon.core.types import BoolArray, FloatArray, IntArray
 
+STATE = "state"
+"""The observation that is a vector, beside those of cameras."""
+OBS = ("obs", "next_obs")
 Obs: TypeAlias = dict[str, Tensor]
 """`state` -> float32 [N, S], camera -> uint8 [N, H, W, C]."""
 
@@ -54,26 +60,22 @@ class TrainBatch:
     @classmethod
     def cat(cls, parts: Sequence[TrainBatch]) -> TrainBatch:
         """One batch of several, in order; demonstrations go first."""
-        first = parts[0]
-        return cls(
-            obs={name: torch.cat([part.obs[name] for part in parts]) for name in first.obs},
-            next_obs={name: torch.cat([part.next_obs[name] for part in parts]) for name in first.next_obs},
-            actions=torch.cat([part.actions for part in parts]),
-            training_rewards=torch.cat([part.training_rewards for part in parts]),
-            not_terminated=torch.cat([part.not_terminated for part in parts]),
-            discount=torch.cat([part.discount for part in parts]),
-        )
+        return cls(**{item.name: _joined(parts, item.name) for item in fields(cls)})
 
     def to(self, device: torch.device | str) -> TrainBatch:
         """The same on another device."""
-        return TrainBatch(
-            obs={name: part.to(device) for name, part in self.obs.items()},
-            next_obs={name: part.to(device) for name, part in self.next_obs.items()},
-            actions=self.actions.to(device),
-            training_rewards=self.training_rewards.to(device),
-            not_terminated=self.not_terminated.to(device),
-            discount=self.discount.to(device),
-        )
+        parts = {item.name: getattr(self, item.name) for item in fields(self)}
+        for name, part in parts.items():
+            parts[name] = {k: v.to(device) for k, v in part.items()} if name in OBS else part.to(device)
+        return TrainBatch(**parts)
+
+
+def _joined(parts: Sequence[Any], name: str) -> Any:
+    """One part of several batches, one after another: a tensor, or a dict of them."""
+    first = getattr(parts[0], name)
+    if isinstance(first, dict):
+        return {key: torch.cat([getattr(part, name)[key] for part in parts]) for key in first}
+    return torch.cat([getattr(part, name) for part in parts])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,30 +111,21 @@ class ReplayBatch:
     @classmethod
     def cat(cls, parts: Sequence[ReplayBatch]) -> ReplayBatch:
         """One batch of several, in order; `rows` then refer to the buffer of each part."""
-        first = parts[0]
         if len(parts) == 1:
-            return first
+            return parts[0]
+        rows, gamma = np.concatenate([part.rows for part in parts]), parts[0].gamma
+        tensors = [item.name for item in fields(cls) if item.name not in ("rows", "gamma")]
+        return cls(rows=rows, gamma=gamma, **{name: _joined(parts, name) for name in tensors})
 
-        def joined(name: str) -> Tensor:
-            return torch.cat([getattr(part, name) for part in parts])
-
-        def by_key(name: str) -> dict[str, Tensor]:
-            return {
-                key: torch.cat([getattr(part, name)[key] for part in parts]) for key in getattr(first, name)
-            }
-
-        return cls(
-            obs=by_key("obs"),
-            actions=joined("actions"),
-            env_rewards=joined("env_rewards"),
-            mask=joined("mask"),
-            next_obs=by_key("next_obs"),
-            terminated=joined("terminated"),
-            truncated=joined("truncated"),
-            discount=joined("discount"),
-            gamma=first.gamma,
-            rows=np.concatenate([part.rows for part in parts]),
-            extras=by_key("extras"),
+    def steps(self, action_space: gym.Space[Any]) -> StepBatch:
+        """Single steps as reward models see them, [B]."""
+        return StepBatch(
+            obs=self.obs[STATE],
+            actions=model_actions(self.actions, action_space),
+            next_obs=self.next_obs[STATE],
+            env_rewards=self.env_rewards[:, 0],
+            terminated=self.terminated,
+            truncated=self.truncated,
         )
 
     def scored_ends(self) -> BoolArray:
@@ -261,6 +254,19 @@ class Rollout:
             **named,
         )
 
+    def steps(self, action_space: gym.Space[Any]) -> StepBatch:
+        """As reward models see them, [T, N]; of a rollout whose collector kept `next_obs`."""
+        assert self.next_obs is not None
+        return StepBatch(
+            obs=self.obs[STATE],
+            actions=model_actions(self.actions, action_space),
+            next_obs=self.next_obs,
+            env_rewards=self.env_rewards,
+            terminated=self.terminated,
+            truncated=self.truncated,
+            log_probs=self.log_probs,
+        )
+
     def update_rewards(self, training_rewards: Tensor | FloatArray) -> None:
         """Replace the training rewards by others, float [T, N]; `env_rewards` stay."""
         given = torch.as_tensor(training_rewards, dtype=torch.float32)
@@ -323,6 +329,30 @@ class StepChunk:
     def obs_after(self, step: int) -> Any:
         """Observations [n, ...] after one step; those of a new episode where one ended."""
         return self.last_obs if step == len(self) - 1 else self.obs_at(step + 1)
+
+    def steps(self, action_space: gym.Space[Any]) -> StepBatch:
+        """As reward models see them, [K, n]."""
+        next_obs = [_state(self.final_obs.get(t, self.obs_after(t))) for t in range(len(self))]
+        return StepBatch(
+            obs=_state(self.obs),
+            actions=model_actions(torch.from_numpy(np.array(self.actions)), action_space),
+            next_obs=torch.stack(next_obs),
+            env_rewards=torch.from_numpy(np.array(self.env_rewards, np.float32)),
+            terminated=torch.from_numpy(np.array(self.terminated)),
+            truncated=torch.from_numpy(np.array(self.truncated)),
+        )
+
+
+def _state(obs: Any) -> Tensor:
+    return torch.from_numpy(np.array(obs[STATE] if isinstance(obs, Mapping) else obs, np.float32))
+
+
+def model_actions(actions: Tensor, space: gym.Space[Any]) -> Tensor:
+    """Actions as the environments took them: within their bounds, or counted from 0."""
+    if isinstance(space, gym.spaces.Discrete):
+        return actions - int(space.start)
+    assert isinstance(space, gym.spaces.Box)
+    return actions.clamp(torch.from_numpy(space.low), torch.from_numpy(space.high))
 
 
 @dataclass(frozen=True, kw_only=True)

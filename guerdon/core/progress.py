@@ -1,11 +1,11 @@
-"""Progress on stderr, a bar in a terminal and lines elsewhere, and the time that parts of a run take."""
+"""Progress on stderr, the time that parts of a run take, and what a reward model notes for the log."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -103,3 +103,29 @@ class Stopwatch:
         total = sum(self.seconds.values())
         named = {f"time/{name}": value for name, value in self.seconds.items()}
         return {**named, "time/steps_per_second": env_steps / total}
+
+
+class Notes:
+    """What a reward model has for a logger: scalars are noted and logged with the next line of metrics.
+
+    Everything else goes to TensorBoard as it comes, or nowhere if nothing is written.
+    """
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, float] = {}
+        self.board: Any = None
+
+    def add_scalar(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Note a number; the latest one of a name counts."""
+        self.scalars[name] = float(value)
+
+    def named(self, learned: Any) -> dict[str, float]:
+        """What a model returned for the log, which may be anything, and what it noted."""
+        noted, self.scalars = self.scalars, {}
+        given = learned if isinstance(learned, Mapping) else {}
+        return {f"reward_model/{name}": float(value) for name, value in given.items()} | noted
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("add_") and name not in ("flush", "close"):
+            raise AttributeError(name)
+        return (lambda *args, **kwargs: None) if self.board is None else getattr(self.board, name)

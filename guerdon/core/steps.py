@@ -143,6 +143,25 @@ class StepBatch:
                 raise DataError(f"{bad} of the {part.numel()} numbers in `{name}` are not finite")
 
 
+class RunningEpisodes:
+    """Puts the episodes of N streams together again that come in pieces."""
+
+    def __init__(self, num_streams: int) -> None:
+        self._running: list[list[StepBatch]] = [[] for _ in range(num_streams)]
+
+    def add(self, streams: StepBatch) -> list[StepBatch]:
+        """Take the next steps, [T, N]; returns the episodes that are finished by them, [T] each."""
+        finished: list[StepBatch] = []
+        for env, running in enumerate(self._running):
+            *ended, rest = streams.stream(env).pieces()
+            for piece in ended:
+                finished.append(StepBatch.cat([*running, piece]))
+                running.clear()
+            if len(rest):
+                running.append(rest)
+        return finished
+
+
 def _dims(lead: Sequence[int]) -> str:
     return ", ".join(map(str, lead))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -230,3 +230,20 @@ def control_mode_of(source: str) -> str | None:
     """The control mode that an episode was recorded with, where its source tells."""
     found = re.search(r"\(control_mode (\w+)\)$", source)
     return None if found is None else found[1]
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """A record as a dict, not copied deeply."""
+    return {item.name: getattr(record, item.name) for item in fields(record)}
+
+
+def known_fields(cls: Any, plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of `plain` that `cls` has; raises if another is there or a needed one is missing."""
+    names = {item.name for item in fields(cls)}
+    needed = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+    if set(plain) - names or needed - set(plain):
+        raise DataError(
+            f"{cls.__name__} has the fields {sorted(names)}; unknown: {sorted(set(plain) - names)}, "
+            f"missing: {sorted(needed - set(plain))}"
+        )
+    return dict(plain)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from guerdon.config import ClusterConfig
-from guerdon.distributed.engine import Engine, Group, Handle, LocalEngine, Pending, WorkerSpec
-from guerdon.distributed.thread_engine import ThreadEngine
+from guerdon.distributed.engine import Engine, Group, Handle, Pending, WorkerSpec
+from guerdon.distributed.local_engine import LocalEngine, ThreadEngine
 
 __all__ = ["Engine", "Group", "Handle", "LocalEngine", "Pending", "ThreadEngine", "WorkerSpec", "make_engine"]
 

@@ -1,4 +1,4 @@
-"""Engines: the same worker classes as plain objects in this process, or as actors on a cluster.
+"""The interface of engines: the same worker classes as objects in this process, or as actors on a cluster.
 
 A `Group` holds the workers of one role. `submit` asks one of them and returns a `Pending` answer, which may
 be handed to another worker as an argument: on a cluster the answer then goes from worker to worker without
@@ -13,10 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from guerdon.core.errors import ClusterError, WorkerError, WorkerLostError
-
-MAX_RESTARTS_IN_A_ROW = 3
-"""A worker that is lost so often without answering in between is not started again."""
+from guerdon.core.errors import WorkerError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +75,12 @@ class Group(ABC):
         """Replace a worker that is lost or stalls.
 
         Raises:
-            ClusterError: it cannot be replaced; the message says why.
+            ClusterError: it cannot be replaced, or was too often without doing its work in between.
         """
+
+    @abstractmethod
+    def answered(self, rank: int) -> None:
+        """A worker did its work; if it is lost later, that counts as the first time."""
 
     @abstractmethod
     def handle(self, rank: int) -> Handle:
@@ -130,121 +131,7 @@ class Engine(ABC):
         """Stop all workers and leave nothing behind; safe to call twice."""
 
 
-class LocalEngine(Engine):
-    """One worker of each role, in this process; it answers before `submit` returns."""
-
-    shares_memory = True
-
-    def num_workers(self, role: str) -> int:
-        """One; rollout workers are part of the env worker."""
-        return 0 if role == "rollout" else 1
-
-    def workers_beside(self, role: str) -> int:
-        """One."""
-        return 1
-
-    def group(self, role: str, specs: Sequence[WorkerSpec]) -> LocalGroup:
-        """Make the workers here."""
-        return LocalGroup(role, [spec.make() for spec in specs])
-
-    def log_notices(self, *, wait: bool = True) -> None:
-        """Nothing: workers in this process log themselves."""
-
-    def put(self, value: Any) -> Pending:
-        """The value itself."""
-        return Ready(value)
-
-    def close(self) -> None:
-        """Nothing to do: workers are closed by their owner."""
-
-
-@dataclass(frozen=True)
-class Ready(Pending):
-    """An answer that is there: a value, or the error that came instead."""
-
-    value: Any
-    error: Exception | None = None
-
-    def result(self, timeout_seconds: float | None = None) -> Any:
-        """At once."""
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-
-class LocalGroup(Group):
-    """Plain objects."""
-
-    def __init__(self, role: str, workers: Sequence[Any]) -> None:
-        super().__init__(role, len(workers))
-        self.workers = list(workers)
-
-    def submit(self, rank: int, method: str, *args: Any) -> Pending:
-        """Call the method now; an error is kept for `result`."""
-        try:
-            return Ready(self._call(rank, method, args))
-        except Exception as error:
-            return Ready(None, error)
-
-    def _call(self, rank: int, method: str, args: Sequence[Any]) -> Any:
-        given = [item.result() if isinstance(item, Pending) else item for item in args]
-        return getattr(self.workers[rank], method)(*given)
-
-    def submit_pair(self, rank: int, method: str, *args: Any) -> tuple[Pending, Pending]:
-        """Both at once."""
-        try:
-            first, second = self._call(rank, method, args)
-            return Ready(first), Ready(second)
-        except Exception as error:
-            return Ready(None, error), Ready(None, error)
-
-    def first_ready(self, pending: Sequence[Pending], timeout_seconds: float | None) -> int | None:
-        """The first: all are."""
-        return 0 if pending else None
-
-    def restart(self, rank: int, reason: str) -> None:
-        """Workers in this process cannot be lost."""
-        raise ClusterError(f"{self.role} worker {rank} runs in this process and cannot be replaced: {reason}")
-
-    def handle(self, rank: int) -> Handle:
-        """For workers in this process."""
-        return LocalHandle(self, rank)
-
-
-@dataclass(frozen=True)
-class LocalHandle(Handle):
-    """A worker of a group in this process; where it has a thread, callers wait for it."""
-
-    group: LocalGroup
-    rank: int
-
-    def call(self, method: str, *args: Any) -> Any:
-        """Ask and wait."""
-        return self.group.submit(self.rank, method, *args).result()
-
-
 def worker_error(role: str, rank: int, error: BaseException) -> WorkerError:
     """An error of a worker in one line."""
     told = str(error).strip().splitlines() or ["no message"]
     return WorkerError(f"{role} worker {rank} failed: {type(error).__name__}: {told[0]}")
-
-
-class RestartCounter:
-    """Refuses to start one worker again and again when nothing comes of it."""
-
-    def __init__(self, role: str) -> None:
-        self._role = role
-        self._in_a_row: Counter[int] = Counter()
-
-    def answered(self, rank: int) -> None:
-        """A worker did its work."""
-        self._in_a_row.pop(rank, None)
-
-    def lost(self, error: WorkerLostError) -> None:
-        """A worker was lost; raises if that happens to it too often."""
-        self._in_a_row[error.rank] += 1
-        if self._in_a_row[error.rank] > MAX_RESTARTS_IN_A_ROW:
-            raise ClusterError(
-                f"{self._role} worker {error.rank} was lost {self._in_a_row[error.rank]} times in a row "
-                f"without doing its work, at last because {error.reason}"
-            ) from error

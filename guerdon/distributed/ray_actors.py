@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from logging.handlers import QueueHandler
 from pathlib import Path
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("guerdon")
 
+MAX_RESTARTS_IN_A_ROW = 3
+"""A worker that is lost so often without doing its work in between is not started again."""
 START_SECONDS = 240.0
 """How long a worker may take to start and to be made: importing torch on a busy machine takes a while."""
 
@@ -132,6 +135,7 @@ class RayGroup(Group):
         engine.groups.append(self)
         self._actors: list[Any] = [None] * self.size
         self._unheard: dict[int, Any] = {}
+        self._lost_in_a_row: Counter[int] = Counter()
         self.pids: list[int] = [0] * self.size
         made = [self._begin(rank) for rank in range(self.size)]
         for rank, pending in enumerate(made):
@@ -156,10 +160,20 @@ class RayGroup(Group):
 
     def restart(self, rank: int, reason: str) -> None:
         """Kill what may be left, and make the worker anew, on another machine if its own has gone."""
+        self._lost_in_a_row[rank] += 1
+        if self._lost_in_a_row[rank] > MAX_RESTARTS_IN_A_ROW:
+            raise ClusterError(
+                f"{self.role} worker {rank} was lost {self._lost_in_a_row[rank]} times in a row without "
+                f"doing its work, at last because {reason}"
+            )
         ray.kill(self._actors[rank], no_restart=True)
         self._engine.restarts[self.role] += 1
         log.warning("%s worker %d is started again: %s", self.role, rank, reason)
         self.pids[rank] = self._finish(rank, self._begin(rank))
+
+    def answered(self, rank: int) -> None:
+        """It may be lost again."""
+        self._lost_in_a_row.pop(rank, None)
 
     def handle(self, rank: int) -> RayHandle:
         """The actor."""

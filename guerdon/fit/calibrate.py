@@ -15,7 +15,7 @@ from guerdon.core.errors import DataError
 from guerdon.fit.metrics import Float64Array, is_success, log_loss_per_frame
 from guerdon.fit.threshold import Threshold as Threshold
 from guerdon.fit.threshold import choose_threshold as choose_threshold
-from guerdon.rewards.calibration import Calibration, sigmoid
+from guerdon.rewards.relabel import Calibration, sigmoid
 
 TEMPERATURES = (0.05, 20.0)
 """The range in which a temperature is looked for."""

@@ -32,10 +32,10 @@ from guerdon.fit.score import labelled_scores
 from guerdon.fit.state import latest_checkpoint
 from guerdon.fit.threshold import Threshold, choose_threshold
 from guerdon.fit.trainer import RewardModelTrainer
-from guerdon.rewards.calibration import Calibration
 from guerdon.rewards.image import Contract, RewardModel, build_model, save_checkpoint
 from guerdon.rewards.image.int8_file import quantize_checkpoint
 from guerdon.rewards.image.quantize import require_int8
+from guerdon.rewards.relabel import Calibration
 
 log = logging.getLogger("guerdon")
 

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import BoolArray, FloatArray, IntArray
-from guerdon.rewards.calibration import fires
+from guerdon.rewards.relabel import fires
 
 Float64Array: TypeAlias = NDArray[np.float64]
 RATES = (0.005, 0.01, 0.02, 0.05, 0.1)

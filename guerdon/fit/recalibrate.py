@@ -16,11 +16,11 @@ from guerdon.fit.calibrate import calibrate
 from guerdon.fit.metrics import LabelledScores, summarize
 from guerdon.fit.score import labelled_scores
 from guerdon.fit.threshold import DEFAULT_TARGET, Threshold, choose_threshold, measure_threshold
-from guerdon.rewards.calibration import Calibration
 from guerdon.rewards.image import Contract, RewardModel, load_checkpoint, save_checkpoint
 from guerdon.rewards.image.checkpoint import TORCH_SUFFIXES, WEIGHTS_FILE, find_checkpoint
 from guerdon.rewards.image.int8_file import int8_path, load_int8
 from guerdon.rewards.image.scorer import MINI_BATCH, ImageScorer, available_device
+from guerdon.rewards.relabel import Calibration
 
 log = logging.getLogger("guerdon")
 

@@ -26,10 +26,10 @@ from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.fit.fit import FitResult, device_of, finish_fit, open_data, sampler_of, split_rows
 from guerdon.fit.process_group import ProcessGroup
 from guerdon.fit.trainer import RewardModelTrainer
-from guerdon.rewards.calibration import fires
 from guerdon.rewards.image import load_checkpoint
 from guerdon.rewards.image.contract import Contract
 from guerdon.rewards.image.int8_file import quantize_checkpoint
+from guerdon.rewards.relabel import fires
 
 log = logging.getLogger("guerdon")
 

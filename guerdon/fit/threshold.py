@@ -19,7 +19,7 @@ from guerdon.core import strict_json
 from guerdon.core.errors import DataError
 from guerdon.core.types import FloatArray
 from guerdon.fit.metrics import Float64Array, LabelledScores, confusion
-from guerdon.rewards.calibration import fields_of, fires, known_fields
+from guerdon.rewards.relabel import fields_of, fires, known_fields
 
 MIN_EPISODES = 20
 """With fewer episodes of a kind no interval that is resampled by episode means much."""

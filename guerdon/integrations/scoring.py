@@ -26,12 +26,11 @@ from guerdon.envs.observations import images_from
 from guerdon.envs.wrappers import GOAL_KEYS, flat_batch
 from guerdon.integrations.steps import EnvStep, RewardStep, StepScorer
 from guerdon.rewards import BaseRewardModel, StepBatch, ZooModel
-from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.scorer import RewardManager, available_device
 from guerdon.rewards.image.scorer import Scores as FrameScores
 from guerdon.rewards.image.worker import ImageRewardWorker
 from guerdon.rewards.model import Scores
-from guerdon.rewards.relabel import judged_frames, learned_rewards
+from guerdon.rewards.relabel import fires, judged_frames, learned_rewards
 from guerdon.rewards.steps import to_items
 from guerdon.training.frames import EpisodeStacks
 

@@ -19,7 +19,7 @@ from guerdon.monitoring.verdict import (
     CardInputs,
     Verdict,
 )
-from guerdon.rewards.calibration import fires
+from guerdon.rewards.relabel import fires
 
 WANTED_RECALL = 0.8
 """Of the threshold that is proposed where few success frames fire."""

@@ -19,8 +19,8 @@ from guerdon.fit.threshold import Threshold, choose_threshold, measure_threshold
 from guerdon.monitoring.advice import NextStep, next_steps
 from guerdon.monitoring.card import write_card
 from guerdon.monitoring.verdict import CardInputs, Verdict
-from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.scorer import RewardManager, available_device
+from guerdon.rewards.relabel import fires
 
 Precision = Literal["fp32", "bf16", "int8"]
 

@@ -43,7 +43,7 @@ from guerdon.monitoring.page import (
 )
 from guerdon.monitoring.svg import Plot
 from guerdon.monitoring.verdict import CardInputs, Verdict, judge
-from guerdon.rewards.calibration import fires
+from guerdon.rewards.relabel import fires
 
 FRAMES_PER_EPISODE, WORST_FRAMES = 8, 8
 STRIP_PIXELS, WORST_PIXELS = 96, 128

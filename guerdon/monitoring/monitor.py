@@ -19,8 +19,8 @@ from guerdon.core.errors import DataError
 from guerdon.core.types import BoolArray
 from guerdon.monitoring.alarm_check import Alarm, AlarmCheck, MonitorSetup, Statistics, Watched, as_words
 from guerdon.monitoring.alarms import ALARMS, first_success_step
-from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.contract import Contract
+from guerdon.rewards.relabel import fires
 
 __all__ = ["RewardMonitor", "Watched"]
 

@@ -14,7 +14,7 @@ from guerdon.data.datasets.audit import AuditReport
 from guerdon.fit.metrics import LabelledScores
 from guerdon.fit.threshold import Threshold, measure_threshold
 from guerdon.monitoring.page import Level, Reason, grade, percent, worst_first
-from guerdon.rewards.calibration import Calibration
+from guerdon.rewards.relabel import Calibration
 
 Use: TypeAlias = Literal["continuous", "binary", "terminal", "ending episodes"]
 """`reward_type: continuous` or `binary` for every step, `reward_mode: terminal`, and `standalone`."""

@@ -59,6 +59,10 @@ class BaseRewardModel(ABC):
     def collect_data(self, data: Any) -> None:
         """Take experience of the policy."""
 
+    def collect_steps(self, batch: StepBatch) -> None:
+        """The same of a batch; unless a model has a method of its own, `collect_data` is given dicts."""
+        self.collect_data(to_items(batch))
+
     @abstractmethod
     def clear_data(self, iter: int) -> None:
         """Forget collected experience if that is due in the training iteration `iter`."""

@@ -1,8 +1,10 @@
-"""The only place where scores become rewards, and where learned rewards meet env rewards.
+"""The only place where logits become probabilities, scores become rewards, and these meet env rewards.
 
-The same for all models: first `learned_rewards` maps scores to rewards, then `combine` scales them and joins
-them with the env's; `training_rewards` does both. Env rewards are read and never changed. All functions are
-pure and take arrays of any one shape: [N] for a step, [T, N] for a rollout, [B] for a sampled batch.
+A classifier's logits become probabilities by its `Calibration`, and decisions by `fires`. For all models,
+`learned_rewards` then maps scores to rewards, and `combine` scales them and joins them with the env's;
+`training_rewards` does both. Env rewards are read and never changed. Functions are pure and take arrays of
+any one shape: [N] for a step, [T, N] for a rollout, [B] for a sampled batch. `ModelRewards` is a model that
+learns and gives rewards while a run goes on.
 
 A control (`reward.control`) is made here too: `verdicts`, `learned_rewards` and `controlled`.
 """
@@ -10,19 +12,102 @@ A control (`reward.control`) is made here too: `verdicts`, `learned_rewards` and
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from guerdon.config import RewardConfig
 from guerdon.config.schema_reward import CombineConfig
 from guerdon.core.errors import DataError
+from guerdon.core.progress import Notes
 from guerdon.core.running_stats import Moments
-from guerdon.core.types import BoolArray, FloatArray
-from guerdon.rewards.calibration import fires
-from guerdon.rewards.model import Scores
+from guerdon.core.steps import Scores, StepBatch
+from guerdon.core.types import BoolArray, FloatArray, fields_of, known_fields
+from guerdon.rewards.model import BaseRewardModel, StreamState
+
+CalibrationKind: TypeAlias = Literal["identity", "temperature", "isotonic"]
+KINDS: tuple[CalibrationKind, ...] = ("identity", "temperature", "isotonic")
+TILT = 0.01
+"""Slope (logit per logit) of isotonic calibration where it is flat: the order of frames is never lost."""
+MAX_LOGIT = 1000.0
+"""Beyond this no logit is looked for."""
+
+
+def fires(prob_success: ArrayLike, threshold: float) -> BoolArray:
+    """Which frames count as success: those whose probability is above the threshold; bool, any shape.
+
+    Both sides are compared as float32, the type of a score: 0.3 as a Python number is a little less than
+    0.3 as float32, and the same frame would fire here and not there. NaN (not scored) never fires.
+    """
+    above: BoolArray = np.asarray(prob_success, np.float32) > np.float32(threshold)
+    return above
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """A monotone map from logits to success probabilities; it never changes the order of frames."""
+
+    kind: CalibrationKind = "identity"
+    temperature: float = 1.0
+    """`temperature`: logits are divided by it."""
+    knots: tuple[float, ...] = ()
+    """`isotonic` [K]: logits, ascending."""
+    values: tuple[float, ...] = ()
+    """`isotonic` [K]: calibrated logits at the knots, linear between them and flat outside, plus the tilt."""
+    held_out_log_loss: Mapping[str, float] = field(default_factory=dict)
+    """Cross-validated log loss of each kind that was tried."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise DataError(f"Calibration.kind must be one of {KINDS}, not {self.kind!r}")
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise DataError(f"Calibration.temperature must be positive, not {self.temperature}")
+        if self.kind == "isotonic" and not self.knots:
+            raise DataError("an isotonic Calibration needs knots")
+        knots, values = np.asarray(self.knots, np.float64), np.asarray(self.values, np.float64)
+        if knots.shape != values.shape or not bool(np.isfinite([knots, values]).all()):
+            raise DataError("Calibration.knots and values must be finite and of one length")
+        if bool((np.diff(knots) <= 0).any() or (np.diff(values) < 0).any()):
+            raise DataError("Calibration.knots and values must ascend")
+
+    def apply(self, logits: ArrayLike) -> FloatArray:
+        """Calibrated success probabilities: float [N] -> float32 [N]."""
+        x = np.asarray(logits, np.float64)
+        if self.kind == "temperature":
+            x = x / self.temperature
+        elif self.kind == "isotonic":
+            x = np.interp(x, self.knots, self.values) + TILT * x
+        return sigmoid(x).astype(np.float32)
+
+    def logit_at(self, prob_success: float) -> float:
+        """The logit above which `apply` gives more than `prob_success`, within +-`MAX_LOGIT`."""
+        low, high = -MAX_LOGIT, MAX_LOGIT
+        while high - low > 1e-9:
+            middle = (low + high) / 2
+            low, high = (low, middle) if fires(self.apply([middle]), prob_success)[0] else (middle, high)
+        return high
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers, ready for JSON."""
+        lists = {"knots": list(self.knots), "values": list(self.values)}
+        return {**fields_of(self), **lists, "held_out_log_loss": dict(self.held_out_log_loss)}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Calibration:
+        """The inverse of `to_dict`."""
+        known = known_fields(cls, plain)
+        for name in ("knots", "values"):
+            known[name] = tuple(known.get(name, ()))
+        return cls(**known)
+
+
+def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Elementwise, exact also where it rounds to 0 or 1."""
+    result: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -x))
+    return result
 
 
 def map_rewards(prob_success: NDArray[np.floating], cfg: RewardConfig, threshold: float) -> FloatArray:
@@ -214,3 +299,59 @@ class RewardScale:
         """Learned rewards divided by their deviation so far; as they are while that is zero."""
         deviation = math.sqrt(self.spread / self.count) if self.count else 0.0
         return learned if deviation < 1e-8 else (learned / np.float32(deviation)).astype(np.float32)
+
+
+class ModelRewards:
+    """A reward model while a run goes on: it learns from the policy's steps, and gives them rewards.
+
+    Attributes:
+        model: the reward model.
+        notes: what it logs.
+        weight: its rewards are multiplied by it.
+        cooptrain: whether it learns while the policy does.
+        reward_mode: `reward.reward_mode`.
+        gives_env_rewards: the environment's rewards stand in for the model's (`reward.control: env`).
+    """
+
+    model: BaseRewardModel
+    notes: Notes
+    weight: float
+    cooptrain: bool
+    reward_mode: Literal["per_step", "terminal"]
+    gives_env_rewards: bool
+
+    def __init__(self) -> None:
+        self._states: dict[Hashable, StreamState] = {}
+        self._iteration = 0
+
+    def learn(self, parts: Sequence[StepBatch]) -> dict[str, float]:
+        """Learn from new steps of the policy, [T, N] each; returns what is to be logged."""
+        if not self.cooptrain or not parts:
+            return {}
+        for part in parts:
+            self.model.collect_steps(part)
+        learned = self.model.train()
+        self.model.clear_data(self._iteration)
+        self._iteration += 1
+        return self.notes.named(learned)
+
+    def rewards(self, steps: StepBatch) -> FloatArray:
+        """Weighted rewards of steps [*L], float32, that depend on nothing but the step; changes nothing."""
+        return self._mapped(self.model.score(steps), steps)
+
+    def stream_rewards(self, steps: StepBatch, stream: Hashable) -> FloatArray:
+        """Weighted rewards of the next steps [T, N] of a stream, float32; its history is carried on."""
+        if not self.model.history_dependent:
+            return self.rewards(steps)
+        state = self._states.get(stream)
+        if state is None:
+            state = self.model.initial_state(steps.shape[1])
+        scores, self._states[stream] = self.model.score_stream(steps, state)
+        return self._mapped(scores, steps)
+
+    def _mapped(self, scores: Scores, steps: StepBatch) -> FloatArray:
+        if self.gives_env_rewards:
+            return np.array(steps.env_rewards.cpu().numpy(), np.float32)
+        mapping = replace(self.model.mapping, reward_mode=self.reward_mode)
+        learned = learned_rewards(scores, steps.done.cpu().numpy(), mapping, self.model.threshold)
+        return np.float32(self.weight) * learned

@@ -133,7 +133,7 @@ class AsynchronousLoop(ReplayLearning):
         """The stored steps of each worker, [T, n]."""
         mine: dict[int, list[StepBatch]] = {}
         for item in self._stored:
-            mine.setdefault(item.rank, []).append(online.of_chunk(item.chunk))
+            mine.setdefault(item.rank, []).append(item.chunk.steps(online.action_space))
         return [StepBatch.cat(parts) for parts in mine.values()]
 
     def _must_settle(self, begin: int, goal: int) -> bool:
@@ -252,7 +252,7 @@ class AsynchronousLoop(ReplayLearning):
                 self._store_delivered(each)
             raise
         assert request.chunk is not None
-        self.envs.counter.answered(worker.rank)
+        self.envs.group.answered(worker.rank)
         if self.rewards is not None:
             request.scores = self.rewards.score_later(request.frames, len(request.chunk.rows))
 

@@ -19,9 +19,8 @@ from guerdon.core.errors import DataError
 from guerdon.core.images import stack_episode
 from guerdon.core.types import BoolArray, Episode
 from guerdon.data.datasets.frames import check_motion_is_seen
-from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.scorer import ImageScorer
-from guerdon.rewards.relabel import judged_frames, verdicts
+from guerdon.rewards.relabel import fires, judged_frames, verdicts
 from guerdon.training.reward_workers import RewardWorkers
 
 log = logging.getLogger("guerdon")

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
-from torch import Tensor
 
 from guerdon.agents.agent import OffPolicyAgent
 from guerdon.agents.networks import STATE, Obs, to_obs
@@ -24,7 +23,7 @@ from guerdon.core.batches import Rollout, StepChunk, WorkerRollout
 from guerdon.core.episodes import EpisodeRecord, EpisodeTracker
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
-from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
+from guerdon.core.types import BoolArray, IntArray, UInt8Array
 from guerdon.distributed.engine import Handle
 from guerdon.envs.observations import (
     copy_obs,
@@ -35,30 +34,22 @@ from guerdon.envs.observations import (
     with_final,
 )
 from guerdon.envs.success import success_of
-from guerdon.training.acting import (
-    DistantPolicy,
-    PolicyCopy,
-    PolicySpec,
-    RolloutPolicy,
-    random_actions,
-)
+from guerdon.training.acting import DistantPolicy, PolicyCopy, PolicySpec, RolloutPolicy, random_actions
 from guerdon.training.env_setup import EnvFacts, TrajectoryCollector, make_train_env
 from guerdon.training.frames import RewardFrames
 
-AnyVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
 Frames: TypeAlias = dict[str, UInt8Array]
 """camera -> uint8 [K, H, W, C], or stacks of frames [K, k, H, W, C], of the steps that are to be scored."""
-OnStep: TypeAlias = Callable[[int, AnyVectorEnv, Any, BoolArray, Mapping[str, Any]], None]
-"""(t, env, next_obs, done bool [N], info), after each step of the environments; `next_obs` has the final
-observation where an episode ended."""
-
-
+OnStep: TypeAlias = Callable[[int, Any, BoolArray, Mapping[str, Any]], None]
+"""(t, next_obs, done bool [N], info), after each step; `next_obs` is final where an episode ended."""
 _KEPT: dict[str, Any] = {
     **dict.fromkeys(("env_rewards", "log_probs", "values", "final_values"), np.float32),
     **dict.fromkeys(("terminated", "truncated", "success"), np.bool_),
     "elapsed": np.int64,
 }
 """What a rollout holds of each step, [T, N], beside observations and actions."""
+Finals: TypeAlias = list[tuple[int, NDArray[np.int64], dict[str, NDArray[Any]]]]
+"""(t, the environments that were truncated in this step, their final observations)."""
 
 
 class RolloutCollector:
@@ -69,7 +60,7 @@ class RolloutCollector:
         env_steps: steps taken so far, all environments together.
     """
 
-    def __init__(self, env: AnyVectorEnv, num_steps: int, *, keep_next_obs: bool = False) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], num_steps: int, *, keep_next_obs: bool = False) -> None:
         """Set up for rollouts of `num_steps` steps; `env` must auto-reset in the same step.
 
         `keep_next_obs` also keeps the states that the actions led to.
@@ -85,9 +76,7 @@ class RolloutCollector:
         self.env, self.num_steps = env, num_steps
         self.episodes, self.env_steps = EpisodeTracker(env.num_envs), 0
         self._kept = {name: np.zeros((num_steps, env.num_envs), dtype) for name, dtype in _KEPT.items()}
-        self._actions: Tensor | None = None
         self._keep_next_obs = keep_next_obs
-        self._next_obs: FloatArray | None = None
         self._obs: dict[str, NDArray[Any]] = {}  # [T + 1, N, ...]; the last row is where the next one begins
         self._rows: list[Obs] = []  # views of each of them
         self._start: Any = None  # observations of episodes that have just begun
@@ -98,33 +87,22 @@ class RolloutCollector:
         self.episodes.reset()
         return self._start
 
-    def _begin(self, observation: Any) -> None:
-        """Make room at the first call, and go on from `observation`."""
-        if not self._obs:
-            for name, part in to_obs(observation).items():
-                self._obs[name] = np.zeros((self.num_steps + 1, *part.shape), part.numpy().dtype)
-            tensors = {name: torch.from_numpy(array) for name, array in self._obs.items()}
-            self._rows = [
-                {name: tensor[t] for name, tensor in tensors.items()} for t in range(self.num_steps + 1)
-            ]
-        self._put(self.num_steps, observation)
-
     def collect(self, policy: RolloutPolicy, on_step: OnStep | None = None) -> Rollout:
         """Play `num_steps` steps on from where the last call stopped."""
         if self._start is not None:
-            self._begin(self._start)
+            if not self._obs:
+                self._make_room(to_obs(self._start))
+            self._put(self.num_steps, self._start)
             self._start = None
         if not self._rows:
             raise DataError("the environments have not been reset yet: call reset(seed) first")
         for array in self._obs.values():
             array[0] = array[-1]
         kept = self._kept
-        finals: list[tuple[int, NDArray[np.int64], dict[str, NDArray[Any]]]] = []
+        finals: Finals = []
         for t in range(self.num_steps):
             env_actions, actions, log_probs, values = policy.step(self._rows[t])
-            if self._actions is None:
-                self._actions = torch.zeros((self.num_steps, *actions.shape), dtype=actions.dtype)
-            self._actions[t].copy_(actions)
+            self._keep(t, "actions", actions.cpu().numpy())
             kept["log_probs"][t], kept["values"][t] = log_probs.cpu().numpy(), values.cpu().numpy()
             obs, env_rewards, terminated, truncated, info = self.env.step(env_actions)
             kept["env_rewards"][t] = to_numpy(env_rewards)
@@ -136,11 +114,14 @@ class RolloutCollector:
             if len(cut):
                 finals.append((t, cut, {name: part[cut] for name, part in obs_parts(next_obs).items()}))
             self._put(t + 1, obs)
-            self._count(t, done, info)
+            success = success_of(info, self.env.num_envs, done)
+            kept["success"][t] = False if success is None else success
+            kept["elapsed"][t] = self.episodes.lengths
+            self.episodes.add(kept["env_rewards"][t], done, kept["success"][t])
             if self._keep_next_obs:
-                self._put_next(t, obs_parts(next_obs)[STATE])
+                self._keep(t, "next_obs", np.asarray(obs_parts(next_obs)[STATE], np.float32))
             if on_step is not None:
-                on_step(t, self.env, next_obs, done, info)
+                on_step(t, next_obs, done, info)
         self.env_steps += self.num_steps * self.env.num_envs
         return self._rollout(policy, finals)
 
@@ -148,27 +129,23 @@ class RolloutCollector:
         """The records of all episodes that ended since the last call."""
         return self.episodes.pop()
 
+    def _make_room(self, first: Obs) -> None:
+        count = self.num_steps + 1
+        tensors = {name: torch.zeros((count, *part.shape), dtype=part.dtype) for name, part in first.items()}
+        self._obs = {name: tensor.numpy() for name, tensor in tensors.items()}
+        self._rows = [{name: tensor[t] for name, tensor in tensors.items()} for t in range(count)]
+
     def _put(self, row: int, observation: Any) -> None:
         for name, part in obs_parts(observation).items():
             np.copyto(self._obs[name][row], part, casting="same_kind")
 
-    def _put_next(self, t: int, states: NDArray[Any]) -> None:
-        if self._next_obs is None:
-            self._next_obs = np.zeros((self.num_steps, *states.shape), np.float32)
-        self._next_obs[t] = states
+    def _keep(self, t: int, name: str, values: NDArray[Any]) -> None:
+        if name not in self._kept:
+            self._kept[name] = np.zeros((self.num_steps, *values.shape), values.dtype)
+        self._kept[name][t] = values
 
-    def _count(self, t: int, done: BoolArray, info: Mapping[str, Any]) -> None:
-        """Bring the episode statistics up to step t."""
-        success, kept = success_of(info, self.env.num_envs, done), self._kept
-        kept["success"][t] = False if success is None else success
-        kept["elapsed"][t] = self.episodes.lengths
-        self.episodes.add(kept["env_rewards"][t], done, kept["success"][t])
-
-    def _rollout(
-        self, policy: RolloutPolicy, finals: list[tuple[int, NDArray[np.int64], dict[str, NDArray[Any]]]]
-    ) -> Rollout:
+    def _rollout(self, policy: RolloutPolicy, finals: Finals) -> Rollout:
         """The buffers as a `Rollout`; all final observations are valued in one batch."""
-        assert self._actions is not None  # there was at least one step
         named: dict[str, Any] = {name: torch.from_numpy(array) for name, array in self._kept.items()}
         named["final_values"].zero_()
         if finals:
@@ -179,10 +156,8 @@ class RolloutCollector:
             self._kept["final_values"][steps, envs] = policy.values(batch).cpu().numpy()
         return Rollout(
             obs={name: torch.from_numpy(array[:-1]) for name, array in self._obs.items()},
-            actions=self._actions,
             training_rewards=named["env_rewards"].clone(),
             last_values=policy.values(self._rows[-1]).cpu(),
-            next_obs=None if self._next_obs is None else torch.from_numpy(self._next_obs),
             **named,
         )
 
@@ -267,11 +242,9 @@ class EnvWorker:
         return self._obs
 
     def rollout(self, version: int, weights: dict[str, Any] | None = None) -> tuple[WorkerRollout, Frames]:
-        """Play one rollout with weights of `version`; also the frames to be scored.
+        """Play one rollout with the policy after `version` updates; also the frames to be scored.
 
-        Args:
-            version: updates of the policy so far.
-            weights: the policy's, where it is a copy; None: it has them.
+        A copy of the policy gets the `weights` of that version; None: it has them.
         """
         copied = isinstance(self._policy, PolicyCopy | DistantPolicy)
         if copied:
@@ -321,13 +294,11 @@ class EnvWorker:
             self._version = version
         if self._version != version:
             raise RuntimeError(f"asked to act with version {version}, but the weights are of {self._version}")
-        space = self.env.single_action_space
 
-        def choose(t: int) -> NDArray[Any]:
+        def choose(t: int) -> Any:
             if t < random_steps:
-                return random_actions(space, self.num_envs, self._rng)
-            chosen: NDArray[Any] = policy.act(self._obs, progress=progress)
-            return chosen
+                return random_actions(self.env.single_action_space, self.num_envs, self._rng)
+            return policy.act(self._obs, progress=progress)
 
         chunk, frames = self._chunk(choose, num_steps)
         seconds = time.perf_counter() - began
@@ -346,7 +317,7 @@ class EnvWorker:
             next_obs = with_final(self._obs, info.get("final_obs"), done)
             if done.any():
                 finals[t] = next_obs
-            self._on_step(t, self.env, next_obs, done, info)
+            self._on_step(t, next_obs, done, info)
             success = success_of(info, len(done), done)
             columns.append(
                 {
@@ -369,9 +340,7 @@ class EnvWorker:
             **values,
         ), frames
 
-    def _on_step(
-        self, t: int, env: AnyVectorEnv, next_obs: Any, done: BoolArray, info: Mapping[str, Any]
-    ) -> None:
+    def _on_step(self, t: int, next_obs: Any, done: BoolArray, info: Mapping[str, Any]) -> None:
         """What happens after every step of the environments."""
         if self.reward_frames is not None:
             self.reward_frames.add(t, next_obs, done, info)

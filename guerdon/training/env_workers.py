@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from guerdon.config import CollectConfig, EnvConfig, RewardConfig
 from guerdon.core.batches import StepChunk, WorkerRollout
 from guerdon.core.errors import ConfigError, WorkerLostError
-from guerdon.distributed.engine import Engine, Group, LocalGroup, Pending, RestartCounter, WorkerSpec
+from guerdon.distributed.engine import Engine, Group, Pending, WorkerSpec
+from guerdon.distributed.local_engine import LocalGroup
 from guerdon.distributed.placement import divide
 from guerdon.training.acting import PolicySpec, make_rollout_worker
 from guerdon.training.env_setup import EnvFacts
@@ -72,7 +73,6 @@ class EnvWorkers:
         self.rollout_group: Group | None = None
         self.facts: EnvFacts = copy.deepcopy(self.group.submit(0, "describe").result())
         self.rollouts_lost = 0
-        self.counter, self._rollout_counter = RestartCounter("env"), RestartCounter("rollout")
         self._steps_done = 0
         self._policy: PolicySpec | None = None
         self._taken: dict[int, tuple[StepChunk, Frames]] = {}
@@ -146,9 +146,9 @@ class EnvWorkers:
         for rank, (played, frames) in pairs.items():
             try:
                 done[rank] = replace(played.result(), frames=frames)
-                self.counter.answered(rank)
+                self.group.answered(rank)
                 if self.rollout_group is not None:
-                    self._rollout_counter.answered(rank % self.rollout_group.size)
+                    self.rollout_group.answered(rank % self.rollout_group.size)
             except WorkerLostError as error:
                 lost[rank] = error
         if lost:
@@ -169,7 +169,6 @@ class EnvWorkers:
     def _restart_rollout(self, rank: int, error: WorkerLostError) -> None:
         """Replace a rollout worker and tell the env workers; those of its env workers that wait are lost."""
         assert self.rollout_group is not None
-        self._rollout_counter.lost(error)
         self.rollout_group.restart(rank, error.reason)
         for env_rank in range(rank, self.group.size, self.rollout_group.size):
             self._attach(env_rank)
@@ -193,7 +192,6 @@ class EnvWorkers:
     def _revive(self, rank: int, error: WorkerLostError, seed: int | None = None) -> Any:
         """Replace an env worker and begin its episodes; also if it is lost again meanwhile."""
         while True:
-            self.counter.lost(error)
             self.group.restart(rank, error.reason)
             try:
                 if self._policy is not None:
@@ -233,7 +231,7 @@ class EnvWorkers:
             for rank, item in pending.items():
                 try:
                     self._taken[rank] = item.result()
-                    self.counter.answered(rank)
+                    self.group.answered(rank)
                 except WorkerLostError as error:
                     fresh[rank] = self._revive(rank, error)
             if fresh:

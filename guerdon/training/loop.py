@@ -18,8 +18,8 @@ from guerdon.core.steps import StepBatch
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.fit.refit import ScoredSteps
 from guerdon.monitoring.monitor import Watched
-from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.scorer import ImageScorer, RewardFacts
+from guerdon.rewards.relabel import fires
 from guerdon.training.reward_workers import FramesLostError, RewardWorkers
 
 log = logging.getLogger("guerdon")

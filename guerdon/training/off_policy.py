@@ -55,7 +55,9 @@ class ReplayLearning(ReplayRun):
                 self.scale.update(learned_rewards(prob, done, self.cfg, facts.threshold))
         extras = self._extras(chunk, frames, prob)
         if self.online is not None and self.online.history_dependent:
-            extras["online_rewards"] = self.online.stream_rewards(self.online.of_chunk(chunk), stream.rank)
+            extras["online_rewards"] = self.online.stream_rewards(
+                chunk.steps(self.online.action_space), stream.rank
+            )
         elapsed = stream.store(chunk, extras)
         if self.online is not None:
             self._add_hindsight(self.online, chunk, stream.rank)
@@ -93,7 +95,7 @@ class ReplayLearning(ReplayRun):
 
     def _add_hindsight(self, online: OnlineReward, chunk: StepChunk, stream: int) -> None:
         """Keep the transitions that the reward model makes of finished episodes, beside the others."""
-        made = online.augment(online.of_chunk(chunk), stream)
+        made = online.augment(chunk.steps(online.action_space), stream)
         if made is None:
             return
         self.replay.parts[-1].add_transitions(
@@ -188,7 +190,7 @@ class ReplayLearning(ReplayRun):
         if self.online.history_dependent:
             stored: FloatArray = batch.extras["online_rewards"].numpy()
             return stored
-        return self.online.rewards(self.online.of_sample(batch))[:, None]
+        return self.online.rewards(batch.steps(self.online.action_space))[:, None]
 
     def _probabilities(self, batch: ReplayBatch) -> FloatArray:
         """Probabilities float32 [B, n], stored at insertion or computed from the stored frames now."""
@@ -291,7 +293,7 @@ class OffPolicyLoop(ReplayLearning):
 
     def _new_steps(self, online: OnlineReward) -> StepBatch:
         """What was collected, [T, N]."""
-        return StepBatch.cat([online.of_chunk(chunk) for chunk, _, _ in self._collected])
+        return StepBatch.cat([chunk.steps(online.action_space) for chunk, _, _ in self._collected])
 
     def _actions(self) -> NDArray[Any]:
         if self.env_steps < self.section.learning_starts and self.prior is None:

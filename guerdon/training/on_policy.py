@@ -129,7 +129,7 @@ class OnPolicyLoop:
         self._parts = self.envs.rollouts(self.version, weights, self.env_steps)
         self._receive()
         self.env_steps += self.rollout.num_transitions
-        return [self.online.of_rollout(self.rollout)]
+        return [self.rollout.steps(self.online.action_space)]
 
     @property
     def num_updates(self) -> int:
@@ -217,7 +217,7 @@ class OnPolicyLoop:
         """Teach the online reward model and score the rollout with it; returns what is to be logged."""
         if self.online is None:
             return {}
-        steps = self.online.of_rollout(self.rollout)
+        steps = self.rollout.steps(self.online.action_space)
         metrics = self.online.learn([steps])
         if not self._online_checked:
             check = (self._hold, self._objective, steps.shape, self.cfg, self.env_steps)

@@ -191,7 +191,7 @@ class ReplayRun(ABC):
         if self.online is None or not self.watches:
             return None
         learned = [
-            self.online.rewards(self.online.of_chunk(item.chunk))
+            self.online.rewards(item.chunk.steps(self.online.action_space))
             if item.online_rewards is None
             else item.online_rewards
             for item in self._stored

@@ -16,7 +16,8 @@ import torch
 from guerdon.config import RewardConfig
 from guerdon.core.errors import WorkerLostError
 from guerdon.core.types import FloatArray, IntArray, UInt8Array
-from guerdon.distributed.engine import Engine, LocalGroup, Pending, RestartCounter, WorkerSpec
+from guerdon.distributed.engine import Engine, Pending, WorkerSpec
+from guerdon.distributed.local_engine import LocalGroup
 from guerdon.rewards.image.scorer import (
     MINI_BATCH,
     RewardFacts,
@@ -90,7 +91,6 @@ class RewardWorkers:
         self.group = engine.group("reward", [spec] * engine.num_workers("reward"))
         self.facts: RewardFacts = self.group.submit(0, "describe").result()
         self._engine, self._timeout = engine, cfg.timeout_seconds
-        self._counter = RestartCounter("reward")
         self._waiting: deque[Job] = deque()
         self._running: list[deque[tuple[Job, Pending]]] = [deque() for _ in range(self.group.size)]
         self._heard = [time.monotonic()] * self.group.size
@@ -204,7 +204,7 @@ class RewardWorkers:
             job.error = error
         job.done = True
         self._running[rank].popleft()
-        self._counter.answered(rank)
+        self.group.answered(rank)
         self._heard[rank] = time.monotonic()
 
     def _give_up(self, rank: int) -> None:
@@ -220,7 +220,6 @@ class RewardWorkers:
         self._waiting.extendleft(job for job, _ in reversed(self._running[rank]))
         self._running[rank].clear()
         while True:
-            self._counter.lost(error)
             try:
                 self.group.restart(rank, error.reason)
                 if self._checkpoint is not None:

@@ -9,8 +9,8 @@ from guerdon.agents.agent import AnyAgent
 from guerdon.agents.registry import agent_class, make_agent
 from guerdon.config import GuerdonConfig
 from guerdon.core.errors import ConfigError
+from guerdon.core.types import fields_of
 from guerdon.distributed import Engine
-from guerdon.rewards.calibration import fields_of
 from guerdon.rewards.image.scorer import ImageScorer, RewardManager, available_device
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.rewards.zoo.image_success import ImageSuccess

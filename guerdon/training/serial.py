@@ -22,10 +22,9 @@ from guerdon.config import GuerdonConfig, MonitorConfig, RewardConfig, RunnerCon
 from guerdon.config.load import load_serial
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.core.errors import ConfigError, DataError
-from guerdon.core.types import display_path
+from guerdon.core.types import display_path, fields_of
 from guerdon.envs.make import make_vector_env
 from guerdon.rewards import BaseRewardModel, create_reward_model
-from guerdon.rewards.calibration import fields_of
 from guerdon.training.checkpoints import find_policy, find_sound_policy, load_policy
 from guerdon.training.evaluation import Evaluation
 from guerdon.training.folders import CHECKPOINTS, held, new_run_folder

@@ -44,7 +44,7 @@ def test_final_observations_are_valued_and_the_next_episode_is_not():
     seen = []
     collector = RolloutCollector(SyncVectorEnv([Counter] * 2, autoreset_mode=SAME_STEP), 7)
     collector.reset(0)
-    rollout = collector.collect(Reader(), lambda t, env, obs, done, info: seen.append((t, obs, done)))
+    rollout = collector.collect(Reader(), lambda t, obs, done, info: seen.append((t, obs, done)))
     assert rollout.values[:, 0].tolist() == [0, 1, 2, 10, 11, 12, 20]
     assert rollout.final_values[:, 1].tolist() == [0, 0, 0, 0, 0, 13, 0]  # episode 1 was truncated, 0 ended
     assert rollout.last_values.tolist() == [21, 21]

@@ -172,7 +172,7 @@ def test_a_killed_rollout_worker_is_replaced_and_so_are_lost_frames(settings, tm
 
 @pytest.mark.slow
 def test_an_env_worker_that_dies_again_and_again_ends_the_run(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("guerdon.distributed.engine.MAX_RESTARTS_IN_A_ROW", 1)
+    monkeypatch.setattr("guerdon.distributed.ray_actors.MAX_RESTARTS_IN_A_ROW", 1)
     more = [*fragile(tmp_path, die_at=3), "+env.train.init_params.always=true", NO_REWARD]
     runner = make_runner(settings, tmp_path, more)
     with pytest.raises(
@@ -184,7 +184,7 @@ def test_an_env_worker_that_dies_again_and_again_ends_the_run(settings, tmp_path
 
 @pytest.mark.slow
 def test_a_rollout_worker_that_dies_again_and_again_is_named(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("guerdon.distributed.engine.MAX_RESTARTS_IN_A_ROW", 0)
+    monkeypatch.setattr("guerdon.distributed.ray_actors.MAX_RESTARTS_IN_A_ROW", 0)
     runner = make_runner(
         settings, tmp_path, ["engine=ray", NO_REWARD, "+cluster.component_placement.rollout=1"]
     )

@@ -4,7 +4,7 @@ import pytest
 
 from guerdon.config import ClusterConfig
 from guerdon.distributed import make_engine
-from guerdon.rewards.calibration import fires
+from guerdon.rewards.relabel import fires
 from guerdon.training.reward_workers import RewardWorkers
 from tests.verdicts import CAMERA, make_case
 

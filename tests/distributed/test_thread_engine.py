@@ -8,7 +8,7 @@ import pytest
 from guerdon.config import ClusterConfig
 from guerdon.core.errors import ClusterError, ConfigError, WorkerError, WorkerLostError
 from guerdon.distributed import LocalEngine, ThreadEngine, WorkerSpec, make_engine
-from guerdon.distributed.engine import Ready
+from guerdon.distributed.local_engine import Ready
 
 
 class Worker:
@@ -86,7 +86,7 @@ def test_errors_arrive_where_the_answer_is_asked_for(group, engine):
 
 
 def test_a_worker_that_hangs_is_told_and_left(group, engine, monkeypatch, caplog):
-    monkeypatch.setattr("guerdon.distributed.thread_engine.END_SECONDS", 0.2)
+    monkeypatch.setattr("guerdon.distributed.local_engine.END_SECONDS", 0.2)
     event = threading.Event()
     stuck, behind = group.submit(0, "wait", event), group.submit(0, "note", 1)
     with pytest.raises(WorkerLostError, match=r"env worker 0 is lost: no answer in 0.1 s"):

@@ -11,7 +11,7 @@ from guerdon.core.errors import DataError
 from guerdon.fit.calibrate import calibrate
 from guerdon.fit.metrics import LabelledScores, auc, ece, log_loss
 from guerdon.fit.threshold import Threshold, binomial_upper_bound, choose_threshold, measure_threshold
-from guerdon.rewards.calibration import Calibration
+from guerdon.rewards.relabel import Calibration
 
 
 def sigmoid(x):

@@ -8,7 +8,7 @@ from guerdon.data.collect.run import CollectResult
 from guerdon.fit import FitResult
 from guerdon.fit.calibrate import Threshold
 from guerdon.models import Contract
-from guerdon.rewards.calibration import Calibration
+from guerdon.rewards.relabel import Calibration
 
 
 def test_a_fit_fits_a_screen():

@@ -367,7 +367,7 @@ def test_a_resumed_run_goes_on_with_its_draws_among_several_workers(short, tmp_p
     assert runner.loop.replay.rng.bit_generator.state != fresh
     place = max((tmp_path / "run" / "checkpoints").iterdir())
     resumed = make([*settings, f"runner.resume_dir={place}"], tmp_path / "resumed")
-    resumed._begin()
+    resumed.begin()
     for _ in range(5):
         batches = [each.loop.replay.sample(64, gamma=0.9) for each in (runner, resumed)]
         np.testing.assert_array_equal(batches[0].rows, batches[1].rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MOST = {"PPO": 7, "SAC and RLPD": 8, "SAC, asynchronous": 12, "GAIL with PPO": 8}
+MOST = {"PPO": 6, "SAC and RLPD": 7, "SAC, asynchronous": 10, "GAIL with PPO": 6}
 """Files today; a change that makes the way shorter lowers the number, none raises it."""
 
 

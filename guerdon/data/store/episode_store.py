@@ -242,8 +242,8 @@ class EpisodeStore:
         kept = records
         for file in schema.files:
             there = (path / file.name).stat().st_size if (path / file.name).exists() else 0
-            lost = sum(file.end(each) * file.row_bytes > there for each in records)
-            if lost:
+            if records and file.end(records[-1]) * file.row_bytes > there:  # they lie in order
+                lost = sum(file.end(each) * file.row_bytes > there for each in records)
                 reason = (
                     f"is truncated: {there} bytes of {file.end(records[-1]) * file.row_bytes}; "
                     f"{lost} of {len(records)} episodes set aside"

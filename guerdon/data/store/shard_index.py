@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,15 +17,17 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
-from guerdon.core.types import IntArray
+from guerdon.core.types import SPLITS, IntArray
 from guerdon.data.files.bounds import one_line, read_small
 from guerdon.data.store.shard import (
     DIGEST_BYTES,
     INDEX,
     JOURNAL,
+    MAX_SIZE,
     SCALARS,
     EpisodeRecord,
     ShardSchema,
+    text_problem,
 )
 
 SET_ASIDE = b"guerdon.set_aside"
@@ -61,7 +62,7 @@ def usable(records: Sequence[EpisodeRecord], schema: ShardSchema) -> tuple[list[
             reason = "it lies where another one does"
         if reason is None:
             known = record.first_frame is not None
-            good.append(record if known else replace(record, first_frame=first, number=number))
+            good.append(record if known else record._replace(first_frame=first, number=number))
         else:
             problems.append(f"episode {number} is set aside: {reason}")
         end, count = max(end, first + record.num_frames), max(count, number + 1)
@@ -107,8 +108,8 @@ def load_index(shard: Path, schema: ShardSchema) -> tuple[list[EpisodeRecord], l
     if (shard / INDEX).exists():
         try:
             table, problems = _read_table(shard / INDEX, schema, rows)
-            records = _records(table, schema)
-            good, more = usable(records, schema)
+            records, all_good = _records(table, schema)
+            good, more = (records, []) if all_good else usable(records, schema)
             if more:
                 aside = f"{len(more)} of {len(records)} episodes are set aside; {more[0]}"
                 problems.append(f"the index is damaged: {aside}")
@@ -180,12 +181,15 @@ def _read_table(path: Path, schema: ShardSchema, rows: int) -> tuple[pa.Table, l
         return table, ["the list of what was set aside is damaged"]
 
 
-def _records(table: pa.Table, schema: ShardSchema) -> list[EpisodeRecord]:
-    """The episodes of a table, which begin where the column `episode` changes."""
+def _records(table: pa.Table, schema: ShardSchema) -> tuple[list[EpisodeRecord], bool]:
+    """The episodes of a table, which begin where the column `episode` changes; whether all are good.
+
+    They are if the columns are, which is a tenth of the work of looking at each record (`usable`).
+    """
     episode, step = (_array(table, name, pa.int64()) for name in ("episode", "step"))
     starts = np.flatnonzero(np.diff(episode, prepend=episode[:1] - 1))
     if not len(starts):
-        return []
+        return [], True
     length = np.diff(starts, append=len(episode))
     steps = np.arange(len(episode)) - np.repeat(starts, length)
     frame = _array(table, "frame", pa.int64()) if "frame" in table.column_names else np.arange(len(episode))
@@ -194,25 +198,38 @@ def _records(table: pa.Table, schema: ShardSchema) -> list[EpisodeRecord]:
     # An episode whose rows are not in order has no labels that can be told, and is refused for it.
     ends = np.where(np.logical_or.reduceat(broken_rows, starts), starts, starts + length)
     scalars = {name: _array(table, name, pa.from_numpy_dtype(SCALARS[name])) for name in schema.scalars}
-    facts = {
-        "num_frames": length.tolist(),
-        "first_frame": frame[starts].tolist(),
-        "number": episode[starts].tolist(),
-        "success": _array(table, "success", pa.bool_())[starts].tolist(),
-        "complete": _array(table, "complete", pa.bool_())[starts].tolist(),
-        "seed": _column(table, "seed", pa.int64(), missing=True).take(pa.array(starts)).to_pylist(),
-        "split": _text_column(table, "split", starts),
-        "source": _text_column(table, "source", starts),
-        "digest": _column(table, "digest", pa.binary(DIGEST_BYTES)).take(pa.array(starts)).to_pylist(),
-    }
-    return [
-        EpisodeRecord(
-            labels=labels[start:end],
-            scalars={name: values[start:end] for name, values in scalars.items()},
-            **dict(zip(facts, values_of_one, strict=True)),
-        )
-        for start, end, *values_of_one in zip(starts.tolist(), ends.tolist(), *facts.values(), strict=True)
-    ]
+    spans = list(zip(starts.tolist(), ends.tolist(), strict=True))
+    split, source = (_text_column(table, name, starts) for name in ("split", "source"))
+    records = map(
+        EpisodeRecord,
+        length.tolist(),
+        _array(table, "success", pa.bool_())[starts].tolist(),
+        _array(table, "complete", pa.bool_())[starts].tolist(),
+        _column(table, "seed", pa.int64(), missing=True).take(pa.array(starts)).to_pylist(),
+        source,
+        split,
+        _column(table, "digest", pa.binary(DIGEST_BYTES)).take(pa.array(starts)).to_pylist(),
+        [labels[start:end] for start, end in spans],
+        [{name: values[start:end] for name, values in scalars.items()} for start, end in spans],
+        frame[starts].tolist(),
+        episode[starts].tolist(),
+    )
+    all_good = (
+        not broken_rows.any()
+        and bool(labels.min() >= 0.0 and labels.max() <= 1.0)  # false for NaN, too
+        and int(length.max()) <= MAX_SIZE
+        and _ascend(frame[starts], frame[starts] + length)
+        and _ascend(episode[starts], episode[starts] + 1)
+        and set(split) <= set(SPLITS)
+        and not any(map(text_problem, set(source)))
+    )
+    return list(records), all_good
+
+
+def _ascend(begins: IntArray, ends: IntArray) -> bool:
+    """Whether each begins where the last one ended or behind it."""
+    within = begins.min() >= 0 and begins.max() < _MAX_PLACE  # so that no end overflowed
+    return bool(within and (begins[1:] >= ends[:-1]).all())
 
 
 def _column(table: pa.Table, name: str, kind: pa.DataType, *, missing: bool = False) -> pa.ChunkedArray:

@@ -16,9 +16,9 @@ from guerdon.config.build import build, to_plain
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.frame_check import FrameCheck
-from guerdon.rewards.calibration import Calibration
 from guerdon.rewards.image.base import RewardModel
 from guerdon.rewards.image.encoders import Norm
+from guerdon.rewards.relabel import Calibration
 
 logger = logging.getLogger("guerdon")
 
@@ -84,7 +84,7 @@ class Contract:
     threshold: float | None = None
     """Calibrated probability above which a frame counts as success."""
     calibration: dict[str, Any] | None = field(default=None, repr=False)
-    """`map`: what `rewards/calibration.py` reads; `threshold`: what `fit/calibrate.py` promises."""
+    """`map`: what `rewards/relabel.py` reads; `threshold`: what `fit/calibrate.py` promises."""
     metrics: dict[str, Any] = field(default_factory=dict)
     data_hash: str | None = None
     guerdon_version: str = guerdon.__version__

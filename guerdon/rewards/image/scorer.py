@@ -26,7 +26,6 @@ from guerdon.core.images import latest_frames
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array, display_path
 from guerdon.data.datasets.pictures import save_picture
 from guerdon.envs.observations import images_from
-from guerdon.rewards.calibration import fires
 from guerdon.rewards.image.accelerate import RawScores, Scorer, make_scorer
 from guerdon.rewards.image.base import RewardModel, pool_features
 from guerdon.rewards.image.checkpoint import load_checkpoint
@@ -34,7 +33,7 @@ from guerdon.rewards.image.contract import Contract, changed_settings
 from guerdon.rewards.image.int8 import int8_scorer
 from guerdon.rewards.image.int8_file import int8_path, load_int8
 from guerdon.rewards.model import SuccessScores
-from guerdon.rewards.relabel import map_rewards
+from guerdon.rewards.relabel import fires, map_rewards
 
 log = logging.getLogger("guerdon")
 

@@ -2,78 +2,105 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from guerdon.config import build, to_plain
-from guerdon.config.build import Checked
-from guerdon.config.limits import NonNegativeInt, PositiveFloat, PositiveInt
+from guerdon.config import build
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.running_stats import Statistics
 from guerdon.core.steps import checked_values
-from guerdon.rewards.model import BaseRewardModel, Scores, StreamState
+from guerdon.rewards.model import Scores, StreamState
 from guerdon.rewards.relabel import learned_rewards
 from guerdon.rewards.steps import StepBatch, from_items, with_rewards
-from guerdon.rewards.zoo.experience import Experience
 from guerdon.rewards.zoo.networks import Adam, RewardNetwork, check_actions
+from guerdon.rewards.zoo.saving import SavedModel
+from guerdon.rewards.zoo.settings import ZooSettings as ZooSettings
 
 LogProbs: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(observations [N, *S], actions [N] or [N, A]) -> their log-probabilities, float32 [N]."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ZooSettings(Checked):
-    """`reward_model`: what all models of the zoo have. The pipelines fill in the first three."""
+class Experience:
+    """Flat transitions, the latest `capacity` of them; memory is taken as it is filled."""
 
-    type: str = ""
-    """Name in the table of reward models."""
-    obs_shape: PositiveInt | tuple[PositiveInt, ...] = 1
-    """Of a single observation."""
-    action_size: PositiveInt = 1
-    """Number of discrete actions, or size of a real-valued one."""
-    discrete_actions: bool = True
-    """Whether actions are numbers of choices."""
-    hidden: tuple[PositiveInt, ...] = (64, 64)
-    """Widths of the hidden layers."""
-    lr: PositiveFloat = 1e-3
-    """Learning rate of Adam."""
-    batch_size: PositiveInt = 128
-    """Transitions in a gradient step, of each kind."""
-    update_per_collect: PositiveInt = 10
-    """Gradient steps after each collection."""
-    pretrain_updates: PositiveInt = 500
-    """Gradient steps before the first update of the policy, where that is asked for."""
-    clear_buffer_per_iters: NonNegativeInt = 1
-    """Training iterations after which collected experience is forgotten; 0 keeps it."""
-    target_new_data_count: NonNegativeInt = 0
-    """Wait for so many new transitions before learning again."""
-    buffer_size: PositiveInt = 100_000
-    """Transitions that are kept, the latest ones."""
-    normalize_obs: bool = True
-    """Scale observations by their running statistics."""
-    data_path: str | None = None
-    """Demonstrations."""
-    expert_steps: NonNegativeInt = 0
-    """Steps of the demonstrations that are used, from the first on; 0: all."""
-    seed: int = 0
-    """Of the first weights and of what is drawn."""
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._ring: dict[str, Tensor] = {}
+        self._next, self._size = 0, 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, batch: StepBatch) -> None:
+        """Take a copy of a flat batch; the oldest rows make room."""
+        count = min(len(batch), self.capacity)
+        if not count:
+            return
+        parts = batch[len(batch) - count :].parts()
+        if not self._ring:
+            self._ring = {
+                name: part.new_empty((self.capacity, *part.shape[1:])) for name, part in parts.items()
+            }
+        if parts.keys() != self._ring.keys():
+            different = sorted(parts.keys() ^ self._ring.keys())
+            raise DataError(f"transitions with and without {', '.join(different)} cannot be kept together")
+        room = self.capacity - self._next
+        for name, part in parts.items():
+            self._ring[name][self._next : self._next + count] = part[:room].detach()
+            if count > room:
+                self._ring[name][: count - room] = part[room:].detach()
+        self._next = (self._next + count) % self.capacity
+        self._size = min(self._size + count, self.capacity)
 
     @property
-    def obs_size(self) -> int:
-        """Numbers in an observation."""
-        shape = (self.obs_shape,) if isinstance(self.obs_shape, int) else self.obs_shape
-        return int(torch.Size(shape).numel())
+    def rows(self) -> StepBatch:
+        """All of it, [N], in no particular order; a view that later additions change."""
+        if not self._size:
+            raise DataError("there is no experience yet")
+        return StepBatch(**{name: part[: self._size] for name, part in self._ring.items()})
+
+    def sample(self, count: int, generator: torch.Generator) -> StepBatch:
+        """`count` rows, drawn with replacement; copies."""
+        return StepBatch(
+            **dict(zip(self._ring, self.sample_parts(count, generator, *self._ring), strict=True))
+        )
+
+    def sample_parts(self, count: int, generator: torch.Generator, *names: str) -> list[Tensor]:
+        """These parts of `count` rows, drawn with replacement; copies."""
+        if not self._size:
+            raise DataError("there is no experience yet")
+        picked = torch.randint(self._size, (count,), generator=generator)
+        return [self._ring[name].index_select(0, picked.to(self._ring[name].device)) for name in names]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._next, self._size = 0, 0
+
+    def to(self, device: torch.device) -> Experience:
+        """Move to another device; returns itself."""
+        self._ring = {name: part.to(device) for name, part in self._ring.items()}
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of what is there."""
+        parts = {name: part[: self._size].clone() for name, part in self._ring.items()} if self._size else {}
+        return {"parts": parts, "next": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.clear()
+        if state["parts"]:
+            self.add(StepBatch(**state["parts"]))
+        self._next = int(state["next"])
 
 
-class ZooModel(BaseRewardModel):
+class ZooModel(SavedModel):
     """Shared by the models of the zoo. A subclass has `Settings`, `make_network`, `sample_batch`, `rewards`.
 
     Attributes:
@@ -94,8 +121,6 @@ class ZooModel(BaseRewardModel):
     """Asks the policy in training how likely actions are; set by pipelines whose policy can tell."""
     obs_key: str | None = None
     """The camera whose frames it judges, in place of observations; None: it looks at observations."""
-    saved: ClassVar[tuple[str, ...]] = ()
-    """Attributes that are saved beside network and statistics: tensors, numbers and modules."""
     augments: ClassVar[bool] = False
     """Whether it makes further transitions of finished episodes, for the replay buffer."""
 
@@ -112,6 +137,7 @@ class ZooModel(BaseRewardModel):
                 f"{type(self).__name__} takes {self.Settings.__name__}, not {type(config).__name__}"
             )
         self.cfg: Any = config
+        self._obs_size = config.obs_size
         self.device, self.tb_logger = torch.device(device), tb_logger
         self.generator = torch.Generator().manual_seed(config.seed)
         with torch.random.fork_rng(devices=[]):
@@ -207,6 +233,10 @@ class ZooModel(BaseRewardModel):
             self.obs_statistics.update(flat.next_obs.to(self.device).flatten(1))
         self.update_statistics(batch)
 
+    def collect_steps(self, batch: StepBatch) -> None:
+        """The same, without a detour over dicts."""
+        self.collect_data(batch)
+
     def clear_data(self, iter: int) -> None:
         """Forget the policy's transitions every `clear_buffer_per_iters` iterations."""
         if self.cfg.clear_buffer_per_iters and iter % self.cfg.clear_buffer_per_iters == 0:
@@ -271,9 +301,9 @@ class ZooModel(BaseRewardModel):
     def checked(self, batch: StepBatch) -> StepBatch:
         """The batch on the model's device, if its shapes and numbers are right."""
         size = math.prod(batch.obs.shape[len(batch.shape) :])
-        if size != self.cfg.obs_size:
+        if size != self._obs_size:
             raise DataError(
-                f"observations have {size} numbers, {type(self).__name__} was made for {self.cfg.obs_size}"
+                f"observations have {size} numbers, {type(self).__name__} was made for {self._obs_size}"
             )
         check_actions(batch.actions, self.cfg.action_size, self.cfg.discrete_actions)
         batch.check_finite()
@@ -318,69 +348,6 @@ class ZooModel(BaseRewardModel):
         """Tensors of the same length, cut into pieces for single gradient steps."""
         return zip(*(torch.split(part, self.cfg.batch_size) for part in parts), strict=True)
 
-    # Saving
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that learning and scoring depend on, demonstrations aside; a copy."""
-        return {
-            "settings": json.dumps(to_plain(self.cfg)),
-            "network": deepcopy(dict(self.network.state_dict())),
-            "statistics": deepcopy(dict(self.obs_statistics.state_dict())),
-            "optimizer": None if self.optimizer is None else deepcopy(self.optimizer.state_dict()),
-            "generator": self.generator.get_state(),
-            "experience": self.experience.state_dict(),
-            "train_iter": self.train_iter,
-            "new_data_count": self.new_data_count,
-            **self.own_state(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict` of a model with the same settings."""
-        theirs = json.loads(state["settings"])
-        ours = json.loads(json.dumps(to_plain(self.cfg)))
-        changed = [key for key in (*SHAPES, "hidden", "type") if theirs.get(key) != ours.get(key)]
-        if changed:
-            raise DataError(
-                f"what was saved is another reward model: reward_model.{changed[0]} is "
-                f"{theirs.get(changed[0])}, here {ours.get(changed[0])}"
-            )
-        try:
-            self.network.load_state_dict(state["network"])
-            self.obs_statistics.load_state_dict(state["statistics"])
-            if self.optimizer is not None:
-                self.optimizer.load_state_dict(state["optimizer"])
-            self.load_own_state(state)
-        except (RuntimeError, KeyError, ValueError) as error:
-            reason = str(error).splitlines()[-1].strip()
-            raise DataError(f"what was saved does not fit this {type(self).__name__}: {reason}") from error
-        self.generator.set_state(state["generator"].cpu())
-        self.experience.load_state_dict(state["experience"])
-        self.train_iter, self.new_data_count = int(state["train_iter"]), int(state["new_data_count"])
-
-    def own_state(self) -> dict[str, Any]:
-        """What a model keeps beside network and statistics: the attributes of `saved`."""
-        kept = {name: getattr(self, name) for name in self.saved}
-        return {
-            name: deepcopy(dict(value.state_dict()) if isinstance(value, nn.Module) else value)
-            for name, value in kept.items()
-        }
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what `own_state` gave."""
-        for name in self.saved:
-            held = getattr(self, name)
-            if isinstance(held, nn.Module):
-                held.load_state_dict(state[name])
-            else:
-                setattr(self, name, _moved(deepcopy(state[name]), self.device))
-
-    def to_device(self, device: torch.device | str) -> None:
-        """Move all tensors, modules and transitions among the attributes to another device."""
-        self.device = torch.device(device)
-        vars(self).update(_moved(vars(self), self.device))
-        if self.optimizer is not None:  # loading puts its state where the weights are
-            self.optimizer.load_state_dict(self.optimizer.state_dict())
-
 
 INPUTS: dict[str, tuple[str, ...]] = {
     "state_action": ("obs", "action"),
@@ -388,17 +355,3 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "state_next_state": ("obs", "next_obs"),
 }
 """What networks are given of a step, by the name of the setting `inputs`."""
-
-SHAPES = ("obs_shape", "action_size", "discrete_actions")
-"""Settings that follow from the environment."""
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """Tensors, modules, transitions and models on another device, also those in lists and dicts."""
-    if isinstance(value, ZooModel):
-        value.to_device(device)
-    if isinstance(value, Tensor | nn.Module | StepBatch | Experience):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _moved(item, device) for key, item in value.items()}
-    return [_moved(item, device) for item in value] if isinstance(value, list) else value

@@ -25,7 +25,8 @@ from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards.model import Scores
 from guerdon.rewards.relabel import learned_rewards
 from guerdon.rewards.steps import StepBatch
-from guerdon.rewards.zoo.base import SHAPES, LogProbs, ZooModel, ZooSettings
+from guerdon.rewards.zoo.base import LogProbs, ZooModel, ZooSettings
+from guerdon.rewards.zoo.settings import SHAPES
 
 NUM_MEASURED = 256
 """Transitions on which the disagreement is measured."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -242,6 +243,13 @@ def with_column(table, name, values):
     return table.set_column(table.column_names.index(name), name, values)
 
 
+def moved(step, first_frame):
+    """Places of frames, those of the first episode elsewhere: before the file, or up to the last number."""
+    frame, count = np.arange(len(step)), int(np.flatnonzero(step == 0)[1])
+    frame[:count] += first_frame if first_frame < 0 else first_frame - count
+    return frame
+
+
 @pytest.mark.parametrize(
     ("change", "left"),
     [
@@ -255,6 +263,11 @@ def with_column(table, name, values):
         (lambda t: with_column(t, "source", pa.array(["x" * 10**6] * t.num_rows)), 0),
         (lambda t: t.append_column("frame", pa.array([2**62] * t.num_rows)), 0),
         (lambda t: pa.concat_tables([t] * 50), 3),
+        (lambda t: with_column(t, "label", pa.array([float("nan")] * t.num_rows, pa.float32())), 0),
+        (lambda t: with_column(t, "split", pa.array(["elsewhere"] * t.num_rows)), 0),
+        (lambda t: with_column(t, "episode", pc.negate(pc.add(t["episode"], 1))), 0),
+        (lambda t: t.append_column("frame", pa.array(moved(t["step"].to_numpy(), -1))), 2),
+        (lambda t: t.append_column("frame", pa.array(moved(t["step"].to_numpy(), 2**63))), 0),
         (lambda t: t.slice(0, 0), 0),
     ],
 )

@@ -8,8 +8,8 @@ import torch
 from zoo_tasks import run, task, zoo_config
 
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.steps import RunningEpisodes
 from guerdon.rewards import StepBatch, create_reward_model
-from guerdon.rewards.zoo.experience import RunningEpisodes
 from guerdon.rewards.zoo.her import steps_in_hindsight
 from guerdon.training.serial import serial_pipeline_reward_model_onpolicy
 

@@ -1,4 +1,4 @@
-"""The engine of asynchronous runs on one machine: workers in this process, each with a thread of its own.
+"""Engines of one machine: workers are objects in this process; asynchronously each has a thread of its own.
 
 Environments that wait (for a robot, a simulator in another process, a clock) and torch's kernels release the
 interpreter lock, so that the threads run side by side. Where an environment computes in Python, `engine: ray`
@@ -10,18 +10,115 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from guerdon.core.errors import GuerdonError, WorkerLostError
-from guerdon.distributed.engine import LocalEngine, LocalGroup, Pending, WorkerSpec, worker_error
+from guerdon.core.errors import ClusterError, GuerdonError, WorkerLostError
+from guerdon.distributed.engine import Engine, Group, Handle, Pending, WorkerSpec, worker_error
 
 log = logging.getLogger("guerdon")
 
 END_SECONDS = 5.0
 """How long a thread may take to end after its last call."""
+
+
+class LocalEngine(Engine):
+    """One worker of each role, in this process; it answers before `submit` returns."""
+
+    shares_memory = True
+
+    def num_workers(self, role: str) -> int:
+        """One; rollout workers are part of the env worker."""
+        return 0 if role == "rollout" else 1
+
+    def workers_beside(self, role: str) -> int:
+        """One."""
+        return 1
+
+    def group(self, role: str, specs: Sequence[WorkerSpec]) -> LocalGroup:
+        """Make the workers here."""
+        return LocalGroup(role, [spec.make() for spec in specs])
+
+    def log_notices(self, *, wait: bool = True) -> None:
+        """Nothing: workers in this process log themselves."""
+
+    def put(self, value: Any) -> Pending:
+        """The value itself."""
+        return Ready(value)
+
+    def close(self) -> None:
+        """Nothing to do: workers are closed by their owner."""
+
+
+@dataclass(frozen=True)
+class Ready(Pending):
+    """An answer that is there: a value, or the error that came instead."""
+
+    value: Any
+    error: Exception | None = None
+
+    def result(self, timeout_seconds: float | None = None) -> Any:
+        """At once."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class LocalGroup(Group):
+    """Plain objects."""
+
+    def __init__(self, role: str, workers: Sequence[Any]) -> None:
+        super().__init__(role, len(workers))
+        self.workers = list(workers)
+
+    def submit(self, rank: int, method: str, *args: Any) -> Pending:
+        """Call the method now; an error is kept for `result`."""
+        try:
+            return Ready(self._call(rank, method, args))
+        except Exception as error:
+            return Ready(None, error)
+
+    def _call(self, rank: int, method: str, args: Sequence[Any]) -> Any:
+        given = [item.result() if isinstance(item, Pending) else item for item in args]
+        return getattr(self.workers[rank], method)(*given)
+
+    def submit_pair(self, rank: int, method: str, *args: Any) -> tuple[Pending, Pending]:
+        """Both at once."""
+        try:
+            first, second = self._call(rank, method, args)
+            return Ready(first), Ready(second)
+        except Exception as error:
+            return Ready(None, error), Ready(None, error)
+
+    def first_ready(self, pending: Sequence[Pending], timeout_seconds: float | None) -> int | None:
+        """The first: all are."""
+        return 0 if pending else None
+
+    def restart(self, rank: int, reason: str) -> None:
+        """Workers in this process cannot be lost."""
+        raise ClusterError(f"{self.role} worker {rank} runs in this process and cannot be replaced: {reason}")
+
+    def answered(self, rank: int) -> None:
+        """They cannot be lost."""
+
+    def handle(self, rank: int) -> Handle:
+        """For workers in this process."""
+        return LocalHandle(self, rank)
+
+
+@dataclass(frozen=True)
+class LocalHandle(Handle):
+    """A worker of a group in this process; where it has a thread, callers wait for it."""
+
+    group: LocalGroup
+    rank: int
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Ask and wait."""
+        return self.group.submit(self.rank, method, *args).result()
 
 
 class ThreadPending(Pending):
