@@ -131,7 +131,7 @@ def test_where_the_model_ends_episodes_there_is_no_true_arm(settings):
 
 
 def test_success_as_the_reward_needs_an_environment_that_tells_it(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("guerdon.training.env_setup.per_env", lambda *args: None)
+    monkeypatch.setattr("guerdon.training.env_setup.success_of", lambda *args: None)
     with pytest.raises(ConfigError, match="does not tell"):
         make_runner(settings, tmp_path, ["reward.control=env"])
 
