@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SIM_STAMP := $(VENV)/.guerdon-setup-sim
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sim demo browser test test-full test-realtime fuzz lint bench docs release-check clean
+.PHONY: help setup setup-sim demo browser test test-full test-realtime fuzz lint bench docs docs-site release-check clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -69,5 +69,8 @@ docs: $(STAMP) browser  ## regenerate the pictures and printed results in README
 release-check: $(STAMP)  ## version, changelog, build, metadata and contents of the package; TAG=v0.2.0 before it is published
 	$(BIN)/python scripts/release.py check $(if $(TAG),--tag $(TAG))
 
+docs-site: $(STAMP)  ## build the documentation site into site/
+	$(BIN)/python -m mkdocs build --strict
+
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache dist *.egg-info
+	rm -rf $(VENV) runs site .pytest_cache .mypy_cache .ruff_cache dist *.egg-info

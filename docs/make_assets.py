@@ -111,9 +111,9 @@ def run(folder: Path, *commands: str) -> str:
 
 
 def fill(name: str, text: str) -> None:
-    """Put `text` between the markers `name` of both READMEs."""
+    """Put `text` between the markers `name` of both READMEs and of the pages of the docs."""
     block = f"<!-- {name} -->\n```\n{text.strip()}\n```\n<!-- /{name} -->"
-    for page in (ROOT / "README.md", ROOT / "README.zh-CN.md"):
+    for page in (*ROOT.glob("README*.md"), *ROOT.glob("docs/**/*.md")):
         pattern = f"<!-- {name} -->.*?<!-- /{name} -->"
         page.write_text(re.sub(pattern, lambda match: block, page.read_text(), flags=re.S))
 

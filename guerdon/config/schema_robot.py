@@ -117,6 +117,7 @@ class RobotEnvConfig(Checked):
     use_gripper: bool = False
     """A further number of an action: above `gripper_threshold` opens the gripper, below minus that closes."""
     gripper_threshold: Fraction = 0.5
+    """See `use_gripper`."""
     action_scale: tuple[PositiveFloat, PositiveFloat] = (0.01, 0.05)
     """Metres and radians that an action of 1 moves the target away from the measured pose."""
     target_ee_pose: Pose6 = TARGET_POSE
@@ -132,6 +133,7 @@ class RobotEnvConfig(Checked):
     reset_ee_pose: Pose6 | None = None
     """Where episodes begin; null: 7 cm above the target."""
     enable_random_reset: bool = True
+    """Begin each episode at a random pose near `reset_ee_pose`."""
     random_xy_range: NonNegativeFloat = 0.03
     """Metres to either side of it along x and y."""
     random_rz_range: NonNegativeFloat = 0.1
@@ -145,8 +147,9 @@ class RobotEnvConfig(Checked):
     precision_param: dict[str, Any] = field(default_factory=dict)
     """Those of resets."""
     ee_pose_limit_min: Pose6 | None = None
-    """The safety box: no command goes beyond it; null: around the target."""
+    """Lower corner of the safety box: no command goes beyond it; null: around the target."""
     ee_pose_limit_max: Pose6 | None = None
+    """Upper corner of the safety box."""
     max_outside: NonNegativeFloat = 0.02
     """Metres that the arm itself may be found outside of the box; further off nothing is moved."""
     max_outside_angle: NonNegativeFloat = 0.2
