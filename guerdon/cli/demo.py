@@ -40,14 +40,6 @@ FIT_BRIEFLY = (
 )
 BLIND = ("+env.train.init_params.reward=none",)
 """The policy could not see the env's reward if it wanted to."""
-FROM_LITTLE = (
-    "learner.warm_start.num_episodes=10",  # the clone succeeds in about a quarter of the episodes
-    "learner.warm_start.epochs=240",
-    "learner.ppo.reference_coef=0",  # nothing is to be kept of so weak a start
-    "learner.ppo.update_epochs=10",
-    "learner.ppo.minibatch_size=400",
-)
-"""A start that leaves the learned reward something to show."""
 
 
 def demo_verb(arguments: argparse.Namespace) -> Result:
@@ -66,7 +58,7 @@ def run_demo(overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
     started = time.perf_counter()
     config = load_config("demo", overrides)
     fit_config = load_config("train_reward", [*FIT_BRIEFLY, *overrides])
-    train_config = load_config("train", [*BLIND, *FROM_LITTLE, *overrides])
+    train_config = load_config("train", [*BLIND, *overrides])
     root = Path(config.runner.output_dir) / config.runner.experiment_name
     folder = new_run_folder(root)
     try:
