@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -159,9 +160,10 @@ def _write(
         **proof.to_plain(),
         "seconds": round(seconds, 2),
     }
-    write_atomic(root / "prove.json", strict_json.dumps(outcome, indent=1))
+    text = strict_json.dumps(outcome, indent=1)
+    write_atomic(root / "prove.json", text)
     write_page(root, proof, f"{config.learner.algorithm} on {config.env.train.id}")
-    return {**outcome, "folder": str(root)}
+    return {**json.loads(text), "folder": str(root)}
 
 
 def write_page(root: Path, proof: Proof, title: str) -> Path:

@@ -210,4 +210,5 @@ def test_models_of_the_zoo_have_the_same_arms(name, tmp_path, monkeypatch):
     assert list(outcome["arms"]) == ["start", "learned", "off", "shuffled", "true"]
     rewards = rewards_of(Path(outcome["folder"]))
     assert any(rewards["learned"]) and any(rewards["shuffled"]) and not any(rewards["off"])
-    assert rewards["true"] != rewards["learned"]
+    same = rewards["true"] == rewards["learned"]
+    assert same == (name == "bit_flip_her")  # hindsight gives the environment's own rewards, for other goals
