@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from guerdon.core import strict_json
 from guerdon.core.errors import DataError
-from guerdon.core.types import FloatArray
+from guerdon.core.types import FloatArray, fields_of, known_fields
 from guerdon.fit.metrics import Float64Array, LabelledScores, confusion
-from guerdon.rewards.relabel import fields_of, fires, known_fields
+from guerdon.rewards.relabel import fires
 
 MIN_EPISODES = 20
 """With fewer episodes of a kind no interval that is resampled by episode means much."""
