@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.guerdon-setup
-# Test processes: one more than cores, as some of them wait; each takes about 1 GB.
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 7 ? 8 : n + 1)))
+OLD_PYTHON := the versions in constraints.txt need Python 3.11 or later: make setup PYTHON=python3.11
+# Test processes: two more than cores, as some of them wait; each takes about 1 GB.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 6 ? 8 : n + 2)))
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder
 # Compiled files are kept: three test processes and the commands they start import the same ones.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,6 +22,7 @@ setup: $(STAMP)  ## make .venv and install Guerdon with its development tools
 
 # torch goes first and alone: with it in place no other package pulls in a second build.
 $(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(OLD_PYTHON)")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

@@ -12,13 +12,13 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 import guerdon
 from guerdon.cli.main import VERBS
@@ -74,7 +74,7 @@ def meanings(cls: type) -> dict[str, tuple[str, str]]:
 def sections(cls: type, prefix: str = "") -> Iterator[tuple[str, type]]:
     """The dataclasses below `cls` and their dotted names; `NAME[]` are entries of a list or mapping."""
     for name, hint in get_type_hints(cls).items():
-        below = [part for part in parts_of(hint) if is_dataclass(part)]
+        below = [part for part in parts_of(hint) if isinstance(part, type) and is_dataclass(part)]
         for section in below:
             path = f"{prefix}{name}" if section is hint else f"{prefix}{name}[]"
             yield path, section
@@ -90,14 +90,19 @@ def parts_of(hint: Any) -> Iterator[Any]:
 
 def default(item: Field[Any]) -> str:
     """The default value, as YAML has it."""
-    if item.default is MISSING and item.default_factory is MISSING:
+    if item.default is not MISSING:
+        value = item.default
+    elif item.default_factory is not MISSING:
+        value = item.default_factory()
+    else:
         return "required"
-    value = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
-    return f"`{json.dumps(value, default=asdict)}`"
+    return f"`{value if isinstance(value, str) else json.dumps(value, default=asdict)}`"
 
 
-def kind(annotation: str) -> str:
-    """The type of a setting in words."""
+def kind(annotation: str, hint: Any) -> str:
+    """The type of a setting in words, from how it is written and what it is."""
+    if get_origin(hint) is Literal:
+        return " · ".join(f"`{choice}`" for choice in get_args(hint))
     if match := re.match(r"Annotated\[str, NameOrPlugin\((\(.*?\)),", annotation):
         return " · ".join(f"`{name}`" for name in ast.literal_eval(match[1])) + " · a plugin"
     for choices in re.findall(r"Literal\[(.*?)\]", annotation):
@@ -111,12 +116,12 @@ def kind(annotation: str) -> str:
 def table(cls: type, prefix: str = "", skip: Container[str] = ()) -> str:
     """Settings of one section: name, default, type, meaning."""
     rows = ["| setting | default | values | meaning |", "|---|---|---|---|"]
-    plain = {name for name, _ in sections(cls) if "." not in name}
-    for item in fields(cls):  # type: ignore[arg-type]
+    plain, hints = {name for name, _ in sections(cls) if "." not in name}, get_type_hints(cls)
+    for item in fields(cls):
         if item.name in plain or item.name in skip:
             continue
         annotation, text = meanings(cls)[item.name]
-        cells = (f"`{prefix}{item.name}`", default(item), kind(annotation), text)
+        cells = (f"`{prefix}{item.name}`", default(item), kind(annotation, hints[item.name]), text)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) if len(rows) > 2 else ""
 
@@ -154,6 +159,7 @@ def command_page() -> str:
             given = "" if value is None else f"`{value}`"
             rows.append(f"| {shown} | {given} | {options.get('help', '')} |")
         parts += [f"## guerdon {verb.name}", f"{verb.help[:1].upper()}{verb.help[1:]}."]
+        parts += [f"```bash\n{verb.example}\n```"] if verb.example else []
         parts += ["\n".join(rows)] if len(rows) > 2 else []
     return "\n\n".join(parts)
 
@@ -164,7 +170,7 @@ def model_page(name: str) -> str:
     text = inspect.getdoc(importlib.import_module(cls.__module__)) or ""
     title, _, rest = text.partition("\n\n")
     parts = [f"# `{name}`", f"**{title}**" if rest else title, rest, "## Settings"]
-    own: type = getattr(cls, "Settings", ZooSettings)
+    own: type[ZooSettings] = getattr(cls, "Settings", ZooSettings)
     shared = {item.name: item.default for item in fields(ZooSettings)}
     if own_table := table(own, skip=shared):
         parts += ["Of this model:", own_table]
@@ -213,7 +219,7 @@ def api_page() -> str:
             continue
         parts += [f"## `{path}`", (inspect.getdoc(place) or "").splitlines()[0]]
         for name in names:
-            value = getattr(place, name)
+            value = inspect.unwrap(getattr(place, name))  # `guerdon.collect` is a module, too
             if not (inspect.isclass(value) or inspect.isfunction(value)):
                 parts += [f"### `{path}.{name}`", f"A constant: `{type(value).__name__}`."]
             elif value.__module__.startswith("guerdon"):
@@ -227,13 +233,13 @@ def root_page(name: str) -> str:
     return re.sub(r"\]\((CONTRIBUTING|CHANGELOG)\.md", lambda match: f"]({match[1].lower()}.md", text)
 
 
-PAGES = {
+PAGES: dict[str, Callable[[], str]] = {
     "reference/settings.md": settings_page,
     "reference/command.md": command_page,
     "reference/api.md": api_page,
-    "contributing.md": lambda: root_page("CONTRIBUTING.md"),
-    "changelog.md": lambda: root_page("CHANGELOG.md"),
-    **{f"{MODELS}/{name}.md": (lambda name=name: model_page(name)) for name in sorted(REWARD_MODELS)},
+    "contributing.md": partial(root_page, "CONTRIBUTING.md"),
+    "changelog.md": partial(root_page, "CHANGELOG.md"),
+    **{f"{MODELS}/{name}.md": partial(model_page, name) for name in sorted(REWARD_MODELS)},
 }
 """Generated pages: where they are in the site, and what makes them."""
 
@@ -245,10 +251,9 @@ def on_config(config: Any) -> Any:
     for section in config.nav:
         if "Reward models" in section:
             section["Reward models"] += [f"{MODELS}/{name}.md" for name in sorted(REWARD_MODELS)]
-        if "How-to" in section:  # pages that the list in mkdocs.yml does not name come last
-            named = {page for entry in section["How-to"] for page in entry.values()}
+        if "How-to" in section:  # pages that mkdocs.yml does not name come last
             pages = sorted(f"howto/{page.name}" for page in (ROOT / "docs" / "howto").glob("*.md"))
-            section["How-to"] += [page for page in pages if page not in named]
+            section["How-to"] += [page for page in pages if page not in str(config.nav)]
     return config
 
 

@@ -18,7 +18,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from guerdon.api.agents import DQN, PPO, RLPD, SAC, TD3, Agent, load_agent
+    from guerdon.api.card import Card
     from guerdon.api.data import Dataset, collect, read
+    from guerdon.api.prove import prove
     from guerdon.api.reward import Reward, fit_reward, load_reward
     from guerdon.api.wrap import wrap
     from guerdon.api.zoo import check_reward_model, reward_model
@@ -30,6 +32,7 @@ __all__ = [
     "SAC",
     "TD3",
     "Agent",
+    "Card",
     "Dataset",
     "Reward",
     "check_reward_model",
@@ -37,13 +40,16 @@ __all__ = [
     "fit_reward",
     "load_agent",
     "load_reward",
+    "prove",
     "read",
     "reward_model",
     "wrap",
 ]
 _MODULES = {
     "agents": ("DQN", "PPO", "RLPD", "SAC", "TD3", "Agent", "load_agent"),
+    "card": ("Card",),
     "data": ("Dataset", "read"),
+    "prove": ("prove",),
     "reward": ("Reward", "fit_reward", "load_reward"),
     "wrap": ("wrap",),
     "zoo": ("check_reward_model", "reward_model"),

@@ -6,6 +6,7 @@ The function is documented at `guerdon.api.data.collect`, the classes in `guerdo
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -17,11 +18,16 @@ __all__ = ["DataCollectorWrapper", "RewardDataCollector", "VectorDataCollectorWr
 class _CallableModule(ModuleType):
     """`import guerdon.collect` puts the module where `guerdon.collect(...)` is called: it is both."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """See `guerdon.api.data.collect`."""
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The function, for `inspect.signature` and the API reference."""
         from guerdon.api.data import collect
 
-        return collect(*args, **kwargs)
+        return collect
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See `guerdon.api.data.collect`."""
+        return self.__wrapped__(*args, **kwargs)
 
 
 sys.modules[__name__].__class__ = _CallableModule

@@ -1,5 +1,6 @@
 """What holds for all tests: one thread for each process, marks that are kept to, the order of a run."""
 
+import gc
 import os
 import signal
 import sys
@@ -11,13 +12,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a test asks for mor
 os.environ.setdefault("RAY_worker_niceness", "0")  # as in `guerdon.distributed`, for clusters of tests
 
 import pytest
-import torch
 from hypothesis import settings as hypothesis_settings
 
 import tests.browser
 from tests.commands import CommandServer
 
-torch.set_num_threads(1)
 # It guards against a loss of power, which no test can bring about, and waits for the disk thousands of times.
 os.fsync = lambda handle: None
 hypothesis_settings.register_profile("guerdon", deadline=None)  # 200 ms pass quickly on a busy machine
@@ -58,6 +57,13 @@ SIMULATOR = ("mani_skill", "sapien")
 PARTS = tuple(f"{name}." for name in SIMULATOR)
 
 
+def pytest_configure(config):
+    if not config.getoption("numprocesses", None):  # of pytest-xdist: this process runs tests itself
+        import torch
+
+        torch.set_num_threads(1)
+
+
 def file_of(nodeid):
     return nodeid.removeprefix("tests/").partition("::")[0]
 
@@ -76,6 +82,12 @@ def pytest_collection_modifyitems(items):
         return next((n for n, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish():
+    """What was imported and collected stays: the garbage collector need not look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, for runs with -n

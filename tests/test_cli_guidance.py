@@ -126,9 +126,9 @@ def test_config_show_follows_groups_references_and_older_spellings(tmp_path):
     old.write_text("reward:\n  reward_model: {hidden_dim: 8}\n  num_epochs: 3\n")
     told = origins(str(old), ["reward.mode=add", "fit.data.image_keys=[a,b]", "fit.data.image_keys.0=c"])
     assert told["reward.model.hidden_dim"] == told["fit.epochs"] == str(old)
-    assert told["reward.model.arch"] == "implied by other settings"  # `reward_model` stands for ResNet10
+    assert told["reward.model.width"] == "implied by other settings"  # RLinf's classifier is wider than ours
     assert told["reward.combine_mode"] == told["fit.data.image_keys"] == "command line"
-    assert origins(str(old), ["~reward.num_epochs"])["fit.epochs"] == "default"
+    assert origins(str(old), ["~reward.model.hidden_dim"])["reward.model.hidden_dim"] == "default"
 
 
 @pytest.mark.parametrize(
@@ -217,3 +217,38 @@ def test_config_show_and_completion_do_without_torch():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[0, 0] []"
+
+
+def next_steps(err):
+    """The commands that follow `next:`, as words."""
+    lines = err[err.index("next: ") :].splitlines()
+    return [shlex.split(line[len("next: ") :], comments=True) for line in lines]
+
+
+def test_training_ends_with_commands_that_measure_and_prove(capsys, tmp_path, monkeypatch):
+    from guerdon.cli import train
+
+    summary = dict.fromkeys(("success_once", "success_at_end", "stopped"))
+    summary |= {"reward": "learned", "env_steps": 1, "seconds": 1.0, "alarms": [], "checkpoint": "c"}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "train", lambda config: (tmp_path / "run 1", summary))
+    code, _, err = run(capsys, "train", "seed=2")
+    assert (code, next_steps(err)) == (0, [["guerdon", "evaluate", "--checkpoint", "run 1"]])
+    learned = ["reward.use_reward_model=true", 'reward.model.checkpoint_path="a b"']
+    _, _, err = run(capsys, "train", "--config-name", "train_rgb", *learned)
+    proof = next_steps(err)[1]
+    assert proof == ["guerdon", "prove", "--config-name", "train_rgb", *learned]
+    assert parse(proof[1:], VERBS, GROUPS).verb.name == "prove"
+
+
+def test_a_fit_ends_with_the_commands_that_judge_and_use_it(capsys, tmp_path, monkeypatch):
+    write_store(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    small = ["fit.epochs=1", "reward.model.width=8", "reward.model.image_size=[3,32,32]"]
+    code, out, err = run(capsys, "train-reward", "fit.data.path=data", *small)
+    assert code == 0
+    checkpoint = re.search(r"^checkpoint +(\S+)$", out, re.M)[1]
+    card, training = next_steps(err)
+    assert parse(card[1:], VERBS, GROUPS).verb.name == "reward card"
+    assert str(parse(card[1:], VERBS, GROUPS).checkpoint) == checkpoint
+    assert load_config("train", training[2:]).reward.model.checkpoint_path == checkpoint

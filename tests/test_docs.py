@@ -132,8 +132,7 @@ def test_generated_pages_show_the_code_as_it_is():
     )
     assert "| `cluster.node_groups[].label` | `null` |" in settings
     assert (
-        '`collect.policy` | `"random"` | `random` · `scripted` · `motion_planner` · `checkpoint` |'
-        in settings
+        "`collect.policy` | `random` | `random` · `scripted` · `motion_planner` · `checkpoint` |" in settings
     )
     command = site_pages.command_page()
     assert all(f"## guerdon {verb.name}\n" in command for verb in VERBS)

@@ -58,7 +58,7 @@ def test_a_workflow_runs_targets_that_exist(file):
 
 def test_the_workflows_run_what_a_change_must_pass():
     made = {file.stem: targets_of(yaml.safe_load(file.read_text())) for file in WORKFLOWS}
-    assert made["ci"] >= {"lint", "test", "release-check"}
+    assert made["ci"] >= {"lint", "test", "release-check", "docs-site"}
     assert "test-full" in made["nightly"]
     assert made["release"] >= {"lint", "test", "release-check"}
 
@@ -89,6 +89,19 @@ def test_the_version_stands_in_one_place():
     assert release.check_texts() == []
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == guerdon.__version__ and citation["license"] == release.LICENSE
+
+
+def test_make_names_the_python_that_it_needs(tmp_path):
+    """The pinned versions have no wheels for Python 3.10."""
+    old = tmp_path / "python3.10"
+    old.write_text(
+        "#!/bin/bash\nexec " + sys.executable + ' -c "import sys; sys.version_info = (3, 10); $2"\n'
+    )
+    old.chmod(0o755)
+    command = ["make", "setup", f"PYTHON={old}", f"VENV={tmp_path / 'venv'}"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 2 and "need Python 3.11 or later" in result.stderr
+    assert not (tmp_path / "venv").exists()
 
 
 @pytest.fixture

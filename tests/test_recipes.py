@@ -76,7 +76,7 @@ def follow(recipe, root):
 @pytest.fixture
 def copy(tmp_path):
     """The package and its docs, and a way to run Python on them."""
-    shutil.copytree(ROOT / "guerdon", tmp_path / "guerdon", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "guerdon", tmp_path / "guerdon")  # with what is compiled
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("images"))
 
     def run(*arguments):

@@ -131,6 +131,12 @@ def test_test_processes_compute_on_one_thread():
     assert torch.get_num_threads() == 1
 
 
+def test_every_file_of_tests_has_a_name_of_its_own():
+    """By which pytest imports it: a second one of that name ends the whole run."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
+
+
 def test_long_files_go_first_and_clusters_stay_together():
     names = [
         "tests/a.py::t",

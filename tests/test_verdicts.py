@@ -11,12 +11,13 @@ import pytest
 import torch
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from guerdon.cli import reward as judging
 from guerdon.cli.main import main
+from guerdon.cli.reward import card
 from guerdon.config import ClusterConfig
 from guerdon.data.store import EpisodeStore
 from guerdon.datasets import RewardDataset
 from guerdon.distributed import make_engine
+from guerdon.monitoring import assess as judging
 from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.image.int8 import MIN_AGREEMENT
 from guerdon.rewards.image.int8_file import quantize_checkpoint
@@ -67,10 +68,10 @@ def by_local_group(case, tmp_path):
         engine.close()
 
 
-def image_success(case, kind):
+def image_success(case, kind, **more):
     shapes = {"obs_shape": (SIZE, SIZE, 3), "action_size": 1, "discrete_actions": False}
     section = {"type": "image_success", "checkpoint_path": str(case.checkpoint), "reward_type": kind}
-    return create_reward_model({**section, **shapes})
+    return create_reward_model({**section, **shapes, **more})
 
 
 def by_image_success(case, tmp_path):
@@ -131,7 +132,7 @@ def by_card(case, tmp_path, monkeypatch):
     shown = []
     write = judging.write_card
     monkeypatch.setattr(judging, "write_card", lambda out, inputs: shown.append(inputs) or write(out, inputs))
-    told = judging.card(case.data, case.checkpoint, tmp_path / "card.html", precision="fp32")
+    told = card(case.data, case.checkpoint, tmp_path / "card.html", precision="fp32")
     (inputs,) = shown
     assert inputs.calibration == case.calibration and told["fires"] == case.fires.sum()
     return inputs.scores.prob_success, fires(inputs.scores.prob_success, inputs.threshold.threshold)
@@ -157,6 +158,36 @@ def test_all_agree_on_every_probability_and_decision(case, tmp_path, way, monkey
     ask = WAYS[way]
     prob, decided = ask(case, tmp_path, monkeypatch) if ask is by_card else ask(case, tmp_path)
     case.check(prob, decided)
+
+
+@pytest.mark.parametrize("given", [0.02, 0.9])
+def test_a_threshold_of_the_settings_wins_over_the_calibrated_one_everywhere(case, given):
+    reward = case.reward(reward_threshold=given)
+    manager = RewardManager(reward)
+    prob = manager.score({CAMERA: case.frames}).prob_success
+    wanted = prob > np.float32(given)
+    assert (wanted != case.fires).any()
+    worker, images = ImageRewardWorker(reward), image_success(case, "binary", reward_threshold=given)
+    worker.init_worker()
+    env = LearnedRewardVectorWrapper(vector(case, 10), manager)
+    env.reset()
+    steps = [env.step(np.zeros((10, 1), np.float32)) for _ in range(len(case.frames) // 10)]
+    found = {
+        "manager": manager.compute_rewards(case.frames),
+        "worker": worker.compute_batch_rewards(case.frames),
+        "wrapper": np.stack([step[1] for step in steps]).T.ravel(),
+        "image_success in a wrapper": by_vector_wrapper(case, None, images),
+    }
+    for way, rewards in found.items():
+        np.testing.assert_array_equal(rewards > 0.5, wanted, err_msg=way)
+    engine = make_engine("local", ClusterConfig())  # what training asks
+    try:
+        group = RewardWorkers(engine, reward)
+        assert group.facts.threshold == manager.facts.threshold == given
+        assert group.facts.contract.threshold == case.threshold
+    finally:
+        engine.close()
+    assert manager.use_checkpoint(case.checkpoint).threshold == given
 
 
 def test_int8_decides_as_all_others_do(case, tmp_path):

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# bash examples/reward/run_reward_training.sh --data DIR [overrides]: fit a reward model on real-robot data.
+# bash examples/reward/run_reward_training.sh [--data DIR] [overrides]: fit a reward model on real-robot data, that of
+# DIR or of fit.data.path in config/reward_training.yaml.
 # The best model is saved as checkpoints/best_model in runner.logger.log_path.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -11,5 +12,7 @@ while [ $# -gt 0 ]; do
     *) overrides+=("$1"); shift ;;
   esac
 done
-: "${data:?usage: run_reward_training.sh --data DIR [overrides]}"
-exec guerdon train-reward --config-path "$here/config" --config-name reward_training "fit.data.path=$data" "${overrides[@]}"
+if [ -n "$data" ]; then
+  overrides=("fit.data.path=$data" "${overrides[@]}")
+fi
+exec guerdon train-reward --config-path "$here/config" --config-name reward_training "${overrides[@]}"

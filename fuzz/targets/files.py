@@ -258,7 +258,20 @@ def _npz() -> list[bytes]:
     with zipfile.ZipFile(file) as source, zipfile.ZipFile(stored, "w") as copy:
         for name in source.namelist():
             copy.writestr(name, source.read(name))
-    return [file.getvalue(), stored.getvalue()]
+    return [file.getvalue(), stored.getvalue(), *_own_npz()]
+
+
+def _own_npz() -> list[bytes]:
+    """Arrays under the names that people use: flags for each step, or numbers of steps."""
+    steps = {"observations": np.zeros((4, 2), np.float32), "actions": np.zeros(4, np.int64)}
+    flags = {"terminals": np.array([0, 1, 0, 0], np.bool_), "timeouts": np.array([0, 0, 0, 1], np.bool_)}
+    marks = {"episode_ends": np.array([2, 4])}
+    made = []
+    for more in ({**flags, "next_observations": np.ones((4, 2), np.float32)}, marks):
+        file = io.BytesIO()
+        np.savez(file, allow_pickle=False, **steps, **more)
+        made.append(file.getvalue())
+    return made
 
 
 def _safetensors() -> list[bytes]:

@@ -70,10 +70,12 @@ class PPO(OnPolicyAgent):
             leaf.data = part.view_as(leaf)
         self._adam = FlatAdam(weights, cfg.lr, EPSILON, leaves=leaves)
         self.reference: ActorCritic | None = None
+        self._cloned = False
 
     def clone(self, data: tuple[Mapping[str, Tensor], Tensor], cfg: BCConfig, seed: int) -> dict[str, float]:
         """Fit the policy to demonstrations; see `Agent.clone`."""
         outcome = clone(self.actor, data, cfg, seed)
+        self._cloned = True
         self.keep_reference()
         return outcome
 
@@ -155,8 +157,8 @@ class PPO(OnPolicyAgent):
             if note is None:
                 break
             notes.append(note)
-        # only now: the policy that was played had the statistics as they were
-        self.actor.observe(rollout.obs)
+        if not self._cloned:  # with other statistics a cloned policy would do something else at once
+            self.actor.observe(rollout.obs)  # only now: the policy that was played had them as they were
         return {**self._statistics(notes), **_explained(rollout, returns), "lr": lr}
 
     def _minibatches(self, count: int) -> Iterator[Tensor]:
@@ -254,6 +256,7 @@ class PPO(OnPolicyAgent):
             "optimizer": {name: part.clone() for name, part in self._adam.state_dict().items()},
             "generator": self._generator.get_state(),
             "reference": None if self.reference is None else self.reference.state_dict(),
+            "cloned": self._cloned,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -265,6 +268,7 @@ class PPO(OnPolicyAgent):
             if state["reference"] is not None:
                 self.reference = copy.deepcopy(self.actor).requires_grad_(False)
                 self.reference.load_state_dict(state["reference"])
+            self._cloned = bool(state.get("cloned", False))  # older files do not tell
         except (KeyError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[-1].strip()
             raise DataError(f"what was saved does not fit this learner: {reason}") from error

@@ -98,8 +98,14 @@ def environments(
     if played is None:  # a function makes others; an environment that is there has to serve for both
         there = isinstance(env, gym.Env | VectorEnv)
         played = made if there else vector_env(env, made.num_envs, labels=labels)
-    spec = made.spec
-    return EnvConfig(id=type(env).__name__ if spec is None else spec.id, num_envs=made.num_envs), made, played
+    return EnvConfig(id=_name_of(made), num_envs=made.num_envs), made, played
+
+
+def _name_of(env: Any) -> str:
+    """The id of vector environments, or the name of their class."""
+    single = next(iter(getattr(env.unwrapped, "envs", ())), env)
+    spec = env.spec or single.spec
+    return type(single.unwrapped).__name__ if spec is None else str(spec.id)
 
 
 def with_reward(config: GuerdonConfig, reward: Any) -> tuple[GuerdonConfig, Any]:

@@ -17,7 +17,7 @@ from typing_extensions import Self
 from guerdon.api.agent_parts import OWN, agent_keywords, environments, with_reward
 from guerdon.api.envs import EnvGiven
 from guerdon.api.play import LoadedAgent, play, predict
-from guerdon.api.settings import check_count, shown
+from guerdon.api.settings import check_count, check_device, shown
 from guerdon.config import (
     ClusterConfig,
     EnvsConfig,
@@ -28,6 +28,7 @@ from guerdon.config import (
     load_config,
 )
 from guerdon.config.build import check_field
+from guerdon.core.atomic import make_directory
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 from guerdon.envs.success import LabelFunction, SuccessLabels
@@ -92,6 +93,7 @@ class Agent:
     Attributes:
         runner: the trainer behind it, which `guerdon train` uses, too.
         policy: the networks.
+        from_id: whether its environments can be made again elsewhere.
     """
 
     algorithm: ClassVar[Literal["ppo", "sac", "td3", "dqn"]] = "ppo"
@@ -117,7 +119,7 @@ class Agent:
         resume: str | os.PathLike[str] | None = None,
         **settings: Any,
     ) -> None:
-        saved = None if resume is None else load_policy(resume)
+        saved = None if resume is None else load_policy(Path(resume))
         config, model = with_reward(self._defaults(saved), reward)
         config = agent_keywords(type(self).__name__, self.algorithm).apply(config, settings, OWN)
         if engine == "ray" and (not isinstance(env, str) or success_key or label_fn):
@@ -131,7 +133,7 @@ class Agent:
                     ClusterConfig, "component_placement", placement or {}, "placement"
                 )
             ),
-            learner=replace(config.learner, device=device),
+            learner=replace(config.learner, device=check_device(device)),
             monitor=MonitorConfig(action=check_field(MonitorConfig, "action", monitor, "monitor")),
             runner=RunnerConfig(
                 resume_dir=None if saved is None else str(saved.folder), logger=LoggerConfig(backends=())
@@ -142,11 +144,14 @@ class Agent:
         if self._out is None:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._stopped: str | None = None
+        self.from_id = isinstance(env, str) and success_key is None and label_fn is None
         labels = SuccessLabels(success_key, label_fn)
         looks = config.reward.use_reward_model or isinstance(model, ImageSuccess)
         section, made, played = environments(env, num_envs, env_kwargs, eval_env, labels, looks=looks)
         config = replace(config, env=EnvsConfig(train=section, eval=section))
+        self._eval_env = played
         self.runner = EmbodiedRunner(config, self._folder, env=made, eval_env=played, reward_model=model)
+        self.runner.resume_setting = "resume"
         if saved is not None:
             self.runner.begin()
 
@@ -210,7 +215,7 @@ class Agent:
         Returns:
             The agent itself.
 
-        Example:
+        Examples:
             >>> agent.learn(10_000, callbacks=lambda step: print(step.env_steps, step.metrics))
         """
         steps = check_count("total_steps", total_steps)
@@ -218,7 +223,7 @@ class Agent:
         for each in asked:
             if not callable(each):
                 raise ConfigError(f"callbacks must be functions, not {type(each).__name__}")
-        with held(self._folder), shown(progress):
+        with held(make_directory(self._folder)), shown(progress):
             self._stopped = self.runner.learn(steps, asked, save=self._out is not None)
         return self
 
@@ -263,6 +268,8 @@ class Agent:
     def close(self) -> None:
         """Close the environments that were made, and end workers."""
         self.runner.close()
+        if self._eval_env is not None:
+            self._eval_env.close()
 
     def __enter__(self) -> Self:
         return self
@@ -277,7 +284,7 @@ class Agent:
 class PPO(Agent):
     """Proximal policy optimisation, for discrete and continuous actions; see `Agent` for the arguments.
 
-    Example:
+    Examples:
         >>> agent = gd.PPO("guerdon/Tabletop-v0", reward=reward, n_steps=50, learning_rate=3e-4)
         >>> agent.learn(100_000).evaluate(100).success_once
     """
@@ -286,7 +293,7 @@ class PPO(Agent):
 class SAC(Agent):
     """Soft actor-critic, for continuous actions; see `Agent` for the arguments.
 
-    Example:
+    Examples:
         >>> gd.SAC(lambda: MyEnv(render_mode="rgb_array"), reward="runs/x/best_model").learn(50_000)
     """
 
@@ -299,7 +306,7 @@ class RLPD(SAC):
     `demos` is a data set whose successes fill half of each batch; `warm_start` clones them first. The other
     settings start from `conf/learner/rlpd.yaml`.
 
-    Example:
+    Examples:
         >>> gd.RLPD("guerdon/Tabletop-v0", reward=reward, demos="data", warm_start="data").learn(20_000)
     """
 
@@ -309,7 +316,7 @@ class RLPD(SAC):
 class TD3(Agent):
     """Twin delayed deep deterministic policy gradient, for continuous actions; see `Agent`.
 
-    Example:
+    Examples:
         >>> gd.TD3("Pendulum-v1", learning_starts=1_000).learn(20_000)
     """
 
@@ -319,7 +326,7 @@ class TD3(Agent):
 class DQN(Agent):
     """Deep Q-learning with double targets, for discrete actions; see `Agent` for the arguments.
 
-    Example:
+    Examples:
         >>> gd.DQN("CartPole-v1", exploration_fraction=0.2).learn(20_000)
     """
 
@@ -337,15 +344,17 @@ def load_agent(path: str | os.PathLike[str], env: EnvGiven | None = None, **argu
         env: to go on learning in; None: the agent acts and can be evaluated, but not learn.
         **arguments: with `env`, those of `Agent`; give `reward` again if there was one.
 
-    Example:
+    Examples:
         >>> action, _ = gd.load_agent("saved").predict(obs, deterministic=True)
         >>> gd.load_agent("saved", env, reward=reward).learn(10_000)
     """
-    saved = load_policy(path)
+    saved = load_policy(Path(path))
     if env is None:
         if arguments:
             raise ConfigError(f"{next(iter(arguments))} is for an agent that goes on learning: give env, too")
         return LoadedAgent(saved)
     if saved.config.algorithm not in AGENTS:
-        raise ConfigError(f"{display_path(path)} holds an agent of a plugin: go on with `guerdon train`")
+        raise ConfigError(
+            f"{display_path(saved.folder)} holds an agent of a plugin: go on with `guerdon train`"
+        )
     return AGENTS[saved.config.algorithm](env, resume=path, **arguments)

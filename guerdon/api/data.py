@@ -37,7 +37,7 @@ class Dataset:
         format: such as `native`; see `docs/data-formats.md`.
         result: what `collect` did; None if the data were read.
 
-    Example:
+    Examples:
         >>> data = gd.read("data")
         >>> len(data), data.num_success, data.num_failure
         >>> for episode in data:
@@ -102,7 +102,7 @@ class Dataset:
 
     def convert(self, out: str | os.PathLike[str], to: str = "native") -> Dataset:
         """Copy to another format; returns the copy."""
-        convert(self.path, out, to, self.format)
+        convert(self.path, Path(out), to, self.format)
         return Dataset(out, to)
 
     @property
@@ -162,7 +162,7 @@ def read(path: str | os.PathLike[str], format: str | None = None) -> Dataset:
         path: a folder or a file.
         format: such as `folder` or `pkl-episode`; None detects it.
 
-    Example:
+    Examples:
         >>> gd.read("pictures").audit().ok  # pictures/success/*.png, pictures/failure/*.png
     """
     if not isinstance(path, str | os.PathLike):
@@ -210,7 +210,7 @@ def collect(
     Returns:
         The data set; `.result` has the counts and why collecting stopped.
 
-    Example:
+    Examples:
         >>> data = gd.collect("guerdon/Tabletop-v0", policy="scripted", successes=20, failures=20, out="data")
     """
     from gymnasium.vector import AutoresetMode
@@ -249,7 +249,7 @@ def collect(
         own,
     )
     labels = SuccessLabels(success_key, label_fn)
-    given = None
+    given: Any = None
     if isinstance(env, str):
         made = env_config(
             env, num_envs, max_episode_steps=max_episode_steps, init_params=dict(env_kwargs or {})

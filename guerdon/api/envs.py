@@ -90,7 +90,7 @@ def vector_env(
             f"environment, not {type(env).__name__}"
         )
     kept = wrappers.keep_final_frame if keep_final_frame else lambda single: single
-    around = [lambda make=make: kept(wrappers.flatten_grid(make())) for make in makers]  # type: ignore[misc]
+    around = [lambda make=make: kept(wrappers.flatten_grid(make())) for make in makers]
     return _flat(SyncVectorEnv(around, autoreset_mode=AutoresetMode.SAME_STEP), labels)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from guerdon.api.envs import EnvGiven, vector_env
 from guerdon.api.settings import check_count
 from guerdon.config import EnvConfig
-from guerdon.core.errors import DataError
+from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
 from guerdon.core.types import display_path
 from guerdon.envs.wrappers import GOAL_KEYS, flat_batch
@@ -39,7 +39,10 @@ class LoadedAgent:
         check_count("episodes", episodes)
         if env is not None:
             return play(self.policy, env, episodes, seed)
-        section = self.saved.playable_env(None, f"give it: evaluate(env={self.saved.env.id!r})")
+        name = self.saved.env.id
+        if self.saved.env.env_type == "gymnasium" and ":" not in name and name not in gym.registry:
+            raise ConfigError(f"env is missing: the agent was trained in an environment of your own, {name}")
+        section = self.saved.playable_env(None, f"give it: evaluate(env={name!r})")
         section = replace(section, num_envs=min(section.num_envs, episodes))
         return evaluate(_best(self.policy), section, episodes=episodes, seed=seed)[0]
 

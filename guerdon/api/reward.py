@@ -7,22 +7,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from guerdon.api.data import Dataset, html_table
-from guerdon.api.settings import Keywords, shown
+from guerdon.api.settings import Keywords, check_device, shown
 from guerdon.config import GuerdonConfig, RewardConfig, RewardModelConfig, load_config
 from guerdon.config.build import check_field
+from guerdon.core.atomic import make_directory
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import stack_episode, to_numpy, to_uint8_hwc
 from guerdon.core.types import FloatArray, UInt8Array, display_path
 from guerdon.fit import FitResult, fit_reward_model
+from guerdon.fit.recalibrate import recalibrate
+from guerdon.fit.score import predict
 from guerdon.rewards.image import save_checkpoint
 from guerdon.rewards.image.scorer import RewardManager, available_device
 from guerdon.rewards.relabel import map_rewards
 from guerdon.training.folders import held, new_run_folder
+
+if TYPE_CHECKING:
+    from guerdon.api.card import Card
 
 REWARD_WITHOUT = ("use_reward_model", "collect_data", "group_name", "text", "reward_threshold")
 """Fields of the `reward` section that are no keywords: arguments stand for them, or they have no effect."""
@@ -61,9 +67,9 @@ class Reward(RewardManager):
         threshold: a probability above it counts as success.
         contract: what the model expects of frames, and what calibration promised.
         image_keys: the cameras that it looks at.
-        fit_result: metrics of the fit that made it; None if it was loaded.
+        fit_result: what the fit that made it ended with; None if it was loaded.
 
-    Example:
+    Examples:
         >>> reward = gd.load_reward("runs/x/best_model")
         >>> reward.predict(frames)  # uint8 [N, H, W, C] -> probabilities, float32 [N]
         >>> reward(frames)  # rewards, float32 [N]
@@ -77,16 +83,19 @@ class Reward(RewardManager):
         Args:
             frames: images [N, H, W, C] or one image [H, W, C]; channels may come first. uint8, or float in
                 [0, 1] or [0, 255]; numpy or torch. With several cameras a dict, camera -> images. A model
-                that scores k frames together takes stacks [N, k, H, W, C].
+                that scores k frames together takes stacks [N, k, H, W, C]. Or the path of a picture, a
+                folder of pictures, a video or a data set.
             episode: the images are the steps of one episode in order; stacks of k frames are made of them.
 
         Returns:
             float32 [N].
 
-        Example:
+        Examples:
             >>> probabilities = reward.predict(np.zeros((8, 64, 64, 3), np.uint8))
         """
         with _about_frames():
+            if isinstance(frames, str | os.PathLike):
+                return predict(self, frames)
             return self.score(self._frames(frames, episode)).prob_success
 
     def __call__(self, frames: Any, *, episode: bool = False) -> FloatArray:
@@ -125,12 +134,59 @@ class Reward(RewardManager):
             raise DataError(f"the cameras have different numbers of images: {lengths}")
         return found
 
+    def card(self, data: Dataset | str | os.PathLike[str], *, progress: bool = True) -> Card:
+        """The reward card on a data set that the model was not fitted to: can it be trusted, and for what?
+
+        Args:
+            data: labelled episodes, a `Dataset` or a path in any format.
+            progress: whether to show a progress bar.
+
+        Example:
+            >>> reward.card("fresh").save("card.html")
+        """
+        from guerdon.api.card import make_card
+
+        return make_card(self, data, progress=progress)
+
+    def recalibrate(
+        self,
+        data: Dataset | str | os.PathLike[str],
+        *,
+        fpr: float | None = None,
+        threshold: float | None = None,
+        out: str | os.PathLike[str] | None = None,
+        seed: int = 0,
+    ) -> Reward:
+        """Another calibration and threshold without a refit; `guerdon reward recalibrate`.
+
+        Args:
+            data: labelled episodes that the model was not fitted to.
+            fpr: at most this share of the failure frames may count as success; None: as at the last time.
+            threshold: this threshold instead.
+            out: write the checkpoint here; None changes the one that was loaded.
+            seed: of folds and resamples.
+
+        Returns:
+            The model with the new threshold.
+        """
+        path = Path(data.path if isinstance(data, Dataset) else data)
+        place, target = str(self.cfg.model.checkpoint_path), None if out is None else Path(out)
+        done = recalibrate(place, path, fpr=fpr, threshold=threshold, out=target, seed=seed)
+        model = replace(self.cfg.model, checkpoint_path=str(done.checkpoint))
+        cfg = replace(self.cfg, model=model, reward_threshold="calibrated")
+        return Reward(cfg, device=self._device)
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Save model, calibration and threshold: a folder, or RLinf's file if the name ends in `.pt`.
 
         The threshold is that of the calibration. `load_reward` reads it again.
         """
         return save_checkpoint(Path(path), self.model, self.contract)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """On the held-out episodes of its fit, at the calibrated threshold; empty where they are unknown."""
+        return dict(self.contract.metrics or {})
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{name}={value}" for name, value in self._facts().items())
@@ -140,15 +196,14 @@ class Reward(RewardManager):
         return html_table("Reward", self._facts())
 
     def _facts(self) -> dict[str, str]:
-        metrics = self.contract.metrics or {}
         known = {
             "model": f"{self.model.config.model_type} {self.model.config.arch}/{self.model.config.width}",
             "cameras": ", ".join(self.image_keys),
             "threshold": f"{self.threshold:.4g}",
             "reward": self.cfg.reward_type,
         }
-        if "auc" in metrics:
-            known["auc"] = f"{metrics['auc']:.4f}"
+        if "auc" in self.metrics:
+            known["auc"] = f"{self.metrics['auc']:.4f}"
         return {**known, "source": self.source}
 
 
@@ -179,7 +234,7 @@ def load_reward(
         **settings: fields of the `reward` section, such as `reward_type="continuous"`, `reward_mode`,
             `success_reward`, `combine_mode`.
 
-    Example:
+    Examples:
         >>> reward = gd.load_reward("runs/x/checkpoints/best_model", threshold=0.8)
     """
     if not isinstance(path, str | os.PathLike):
@@ -192,7 +247,7 @@ def load_reward(
         checked = check_field(RewardConfig, "reward_threshold", threshold, "threshold")
         section = replace(section, reward_threshold=checked)
     section = replace(section, use_reward_model=True, model=RewardModelConfig(**model))
-    return Reward(section, device=device or available_device())
+    return Reward(section, device=available_device() if device is None else check_device(device))
 
 
 def fit_reward(
@@ -220,11 +275,11 @@ def fit_reward(
             `num_frames=2`, `val_fraction=0.2`, `target_fpr=0.01`, `patience=5`.
 
     Returns:
-        The best model; `.fit_result.metrics` are those on held-out episodes.
+        The best model; `.metrics` are those on held-out episodes.
 
-    Example:
+    Examples:
         >>> reward = gd.fit_reward("data", arch="resnet10", epochs=6)
-        >>> reward.fit_result.metrics["auc"]
+        >>> reward.metrics["auc"]
     """
     path = os.fspath(data.path if isinstance(data, Dataset) else data)
     if not Path(path).exists():
@@ -233,9 +288,8 @@ def fit_reward(
     config = _FIT.apply(load_config("train_reward"), settings, own)
     fit = replace(config.fit, **_fit_device(device), data=replace(config.fit.data, path=path))
     folder = new_run_folder(Path("runs") / "fit_reward") if out is None else Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
     seed = check_field(GuerdonConfig, "seed", seed, "seed")
-    with held(folder), shown(progress):
+    with held(make_directory(folder)), shown(progress):
         result = fit_reward_model(config.reward.model, fit, folder=folder, seed=seed, tensorboard=tensorboard)
     reward = load_reward(result.checkpoint, device=device)
     reward.fit_result = result

@@ -91,6 +91,19 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     return value
 
 
+def check_device(device: str) -> str:
+    """A device of torch that is there; the error names the argument."""
+    import torch  # whoever collects data does without
+
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device must be such as 'cpu', 'cuda' or 'cuda:1', not {device!r:.80}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {device!r}, and torch finds no GPU here")
+    return device
+
+
 def shown(progress: bool) -> Any:
     """A context in which progress bars are shown, or not."""
     return nullcontext() if progress else no_progress()

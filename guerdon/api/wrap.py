@@ -35,7 +35,7 @@ def wrap(env: Any, reward: Any, *, train_every: int = 0, **settings: Any) -> Any
         **settings: how the rewards are combined: `combine_mode`, `reward_weight`, `reward_mode`,
             `reward_type`, `normalize` and further fields of the `reward` section.
 
-    Example:
+    Examples:
         >>> env = gd.wrap(gym.make("MyEnv-v0", render_mode="rgb_array"), gd.load_reward("model"))
         >>> obs, learned_reward, terminated, truncated, info = env.step(action)
     """

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from guerdon.api.envs import EnvGiven, vector_env
+from guerdon.api.settings import check_device
 from guerdon.config.build import check_field
 from guerdon.core.errors import ConfigError, DataError, unknown_name
 from guerdon.rewards import check_reward_model as check_reward_model
@@ -40,7 +41,7 @@ def reward_model(
         device: where its networks are.
         **settings: fields of the model's section, such as `hidden=(64, 64)`, `lr=1e-3`, `batch_size=128`.
 
-    Example:
+    Examples:
         >>> gail = gd.reward_model("gail", "CartPole-v1", demos="demos.npz")
         >>> agent = gd.PPO("CartPole-v1", reward=gail).learn(20_000)
     """
@@ -57,7 +58,7 @@ def reward_model(
         raise ConfigError(f"demos: {type} does not learn from demonstrations")
     with closing(vector_env(env)) as made:
         shapes = space_shapes(made.single_observation_space, made.single_action_space)
-    model = create_reward_model({**shapes, "seed": seed, "type": type, **settings}, device)
+    model = create_reward_model({**shapes, "seed": seed, "type": type, **settings}, check_device(device))
     if demos is not None:
         try:
             model.load_expert_data(demos)

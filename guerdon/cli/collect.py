@@ -6,8 +6,8 @@ import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from guerdon.cli.verb import Result, next_command, setting
-from guerdon.config import GuerdonConfig, load_config
+from guerdon.cli.verb import Result, config_of, next_command, setting
+from guerdon.config import GuerdonConfig
 from guerdon.config.unused import log_without_effect
 from guerdon.data.collect.collector import open_npy_archive
 from guerdon.data.collect.run import CollectResult, collect
@@ -15,7 +15,7 @@ from guerdon.data.collect.run import CollectResult, collect
 
 def collect_verb(arguments: argparse.Namespace) -> Result:
     """Stage 1."""
-    config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    config = config_of(arguments)
     log_without_effect(config)
     resume = config.collect.resume or arguments.resume
     result = _collect(replace(config, collect=replace(config.collect, resume=resume)))

@@ -47,7 +47,8 @@ def words_of(verbs: Sequence[Verb]) -> Words:
             after[group] = []
             after[""].append(group)
         after[group].append(action)
-        offered = after[verb.name] = []
+        offered: list[str] = []
+        after[verb.name] = offered
         for names, options in verb.arguments:
             choices = _names(verb) if names[0] == "--config-name" else list(options.get("choices", ()))
             if names[0] == "overrides":

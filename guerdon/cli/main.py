@@ -22,6 +22,7 @@ from guerdon.core.errors import ConfigError, GuerdonError, RunInterrupted
 
 PATH = argument("path", type=Path)
 CHECKPOINT = argument("--checkpoint", type=Path, required=True, metavar="C", help="the reward model")
+THRESHOLD = argument("--threshold", type=float, metavar="P", help="decide at P, not as calibrated")
 PRECISION = argument("--precision", choices=["fp32", "bf16", "int8"], default="fp32")
 FORMAT = argument("--format", help="the format of the data; detected if not given")
 
@@ -63,11 +64,13 @@ VERBS = (
         "prove",
         "prove:prove_verb",
         "train beside controls and say what the learned reward did",
-        *config_arguments(default="train"),
+        *config_arguments(default="train", rlinf=False),
         argument("--seeds", type=int, default=3, metavar="N", help="seeds of each arm (3)"),
         argument("--arms", metavar="A,B", help="start, learned, off, shuffled, true (all)"),
         argument("--episodes", type=int, metavar="N", help="of an evaluation (learner.eval_episodes)"),
         argument("--workers", type=int, metavar="N", help="runs at a time (one for each core)"),
+        stage="trust",
+        example="guerdon prove reward.use_reward_model=true reward.model.checkpoint_path=CHECKPOINT",
     ),
     Verb(
         "evaluate",
@@ -108,10 +111,11 @@ VERBS = (
     Verb(
         "reward score",
         "reward:score_verb",
-        "success probabilities of a data set",
-        argument("path", type=Path, help="a data set in any format"),
+        "success probabilities of a data set, of pictures or of a video",
+        argument("path", type=Path, help="a data set, a picture, a folder of pictures, or a video"),
         argument("--out", type=Path, metavar="FILE", help="write one row per frame (.parquet, .json)"),
         CHECKPOINT,
+        THRESHOLD,
         PRECISION,
         stage="use",
         example="guerdon reward score DATA --checkpoint CHECKPOINT --out scores.parquet",
@@ -123,6 +127,7 @@ VERBS = (
         argument("--data", type=Path, required=True, help="held-out episodes"),
         argument("--out", type=Path, required=True, metavar="HTML"),
         CHECKPOINT,
+        THRESHOLD,
         PRECISION,
         stage="trust",
         example="guerdon reward card --checkpoint CHECKPOINT --data DATA --out card.html",
@@ -132,10 +137,22 @@ VERBS = (
         "reward:quantize_verb",
         "make and verify the int8 version",
         argument("path", type=Path, help="a data set; the one it was fitted to is best"),
-        argument("--threshold", type=float, metavar="P", help="decide at P, not as calibrated"),
+        THRESHOLD,
         CHECKPOINT,
         stage="use",
         example="guerdon reward quantize DATA --checkpoint CHECKPOINT",
+    ),
+    Verb(
+        "reward recalibrate",
+        "reward:recalibrate_verb",
+        "another threshold without a refit",
+        argument("--data", type=Path, required=True, help="labelled episodes that it was not fitted to"),
+        argument("--fpr", type=float, metavar="F", help="share of failure frames that may fire"),
+        argument("--threshold", type=float, metavar="P", help="this threshold; the calibration stays"),
+        argument("--out", type=Path, metavar="C2", help="write here instead of into the checkpoint"),
+        CHECKPOINT,
+        stage="trust",
+        example="guerdon reward recalibrate --checkpoint CHECKPOINT --data DATA --fpr 0.02",
     ),
     Verb(
         "data inspect",

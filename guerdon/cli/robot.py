@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from guerdon.cli.teleop_page import LiveView, Shown, ViewServer
-from guerdon.cli.verb import Result, next_command, print_result
-from guerdon.config import EnvConfig, RewardConfig, build, load_config
+from guerdon.cli.verb import Result, config_of, next_command, print_result
+from guerdon.config import EnvConfig, RewardConfig, build
 from guerdon.config.schema_robot import RobotSimConfig
 from guerdon.core.errors import ConfigError, EmergencyStopError
 from guerdon.core.images import stack_episode
@@ -53,7 +53,7 @@ def robot_sim_verb(arguments: argparse.Namespace) -> None:
 
 def teleop_verb(arguments: argparse.Namespace) -> Result:
     """Drive a robot by hand."""
-    config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    config = config_of(arguments)
     reward = config.reward
     reward = replace(reward, model=replace(reward.model, checkpoint_path=str(arguments.checkpoint)))
     result = teleop(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.cli.train_reward import train_reward_verb
-from guerdon.cli.verb import Result, aligned, next_command
-from guerdon.config import GuerdonConfig, load_config
+from guerdon.cli.verb import Result, aligned, config_of, next_command
+from guerdon.config import GuerdonConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 from guerdon.training.checkpoints import load_policy
@@ -23,12 +23,21 @@ log = logging.getLogger("guerdon")
 
 def train_verb(arguments: argparse.Namespace) -> Result | None:
     """Stage 3; a config with `fit.only` fits a reward model instead."""
-    config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    config = config_of(arguments)
     if config.fit.only:
         return train_reward_verb(arguments)
     folder, summary = train(config)
-    evaluation = next_command("evaluate", "--checkpoint", display_path(folder))
-    return Result({**summary, "folder": str(folder)}, _train_lines(summary, folder), next_steps=[evaluation])
+    steps = [next_command("evaluate", "--checkpoint", display_path(folder))]
+    if config.reward.use_reward_model or config.reward_model:
+        steps.append(next_command("prove", *_config_words(arguments)) + "  # the same beside its controls")
+    return Result({**summary, "folder": str(folder)}, _train_lines(summary, folder), next_steps=steps)
+
+
+def _config_words(arguments: argparse.Namespace) -> list[str]:
+    """The config and the settings of this command, for another one that takes them."""
+    flags = {"--config-name": arguments.config_name, "--config-path": arguments.config_path}
+    given = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
+    return [*given, *arguments.overrides]
 
 
 def evaluate_verb(arguments: argparse.Namespace) -> Result:

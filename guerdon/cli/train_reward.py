@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from guerdon.cli.verb import Result, next_command, setting
-from guerdon.config import GuerdonConfig, load_config, to_plain
+from guerdon.cli.verb import Result, config_of, next_command, setting
+from guerdon.config import GuerdonConfig, to_plain
 from guerdon.config.unused import log_without_effect
 from guerdon.config.yaml_files import to_yaml
 from guerdon.core import strict_json
@@ -31,19 +31,14 @@ STOP = ".stop"
 
 def train_reward_verb(arguments: argparse.Namespace) -> Result | None:
     """Stage 2."""
-    config = load_config(arguments.config_name, arguments.overrides, arguments.config_path)
+    config = config_of(arguments)
     folder, result = train_reward(config)
     if not is_main_process():
         return None
+    card = ("--checkpoint", display_path(result.checkpoint), "--data", "NEW_EPISODES", "--out", "card.html")
     checkpoint = setting("reward.model.checkpoint_path", result.checkpoint)
-    steps = [
-        next_command(
-            "reward", "card", "--checkpoint", display_path(result.checkpoint), "--data", "NEW_EPISODES"
-        )
-        + " --out card.html",
-        next_command("train", "reward.use_reward_model=true", checkpoint)
-        + "  # and the env of your episodes",
-    ]
+    training = next_command("train", "reward.use_reward_model=true", checkpoint)
+    steps = [next_command("reward", "card", *card), f"{training}  # and the env of your episodes"]
     return Result({**result.to_dict(), "folder": str(folder)}, _fit_lines(result, folder), next_steps=steps)
 
 
@@ -112,7 +107,9 @@ def _placeable(job: FitJob) -> FitJob:
         return {name: str(Path(path).resolve()) for name, path in paths.items() if path is not None}
 
     folders = absolute(job.cfg.data, "path", "positive_dir", "negative_dir", "debug_save_dir")
-    cfg = replace(job.cfg, data=replace(job.cfg.data, **folders), **absolute(job.cfg, "save_dir"))
+    cfg = replace(
+        job.cfg, data=replace(job.cfg.data, **folders), **absolute(job.cfg, "save_dir", "export_path")
+    )
     model = replace(job.model, **absolute(job.model, "pretrained_encoder_path"))
     resume = None if job.resume_dir is None else job.resume_dir.resolve()
     return replace(job, cfg=cfg, resume_dir=resume, model=model)

@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from guerdon.config import GuerdonConfig
 
 from guerdon.core import strict_json
 
@@ -78,13 +81,24 @@ def argument(*names: str, **options: Any) -> Argument:
 OVERRIDES = argument("overrides", nargs="*", metavar="key=value", help="settings, as Hydra takes them")
 
 
-def config_arguments(default: str) -> tuple[Argument, ...]:
-    """A config by its name, and `key=value` settings over it."""
+def config_arguments(default: str, *, rlinf: bool = True) -> tuple[Argument, ...]:
+    """A config by its name, or a file of RLinf's, and `key=value` settings over it."""
+    help_rlinf = "a config file of RLinf, in the place of --config-name"
     return (
         argument("--config-name", default=default, metavar="NAME", help=f"config (default: {default})"),
         argument("--config-path", metavar="DIR", help="where to look for it first"),
+        *([argument("--rlinf", metavar="FILE", help=help_rlinf)] if rlinf else []),
         OVERRIDES,
     )
+
+
+def config_of(arguments: argparse.Namespace) -> GuerdonConfig:
+    """The config that the arguments of `config_arguments` name."""
+    from guerdon.config.load import load_config, load_rlinf
+
+    if arguments.rlinf is not None:
+        return load_rlinf(arguments.rlinf, arguments.overrides)
+    return load_config(arguments.config_name, arguments.overrides, arguments.config_path)
 
 
 def aligned(rows: Iterable[tuple[str, str]], width: int = 13) -> list[str]:

@@ -102,20 +102,19 @@ IMPLIED: tuple[Implied, ...] = (
         "reward.model.model_type",
         {"reward.model.model_type": "binary_classifier", "reward.model.arch": "resnet10"},
     ),
-    # RLinf fits full ResNets with Adam, at a constant rate and without augmentation; our own defaults differ.
+    # RLinf's `DataCollectorWrapper` writes one pickle per episode.
+    Implied(("reward_data_collection",), "collect.format", {"collect.format": "pkl-episode"}),
+)
+
+RLINF_DEFAULTS: tuple[Implied, ...] = (
     Implied(
         ("reward.reward_model", "reward.model.num_spatial_blocks", "reward.resnet", "reward_training"),
         "reward.model.width",
         {"reward.model.arch": "resnet18", "reward.model.width": 64},
     ),
-    Implied(
-        ("reward.optim", "reward.num_epochs", "reward_training", "actor", "runner.max_epochs"),
-        "fit.augment",
-        RLINF_FIT,
-    ),
-    # RLinf's `DataCollectorWrapper` writes one pickle per episode.
-    Implied(("reward_data_collection",), "collect.format", {"collect.format": "pkl-episode"}),
+    Implied(("reward.optim", "reward.num_epochs", "reward_training"), "fit.augment", RLINF_FIT),
 )
+"""What RLinf's blocks leave to its own defaults, which differ from ours; filled in without a notice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +145,7 @@ def translate(tree: Mapping[str, Any], overrides: Sequence[Override] = ()) -> tu
     notices: dict[str, None] = {}  # an ordered set
     renamed: Tree = {}
     older: list[tuple[KeyPath, KeyPath, Any]] = []
-    marks: set[str] = set()
     for path, value in leaves(tree):
-        says_nothing = value is None or value == {}  # a section with nothing in it
-        marks.update(dotted(path[:length]) for length in range(1, len(path) + 1 - says_nothing))
         new_path, new_value = _translate_setting(path, value, notices)
         if new_path == path:
             put(renamed, path, new_value)
@@ -164,8 +160,14 @@ def translate(tree: Mapping[str, Any], overrides: Sequence[Override] = ()) -> tu
         put(renamed, new_path, value)
     for override in overrides:
         _apply(renamed, override, notices)
-    _fill_implied(renamed, marks, notices)
+    _match_images(renamed, notices)
+    _fill_implied(renamed, IMPLIED, tree, notices)
     return renamed, list(notices)
+
+
+def fill_rlinf_defaults(translated: Tree, tree: Mapping[str, Any]) -> None:
+    """Put RLinf's defaults into a translated tree, where the file's own one holds blocks of RLinf's."""
+    _fill_implied(translated, RLINF_DEFAULTS, tree, {})
 
 
 def notice_line(notices: Sequence[str]) -> str:
@@ -230,9 +232,15 @@ def _apply(tree: Tree, override: Override, notices: dict[str, None]) -> None:
             put(tree, new_path, new_value)
 
 
-def _fill_implied(tree: Tree, marks: set[str], notices: dict[str, None]) -> None:
-    """Fill in what the blocks of the file imply; `marks` are all paths that the file holds."""
-    for rule in IMPLIED:
+def _fill_implied(
+    tree: Tree, rules: Sequence[Implied], file: Mapping[str, Any], notices: dict[str, None]
+) -> None:
+    """Fill in what the blocks of the file imply."""
+    marks: set[str] = set()  # all paths that the file holds
+    for path, value in leaves(file):
+        says_nothing = value is None or value == {}  # a section with nothing in it
+        marks.update(dotted(path[:length]) for length in range(1, len(path) + 1 - says_nothing))
+    for rule in rules:
         mark = next((mark for mark in rule.marks if mark in marks), None)
         if mark is None or get(tree, rule.unless) is not ABSENT:
             continue
@@ -240,6 +248,35 @@ def _fill_implied(tree: Tree, marks: set[str], notices: dict[str, None]) -> None
             if get(tree, key) is ABSENT:
                 put(tree, key, value)
                 notices[f"{mark} implies {key}={value}"] = None
+
+
+def _match_images(tree: Tree, notices: dict[str, None]) -> None:
+    """RLinf's policy and collector name their images too; they must be those of the reward model.
+
+    `actor.model.image_size` [C, H, W] is the size that the environments render. A policy sees the cameras of
+    its observations, so that `image_keys` is only compared.
+    """
+    for key in ("image_keys", "image_size"):
+        wanted = get(tree, f"reward.model.{key}", None)
+        for place in ("actor.model", "reward.data_collection"):
+            path = parts(f"{place}.{key}")
+            if place == "reward.data_collection" and key == "image_keys":
+                continue  # a setting of ours
+            value = get(tree, path)
+            if value is ABSENT:
+                continue
+            if wanted is not None and list(value) != list(wanted):
+                raise ConfigError(
+                    f"{place}.{key} is {value}, and reward.model.{key} {wanted}: they must match"
+                )
+            delete(tree, path)
+            notices[f"{place}.{key}"] = None
+            if key == "image_size":
+                for env in ("train", "eval"):
+                    if get(tree, f"env.{env}.init_params.image_size") is ABSENT:
+                        put(tree, f"env.{env}.init_params.image_size", list(value)[1:])
+    if get(tree, "actor", None) == {"model": {}}:
+        delete(tree, ("actor",))
 
 
 def delete_override(tree: Tree, override: Override, path: KeyPath) -> None:

@@ -11,18 +11,27 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from guerdon.config.build import build, flatten_keys, to_plain
-from guerdon.config.compat import Override, delete_override, notice_line, translate
+from guerdon.config.compat import (
+    Override,
+    delete_override,
+    fill_rlinf_defaults,
+    notice_line,
+    translate,
+    translate_override,
+)
 from guerdon.config.compose import PACKAGE_CONF, compose_tree, search_dirs, split_overrides
 from guerdon.config.di_engine import from_di_engine
 from guerdon.config.di_engine_files import read_di_engine
-from guerdon.config.nested import Tree, leaves, merged, parts, put
+from guerdon.config.nested import Tree, dotted, leaves, merged, parts, put
+from guerdon.config.rlinf import from_rlinf, is_rlinf, read_rlinf
 from guerdon.config.schema import EnvConfig, GuerdonConfig
+from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.config.yaml_files import check_references
 from guerdon.core.errors import ConfigError
@@ -50,8 +59,27 @@ def load_config(
         ConfigError: In one or two lines, what is wrong and where.
     """
     name, dirs = search_dirs(os.fspath(config_name or ""), config_path)
+    if config_path is not None and is_rlinf(file := dirs[0] / f"{name}.yaml"):
+        return load_rlinf(file, overrides)
     groups, values = split_overrides(overrides, dirs)
     return _finish(compose_tree(name or None, groups, dirs), values)
+
+
+def load_rlinf(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> GuerdonConfig:
+    """The settings of one of RLinf's own config files, with overrides in our spelling.
+
+    Raises:
+        ConfigError: As `load_config`; also where the file asks for what has no counterpart here.
+    """
+    file = Path(path)
+    theirs = {key: value for key, value in read_rlinf(file).items() if key != "hydra"}
+    tree, notices = from_rlinf(resolve_references(theirs), file.stem)
+    if notices:
+        log.info("config: RLinf's %s: %s", file.name, "; ".join(notices))
+    groups, values = split_overrides(overrides, [PACKAGE_CONF])
+    if groups:
+        raise ConfigError(f"{groups[0]!r} chooses a config group, which RLinf's file does by itself")
+    return _finish(tree, values)
 
 
 def load_tree(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> GuerdonConfig:
@@ -80,10 +108,17 @@ def load_tree(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> Guerdon
 
 def _finish(tree: Mapping[str, Any], overrides: Sequence[Override]) -> GuerdonConfig:
     translated, notices = translate(tree, overrides)
+    fill_rlinf_defaults(translated, tree)
     if notices:
         log.info(notice_line(notices))
     whole = resolve_references(merged(to_plain(GuerdonConfig()), translated))
-    return _with_robot_address(build(GuerdonConfig, whole))
+    config = build(GuerdonConfig, whole)
+    named = [*(dotted(path) for path, _ in leaves(tree)), *(override.key for override in overrides)]
+    paths = [parts(translate_override(name)) for name in named]
+    given = {str(path[2]) for path in paths if path[:2] == ("reward", "model") and len(path) > 2}
+    if given < {item.name for item in fields(RewardModelConfig)}:
+        config.reward.model.remember_given(given)  # a file with all keys, as runs write it, gives none
+    return _with_robot_address(config)
 
 
 def _with_robot_address(config: GuerdonConfig) -> GuerdonConfig:

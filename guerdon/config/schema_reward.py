@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ class RewardModelConfig(Checked):
 
     model_type: Literal["resnet_reward", "binary_classifier"] = "resnet_reward"
     """`ResNetRewardModel` or `BinaryRewardClassifier`."""
-    arch: Literal["resnet10", "resnet18", "resnet34", "resnet50"] = "resnet10"
+    arch: Literal["resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet10"
     """The encoder."""
     width: PositiveInt = 16
     """Channels of the encoder's first stage: a small, fast model; published weights have 64."""
@@ -65,6 +66,15 @@ class RewardModelConfig(Checked):
     """Arithmetic used for scoring."""
     debug_save_dir: str | None = None
     """Write every judged frame there; the variable DEBUG_IMAGE_SAVE_DIR does the same."""
+
+    def remember_given(self, keys: Iterable[str]) -> None:
+        """Tell which settings were given: a given one must fit the checkpoint, a default need not."""
+        object.__setattr__(self, "_given", frozenset(keys))
+
+    @property
+    def given(self) -> frozenset[str] | None:
+        """What `remember_given` was told; None if nobody told it."""
+        return getattr(self, "_given", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -316,6 +326,8 @@ class FitConfig(Checked):
     """What chooses the best model."""
     save_dir: str | None = None
     """Folder of the checkpoints; null means `checkpoints/` in the run's folder."""
+    export_path: str | None = None
+    """Also save the best model as this `.pt` file, where RLinf's commands look for it."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     lr_sched: LRScheduleConfig = field(default_factory=LRScheduleConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)

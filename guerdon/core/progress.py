@@ -40,7 +40,8 @@ def progress(
     items: Iterable[T], what: str, total: int | None = None, unit: str = "it", *, quiet: bool = False
 ) -> Iterable[T]:
     """Iterate with a progress bar, or with lines now and then where stderr is no terminal."""
-    return _make_bar(quiet, iterable=items, desc=what, total=total, unit=unit)
+    bar: Iterable[T] = _make_bar(quiet, iterable=items, desc=what, total=total, unit=unit)
+    return bar
 
 
 def progress_bar(what: str, total: int | None = None, unit: str = "it", *, quiet: bool = False) -> Any:
@@ -71,13 +72,12 @@ class ProgressLines(tqdm):  # type: ignore[type-arg]
             bar_format="{desc}: " + shown + "{postfix}",
         )
 
-    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Print the state as a line of its own."""
         elapsed = self.format_dict["elapsed"]
         self.mininterval = max(LINE_SECONDS, elapsed * LINE_SHARE)  # a run of a day has some hundred lines
         self.fp.write(f"{str(self).strip()}\n")
         self.fp.flush()
-        return True
 
     def close(self) -> None:
         """End without clearing the last line."""

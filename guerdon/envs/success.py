@@ -132,10 +132,18 @@ def _info_of(info: Mapping[str, Any], env: int, done: BoolArray) -> dict[str, An
     final = info.get("final_info")
     source = final if done[env] and isinstance(final, Mapping) else info
     return {
-        key: take_row(value, env)
+        key: _row(value, env, len(done))
         for key, value in source.items()
         if not key.startswith("_") and key not in FINAL_KEYS and _holds(source.get(f"_{key}"), env)
     }
+
+
+def _row(value: Any, env: int, num_envs: int) -> Any:
+    """The part of one environment; what does not have a part for each stays as it is."""
+    if isinstance(value, Mapping):
+        return {key: _row(part, env, num_envs) for key, part in value.items()}
+    per_env = hasattr(value, "__len__") and not isinstance(value, str) and len(value) == num_envs
+    return value[env] if per_env else value
 
 
 def _holds(mask: Any, env: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,11 +24,13 @@ from guerdon.data.datasets.pictures import save_training_pictures
 from guerdon.data.datasets.probe import blind_camera_message, probe_store
 from guerdon.data.datasets.sampling import EpochSampler
 from guerdon.data.store import EpisodeStore
-from guerdon.fit.calibrate import Threshold, calibrate, choose_threshold
+from guerdon.fit.calibrate import calibrate
 from guerdon.fit.distributed_model import strategy_of
-from guerdon.fit.metrics import LabelledScores, summarize
+from guerdon.fit.metrics import LabelledScores, better_recall, round_up, summarize
 from guerdon.fit.process_group import ProcessGroup
+from guerdon.fit.score import labelled_scores
 from guerdon.fit.state import latest_checkpoint
+from guerdon.fit.threshold import Threshold, choose_threshold
 from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.rewards.image import Contract, RewardModel, build_model, save_checkpoint
 from guerdon.rewards.image.int8_file import quantize_checkpoint
@@ -42,6 +45,10 @@ NO_BETTER = 0.6
 """Up to this area under the curve a model is hardly better than chance, and a warning says so."""
 
 
+MIN_RECALL = 0.5
+"""Below this share of success frames that fire a warning says what to do."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
     """What a fit ended with."""
@@ -52,7 +59,7 @@ class FitResult:
     metrics: Mapping[str, float]
     """On the held-out episodes, at the calibrated threshold."""
     threshold: Threshold
-    calibration: Calibration
+    calibration: Calibration = field(repr=False)
     train_loss: float
     train_accuracy: float
     num_steps: int
@@ -308,6 +315,23 @@ def _few(rows: IntArray, seed: int) -> IntArray:
     return np.sort(np.random.default_rng(seed).permutation(rows)[:STATISTICS_FRAMES])
 
 
+def low_recall_message(scores: LabelledScores, threshold: Threshold, checkpoint: Path) -> str:
+    """That a threshold lets few success frames fire, and what to do about it."""
+    text = (
+        f"ATTENTION: at the threshold of {threshold.threshold:.3g} only {threshold.true_positive_rate:.1%} "
+        "of the success frames fire: binary rewards will be rare."
+    )
+    better = better_recall(scores, threshold.threshold, wanted=0.8)
+    if better is None:
+        return f"{text} No threshold mends that: more failures of the kind that fires are needed."
+    return (
+        f"{text} With {better.false_positive_rate:.1%} of false fires {better.true_positive_rate:.1%} would: "
+        f"train with reward.reward_threshold={better.threshold:.7g}, or write it into the checkpoint: "
+        f"guerdon reward recalibrate --checkpoint {shlex.quote(display_path(checkpoint))} --data "
+        f"HELD_OUT_EPISODES --fpr {round_up(better.false_positive_rate)}"
+    )
+
+
 def finish_fit(
     trainer: RewardModelTrainer,
     store: EpisodeStore,
@@ -320,16 +344,8 @@ def finish_fit(
     seed, checkpoints, section = trainer.seed, trainer.checkpoints, trainer.cfg.calibration
     extra = trainer.load_best()
     logits = trainer.score(val_rows)
-    labels, episode = store.labels[val_rows], store.episode[val_rows]
-    calibration = calibrate(logits, labels, episode, seed=seed)
-    numbers, local = np.unique(episode, return_inverse=True)
-    scores = LabelledScores(
-        prob_success=calibration.apply(logits).astype(np.float32),
-        labels=labels,
-        episode=local.astype(np.int64),
-        step=store.step[val_rows],
-        success=store.success[numbers],
-    )
+    calibration = calibrate(logits, store.labels[val_rows], store.episode[val_rows], seed=seed)
+    scores = labelled_scores(calibration.apply(logits), store, val_rows)
     threshold = choose_threshold(
         scores,
         target_fpr=section.target_false_positive_rate,
@@ -339,6 +355,8 @@ def finish_fit(
     )
     if threshold.caveat:
         log.warning("calibration: %s", threshold.caveat)
+    if threshold.true_positive_rate < MIN_RECALL:
+        log.warning("%s", low_recall_message(scores, threshold, checkpoints / "best_model"))
     positive = store.labels >= 0.5
     first = float(store.step[positive].min()) if positive.any() else math.nan
     metrics = {**summarize(scores, threshold.threshold), "first_success_step": first, **(known or {})}
@@ -359,6 +377,8 @@ def finish_fit(
     )
     save_checkpoint(checkpoints / "best_model", trainer.model, contract)
     save_checkpoint(checkpoints / "reward_model_best.pt", trainer.model, contract, extra)
+    if trainer.cfg.export_path is not None:
+        save_checkpoint(trainer.cfg.export_path, trainer.model, contract, extra)
     return FitResult(
         checkpoint=checkpoints / "best_model",
         contract=contract,

@@ -7,6 +7,8 @@ not have them, it is NaN; nothing raises. All arithmetic is float64.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -19,6 +21,8 @@ from guerdon.core.types import BoolArray, FloatArray, IntArray
 from guerdon.rewards.relabel import fires
 
 Float64Array: TypeAlias = NDArray[np.float64]
+RATES = (0.005, 0.01, 0.02, 0.05, 0.1)
+"""False-positive rates that are compared when a threshold is chosen."""
 PROB_FLOOR = 1e-7
 """Probabilities are clipped to [PROB_FLOOR, 1 - PROB_FLOOR] before a logarithm."""
 
@@ -115,6 +119,14 @@ class Curve(NamedTuple):
     """float64 [K], descending."""
 
 
+class OperatingPoint(NamedTuple):
+    """A threshold and what it gives on some frames."""
+
+    false_positive_rate: float
+    true_positive_rate: float
+    threshold: float
+
+
 class Reliability(NamedTuple):
     """Said against seen, over the bins that hold frames."""
 
@@ -157,6 +169,39 @@ def roc_curve(prob: ArrayLike, labels: ArrayLike) -> Curve:
     thresholds, fired, hits = _sweep(prob, labels)
     num_negative = fired[-1] - hits[-1]
     return Curve(_ratio(fired - hits, num_negative), _ratio(hits, hits[-1]), thresholds)
+
+
+def trade_off(scores: LabelledScores, rates: Sequence[float] = RATES) -> list[OperatingPoint]:
+    """The highest recall that is possible with at most each of these false-positive rates.
+
+    Rates at which nothing fires are left out, and so is everything if the frames have one class.
+    """
+    curve, found = roc_curve(scores.prob_success, scores.labels), list[OperatingPoint]()
+    for rate in rates:
+        last = int(np.searchsorted(curve.x, rate + 1e-12, side="right")) - 1
+        if last > 0 and curve.y[last] > 0.0 and np.isfinite(curve.x[last]):
+            found.append(
+                OperatingPoint(float(curve.x[last]), float(curve.y[last]), float(curve.thresholds[last]))
+            )
+    return found
+
+
+def better_recall(scores: LabelledScores, threshold: float, wanted: float) -> OperatingPoint | None:
+    """The least more false fires for which about `wanted` of the success frames fire; None: nothing helps."""
+    now = confusion(scores.prob_success, scores.labels, threshold)
+    more = [
+        point
+        for point in trade_off(scores)
+        if point.threshold < threshold and point.true_positive_rate >= now.true_positive_rate + 0.05
+    ]
+    enough = [point for point in more if point.true_positive_rate >= wanted]
+    return enough[0] if enough else more[-1] if more else None
+
+
+def round_up(rate: float) -> float:
+    """A rate for a command: two digits, not below it."""
+    unit = 10.0 ** (math.floor(math.log10(rate)) - 1) if rate > 0 else 0.001
+    return float(f"{math.ceil(rate / unit - 1e-9) * unit:.6g}") if rate > 0 else unit
 
 
 def pr_curve(prob: ArrayLike, labels: ArrayLike) -> Curve:
@@ -254,6 +299,13 @@ def false_fires_per_episode(scores: LabelledScores, threshold: float) -> FalseFi
     return FalseFires(runs.astype(np.int64), scores.per_episode(fired))
 
 
+def final_frames(scores: LabelledScores) -> IntArray:
+    """The last frame of each episode that has frames -> int64 [at most E]."""
+    order = scores.order
+    ends = np.append(np.diff(scores.episode[order]) != 0, True)
+    return order[ends]
+
+
 def phases(scores: LabelledScores) -> dict[str, BoolArray]:
     """Parts of an episode, each as a mask bool [F]: thirds by step, and before and from the first success."""
     last = np.full(scores.num_episodes, 0, np.int64)
@@ -275,13 +327,15 @@ def summarize(scores: LabelledScores, threshold: float) -> dict[str, float]:
     """All numbers of a validation under names that stay: they are stored in checkpoints and logs.
 
     Rates are shares of frames, delays are steps, `false_fires_per_episode` counts runs and is a mean over
-    all episodes; `missed_episode_rate` is the share of success episodes that never fire once they succeed.
+    all episodes; `missed_episode_rate` is the share of success episodes that never fire once they succeed;
+    the `final` rates are those of the last frames of the episodes, which terminal rewards are made of.
     """
     prob, labels = scores.prob_success, scores.labels
     counts = confusion(prob, labels, threshold)
     delay, false_fires = detection_delay(scores, threshold), false_fires_per_episode(scores, threshold)
     seen = delay[np.isfinite(delay)]
-    failures = ~scores.success
+    failures, last = ~scores.success, final_frames(scores)
+    at_end = confusion(prob[last], labels[last], threshold)
     return {
         "threshold": float(threshold),
         "auc": auc(prob, labels),
@@ -303,6 +357,8 @@ def summarize(scores: LabelledScores, threshold: float) -> dict[str, float]:
         "num_positive_frames": float(np.sum(scores.positive)),
         "num_episodes": float(scores.num_episodes),
         "num_success_episodes": float(np.sum(scores.success)),
+        "final_true_positive_rate": at_end.true_positive_rate,
+        "final_false_positive_rate": at_end.false_positive_rate,
     }
 
 

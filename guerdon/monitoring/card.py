@@ -18,6 +18,7 @@ from PIL import Image
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.types import IntArray, UInt8Array
 from guerdon.fit.metrics import (
+    RATES,
     confusion,
     detection_delay,
     log_loss_per_frame,
@@ -25,8 +26,11 @@ from guerdon.fit.metrics import (
     pr_curve,
     reliability,
     roc_curve,
+    trade_off,
 )
+from guerdon.monitoring.advice import next_steps
 from guerdon.monitoring.page import (
+    MARKS,
     document,
     figure,
     percent,
@@ -43,6 +47,12 @@ from guerdon.rewards.relabel import fires
 
 FRAMES_PER_EPISODE, WORST_FRAMES = 8, 8
 STRIP_PIXELS, WORST_PIXELS = 96, 128
+WORDS = {"good": "Trust it", "care": "With care", "bad": "Not yet"}
+TRADE_OFF_WORDS = (
+    "Every threshold is a point of this curve; the red dot is the present one. The interval of a rate holds "
+    "what these episodes show. The promise was made at calibration, for fresh episodes of the same kind: a "
+    "rate outside it means that these episodes are of another kind."
+)
 
 
 def write_card(path: Path | str, inputs: CardInputs) -> Verdict:
@@ -57,7 +67,10 @@ def write_card(path: Path | str, inputs: CardInputs) -> Verdict:
 def _page(inputs: CardInputs, verdict: Verdict) -> str:
     sections = [
         verdict_box(verdict.level, verdict.headline, verdict.reasons),
+        section("What it can be used for", _uses(verdict)),
+        section("What to do next", _steps(inputs, verdict)),
         _key_numbers(inputs),
+        section("Which threshold", _trade_off(inputs), TRADE_OFF_WORDS),
         section("How well it separates", _curves(inputs), "The red dot is where the threshold puts it."),
         section("Whether its probabilities are honest", _reliability(inputs)),
         section(
@@ -77,10 +90,8 @@ def _page(inputs: CardInputs, verdict: Verdict) -> str:
 
 
 def _key_numbers(inputs: CardInputs) -> str:
-    metrics, chosen = inputs.metrics, inputs.threshold
-    false_low, false_high = map(percent, chosen.false_positive_interval)
-    true_low, true_high = map(percent, chosen.true_positive_interval)
-    scores = inputs.scores
+    metrics, chosen, scores = inputs.metrics, inputs.threshold, inputs.scores
+    here, name = inputs.measured or chosen, f"{chosen.confidence:.0%} interval"
     num_success, num_failure = int(scores.success.sum()), int((~scores.success).sum())
     delay_p90, missed = metrics["detection_delay_p90"], metrics["missed_episode_rate"]
     numbers = [
@@ -88,12 +99,14 @@ def _key_numbers(inputs: CardInputs) -> str:
         (
             "false positives",
             percent(metrics["false_positive_rate"]),
-            f"{chosen.confidence:.0%} interval {false_low} to {false_high}",
+            f"{name} {_interval(here.false_positive_interval)}; promised "
+            f"{_interval(chosen.false_positive_interval)}",
         ),
         (
             "true positives",
             percent(metrics["true_positive_rate"]),
-            f"{chosen.confidence:.0%} interval {true_low} to {true_high}",
+            f"{name} {_interval(here.true_positive_interval)}; promised "
+            f"{_interval(chosen.true_positive_interval)}",
         ),
         ("threshold", f"{chosen.threshold:.3g}", "a frame fires above it"),
         (
@@ -114,6 +127,59 @@ def _key_numbers(inputs: CardInputs) -> str:
         ),
     ]
     return tiles(numbers)
+
+
+def _interval(ends: tuple[float, float]) -> str:
+    return f"{percent(ends[0])} to {percent(ends[1])}"
+
+
+def _uses(verdict: Verdict) -> str:
+    return table(
+        [(each.use, f"{MARKS[each.level]} {WORDS[each.level]}. {each.reason}") for each in verdict.uses]
+    )
+
+
+def _steps(inputs: CardInputs, verdict: Verdict) -> str:
+    items = "".join(
+        f"<li>{escape(step.why)}" + (f"<pre>{escape(step.command)}</pre>" if step.command else "") + "</li>"
+        for step in next_steps(inputs, verdict)
+    )
+    return f"<ol>{items}</ol>"
+
+
+def _trade_off(inputs: CardInputs) -> str:
+    """Recall against false fires in the range that matters, and the thresholds that a target would give."""
+    scores, now = inputs.scores, inputs.threshold.threshold
+    here = confusion(scores.prob_success, scores.labels, now)
+    if math.isnan(here.true_positive_rate) or math.isnan(here.false_positive_rate):
+        return "<p>There is one class only: no curve can be drawn.</p>"
+    points = trade_off(scores)
+    curve = roc_curve(scores.prob_success, scores.labels)
+    end = min(1.0, max(0.1, 1.5 * here.false_positive_rate))
+    shown = curve.x <= end
+    plot = Plot(
+        label="Trade-off of the threshold",
+        x_label="false-fire rate",
+        y_label="recall of success frames",
+        x_range=(0.0, end),
+    )
+    plot.curve(curve.x[shown], curve.y[shown]).dots(
+        [point.false_positive_rate for point in points], [point.true_positive_rate for point in points]
+    )
+    plot.dots([here.false_positive_rate], [here.true_positive_rate], 5, style="point")
+    rows = [("now", percent(here.false_positive_rate), percent(here.true_positive_rate), f"{now:.4g}")]
+    rows += [
+        (
+            f"at most {percent(rate)}",
+            percent(point.false_positive_rate),
+            percent(point.true_positive_rate),
+            f"{point.threshold:.4g}",
+        )
+        for rate in RATES
+        for point in trade_off(scores, (rate,))
+    ]
+    names = ("target", "false fires", "recall", "threshold")
+    return f'<div class="pair">{plot.svg()}{table(rows, names)}</div>'
 
 
 def _curves(inputs: CardInputs) -> str:

@@ -38,6 +38,8 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .tile .note { margin: 0; font-size: 12px; } .big { font-size: 21px; font-weight: 650; line-height: 1.3; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(270px, 1fr)); gap: 16px;
   align-items: center; }
+pre { margin: 4px 0 10px; padding: 6px 8px; background: var(--page); border-radius: 6px; font-size: 12px;
+  white-space: pre-wrap; overflow-wrap: anywhere; } ol { margin: 0; padding-left: 20px; }
 .strip { display: grid; grid-template-columns: repeat(8, 1fr); gap: 6px; margin-top: 6px; }
 figure { margin: 0; font-size: 11px; line-height: 1.3; color: var(--muted); }
 figure img { width: 100%; display: block; border-radius: 4px; border: 3px solid var(--tone); }

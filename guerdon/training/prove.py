@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -10,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from guerdon.config import GuerdonConfig, load_config, to_plain
 from guerdon.config.load import ZOO_CONF, load_serial
+from guerdon.config.yaml_files import to_yaml
 from guerdon.core import strict_json
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import ConfigError, RunInterrupted
@@ -136,7 +136,7 @@ def _check_same(config: GuerdonConfig, root: Path) -> None:
     """Write the config; raise if the folder has a proof of another one."""
     runner = replace(config.runner, logger=replace(config.runner.logger, log_path=None))
     plain = to_plain(replace(config, runner=runner, seed=0))
-    text, path = OmegaConf.to_yaml(OmegaConf.create(plain)), root / "config.yaml"
+    text, path = to_yaml(plain), root / "config.yaml"
     if path.is_file() and path.read_text() != text:
         raise ConfigError(
             f"{display_path(root)} has a proof of other settings (config.yaml): choose another folder "
@@ -160,9 +160,10 @@ def _write(
         **proof.to_plain(),
         "seconds": round(seconds, 2),
     }
-    write_atomic(root / "prove.json", strict_json.dumps(outcome, indent=1))
+    text = strict_json.dumps(outcome, indent=1)
+    write_atomic(root / "prove.json", text)
     write_page(root, proof, f"{config.learner.algorithm} on {config.env.train.id}")
-    return {**outcome, "folder": str(root)}
+    return {**json.loads(text), "folder": str(root)}
 
 
 def write_page(root: Path, proof: Proof, title: str) -> Path:

@@ -128,7 +128,7 @@ class RunParts:
             )
         parts = (
             self.learner, self.envs, self.rewards, config.reward, self.spaces, config.seed,
-            config.learner.iteration_steps, self.online,
+            min(config.learner.iteration_steps, config.learner.total_steps), self.online,
         )  # fmt: skip
         if config.asynchronous.enabled:
             return AsynchronousLoop(self.engine, config.learner, config.asynchronous, *parts)

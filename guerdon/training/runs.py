@@ -27,7 +27,7 @@ from guerdon.monitoring.alarm_check import Alarm
 from guerdon.monitoring.report import write_report
 from guerdon.monitoring.video import write_video
 from guerdon.rewards.image.scorer import ImageScorer
-from guerdon.training.checkpoints import SavedPolicy
+from guerdon.training.checkpoints import SavedPolicy, save_policy
 from guerdon.training.evaluation import Evaluation, FilmedEpisode
 from guerdon.training.reward_workers import RewardWorkers
 
@@ -141,6 +141,50 @@ def reward_kind(cfg: RewardConfig, learns: bool) -> str:
     if cfg.control != "none" and learns:
         return f"control ({cfg.control})"
     return f"learned ({cfg.combine_mode})" if learns else "env"
+
+
+# Checkpoints
+
+REWARD_MODEL_FILE = "reward_model.pt"
+"""A model of the zoo beside each saved policy; `BaseRewardModel.load` reads it."""
+
+
+def save_run(runner: EmbodiedRunner, folder: Path) -> Path:
+    """Save the policy and all that going on needs."""
+    make_directory(folder)
+    if runner.online is not None:
+        runner.online.model.save(folder / REWARD_MODEL_FILE)
+    state = {
+        "loop": runner.loop.state_dict(folder),
+        "monitor": None if runner.monitor is None else runner.monitor.state_dict(),
+        "alarms": list(runner.alarms),
+        "seed": runner.config.seed,
+        "evaluations": [[step, seconds, asdict(result)] for step, seconds, result in runner.evaluations],
+        "refits": None if runner.refits is None else runner.refits.save(folder),
+    }
+    config, mode = runner.config, runner.envs.facts.control_mode
+    steps, about = runner.loop.env_steps, (config.learner, config.env.eval, runner.spaces)
+    return save_policy(folder, runner.learner, *about, steps, state, control_mode=mode)
+
+
+def take_up(runner: EmbodiedRunner, saved: SavedPolicy) -> None:
+    """Go on from the state of a run; the learner has its own already."""
+    state = saved.state
+    runner.loop.load_state_dict(state["loop"], saved.folder)
+    runner.alarms = list(state["alarms"])
+    runner.evaluations = [
+        (int(step), float(seconds), Evaluation(**result))
+        for step, seconds, result in state.get("evaluations", [])  # older runs have none
+    ]
+    runner.seconds = runner.evaluations[-1][1] if runner.evaluations else 0.0
+    if runner.refits is not None:
+        runner.refits.load(state.get("refits"), saved.folder)
+        runner.renew_monitor()
+    elif state.get("refits") is not None and state["refits"]["count"]:
+        log.warning("the reward model had been refitted; reward.refit_interval=0 uses the first one")
+    if runner.monitor is not None and state["monitor"] is not None:
+        # All episodes are reset, perhaps in another number of environments: none is carried on.
+        runner.monitor.load_state_dict({**state["monitor"], "running": None})
 
 
 # Files

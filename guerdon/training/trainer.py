@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +15,6 @@ import torch
 
 from guerdon.config import GuerdonConfig
 from guerdon.config.unused import log_without_effect
-from guerdon.core.atomic import make_directory
 from guerdon.core.errors import ConfigError, GuerdonError, RunInterrupted
 from guerdon.core.interrupts import Interrupts
 from guerdon.core.progress import progress_bar
@@ -26,11 +25,9 @@ from guerdon.monitoring.monitor import RewardMonitor
 from guerdon.rewards.image.scorer import ImageScorer, RewardManager
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.training.checkpoints import (
-    SavedPolicy,
     find_sound_policy,
     load_policy,
     readable_state,
-    save_policy,
 )
 from guerdon.training.env_worker import EnvWorker
 from guerdon.training.evaluation import Evaluation, FilmedEpisode, evaluate
@@ -49,6 +46,8 @@ from guerdon.training.runs import (
     is_due,
     log_alarms,
     progress_text,
+    save_run,
+    take_up,
     warm_start,
     with_note,
     write_config,
@@ -57,8 +56,6 @@ from guerdon.training.runs import (
 log = logging.getLogger("guerdon")
 
 NUM_FILMS = 4
-REWARD_MODEL_FILE = "reward_model.pt"
-"""A model of the zoo beside each saved policy; `BaseRewardModel.load` reads it."""
 
 
 class EmbodiedRunner:
@@ -280,7 +277,7 @@ class EmbodiedRunner:
             saved.check_fits(self.spaces, self.envs.facts.control_mode)
             self.learner.load_state_dict(saved.learner.state_dict())
             with readable_state(saved.folder):
-                self._take_up(saved)
+                take_up(self, saved)
             log.info("resumed from %s at step %d", display_path(place), saved.step)
         else:
             if self.config.learner.warm_start.data is not None:
@@ -290,24 +287,6 @@ class EmbodiedRunner:
         if place is None and self.online is not None:
             self.online.pretrain(self.loop.collect_steps)
         return self._resumed
-
-    def _take_up(self, saved: SavedPolicy) -> None:
-        """Go on from the state of a run."""
-        self.loop.load_state_dict(saved.state["loop"], saved.folder)
-        self.alarms = list(saved.state["alarms"])
-        self.evaluations = [
-            (int(step), float(seconds), Evaluation(**result))
-            for step, seconds, result in saved.state.get("evaluations", [])  # older runs have none
-        ]
-        self.seconds = self.evaluations[-1][1] if self.evaluations else 0.0
-        if self.refits is not None:
-            self.refits.load(saved.state.get("refits"), saved.folder)
-            self._renew_monitor()
-        elif saved.state.get("refits") is not None and saved.state["refits"]["count"]:
-            log.warning("the reward model had been refitted; reward.refit_interval=0 uses the first one")
-        if self.monitor is not None and saved.state["monitor"] is not None:
-            # All episodes are reset, perhaps in another number of environments: none is carried on.
-            self.monitor.load_state_dict({**saved.state["monitor"], "running": None})
 
     def _advance(self, progress: float) -> Iteration:
         """One iteration; if it fails, the last good state is saved first."""
@@ -344,12 +323,12 @@ class EmbodiedRunner:
         self.refits.add(step, iteration)
         due = is_due(before, step, self.config.reward.refit_interval) and not self.interrupts.requested
         if due and self.refits.refit(step):
-            self._renew_monitor()
+            self.renew_monitor()
             if self.config.reward.cache_verdicts:  # those of the model before hold no longer
                 self.loop.reset(episode_seed(self.config.seed, step))
         return self.refits.metrics()
 
-    def _renew_monitor(self) -> None:
+    def renew_monitor(self) -> None:
         """Watch for what the present model promises; counts start again, but that of alarms."""
         if self.monitor is not None and self.refits is not None and self.refits.count:
             raised = self.monitor.num_alarms
@@ -397,25 +376,4 @@ class EmbodiedRunner:
 
     def save(self, folder: Path) -> Path:
         """Save the policy and all that going on needs."""
-        make_directory(folder)
-        if self.online is not None:
-            self.online.model.save(folder / REWARD_MODEL_FILE)
-        state = {
-            "loop": self.loop.state_dict(folder),
-            "monitor": None if self.monitor is None else self.monitor.state_dict(),
-            "alarms": list(self.alarms),
-            "seed": self.config.seed,
-            "evaluations": [[step, seconds, asdict(result)] for step, seconds, result in self.evaluations],
-            "refits": None if self.refits is None else self.refits.save(folder),
-        }
-        save_policy(
-            folder,
-            self.learner,
-            self.config.learner,
-            self.config.env.eval,
-            self.spaces,
-            self.loop.env_steps,
-            state,
-            control_mode=self.envs.facts.control_mode,
-        )
-        return folder
+        return save_run(self, folder)

@@ -11,7 +11,7 @@ from gymnasium.vector import SyncVectorEnv
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.policies import ActorCritic, Categorical, Gaussian
 from guerdon.agents.ppo import PPO
-from guerdon.config import NetworkConfig, PPOConfig
+from guerdon.config import BCConfig, NetworkConfig, PPOConfig
 from guerdon.core.batches import Rollout
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.envs.tabletop.env import TabletopVectorEnv
@@ -392,3 +392,24 @@ def test_the_reference_holds_the_policy_back(kind):
         again.load_state_dict(ppo.state_dict())
         assert (again.reference is None) == (coef == 0.0)
     assert 0 < moved[3.0] < 0.5 * moved[0.0]
+
+
+def test_a_cloned_policy_keeps_the_statistics_of_its_demonstrations():
+    """With those of other states it would act otherwise before it has learned anything."""
+    env = cartpoles(4)
+    cfg = PPOConfig(num_steps=16, minibatch_size=32, normalize_obs=True, lr=1e-12)  # nothing is learned
+    shown = {"state": 0.1 * torch.randn(64, 4)}, torch.randint(2, (64,))
+    moved = {}
+    for cloned in (True, False):
+        ppo, collector = learner(env, cfg), RolloutCollector(env, cfg.num_steps)
+        if cloned:
+            ppo.clone(shown, BCConfig(epochs=2), 0)
+        collector.reset(0)
+        before = ppo.log_probs(shown[0], shown[1])
+        ppo.update(collector.collect(ppo))
+        moved[cloned] = float((ppo.log_probs(shown[0], shown[1]) - before).abs().max())
+        again = learner(env, cfg)
+        again.load_state_dict(ppo.state_dict())
+        assert again.state_dict()["cloned"] == cloned
+    assert moved[True] < 1e-6 < 1e-4 < moved[False]
+    env.close()

@@ -79,6 +79,13 @@ def test_collect_in_an_environment_of_ones_own(tmp_path, kind):
     assert not single.closed, "the caller's environment stays open"
 
 
+def test_labels_by_a_function(tmp_path):
+    data = gd.collect(
+        Dot, successes=1, failures=0, label_fn=lambda obs, info: True, out=tmp_path / "data", progress=False
+    )
+    assert next(iter(data)).labels.tolist() == [1.0] * 8
+
+
 def test_collect_with_what_predicts(tmp_path):
     class Model:
         def predict(self, obs, deterministic):

@@ -9,8 +9,8 @@ import pytest
 import guerdon as gd
 
 NAMES = [
-    "Agent", "DQN", "Dataset", "PPO", "RLPD", "Reward", "SAC", "TD3", "check_reward_model", "collect",
-    "fit_reward", "load_agent", "load_reward", "read", "reward_model", "wrap",
+    "Agent", "Card", "DQN", "Dataset", "PPO", "RLPD", "Reward", "SAC", "TD3", "check_reward_model", "collect",
+    "fit_reward", "load_agent", "load_reward", "prove", "read", "reward_model", "wrap",
 ]  # fmt: skip
 """What is not in it is private."""
 
@@ -30,6 +30,10 @@ def test_every_name_is_there_and_documented(name):
     for item in public:
         if callable(getattr(found, item)) or isinstance(vars(found)[item], property):
             assert inspect.getdoc(getattr(found, item)), f"{name}.{item} has no docstring"
+
+
+def test_collect_shows_its_arguments():
+    assert list(inspect.signature(gd.collect).parameters)[:4] == ["env", "policy", "successes", "failures"]
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -88,6 +88,7 @@ def test_a_model_of_two_cameras_takes_a_dict(tmp_path):
     [
         ({"threshold": 2.0}, "^threshold must be"),
         ({"precision": "fp8"}, "^precision must be"),
+        ({"device": "tpu9"}, "^device must be such as 'cpu'"),
         ({"reward_typ": "binary"}, "load_reward: unknown argument 'reward_typ'; did you mean 'reward_type'"),
         ({"reward_type": "binry"}, "^reward_type must be .*did you mean 'binary'"),
     ],
@@ -126,7 +127,7 @@ def fitted(tmp_path_factory):
 
 
 def test_fit_reward_learns_and_is_calibrated(fitted):
-    assert fitted.fit_result.metrics["auc"] > 0.95
+    assert fitted.metrics["auc"] > 0.95 and fitted.metrics["auc"] == fitted.fit_result.metrics["auc"]
     fresh = [episode(seed, seed % 2 == 0) for seed in range(100, 106)]
     images = np.concatenate([each.frames["base_camera"] for each in fresh])
     labels = np.concatenate([each.labels for each in fresh]) >= 0.5
@@ -155,3 +156,45 @@ def test_wrong_arguments_of_a_fit_are_named(tmp_path, arguments, message):
 def test_a_fit_without_data_names_data(tmp_path):
     with pytest.raises(DataError, match=r"data: .*does not exist"):
         gd.fit_reward(tmp_path / "nothing", out=tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fresh") / "data"
+    return gd.Dataset.from_arrays(*_labelled(range(100, 112)), folder, episode=np.repeat(np.arange(12), 12))
+
+
+def _labelled(seeds):
+    episodes = [episode(seed, seed % 2 == 0) for seed in seeds]
+    images = np.concatenate([each.frames["base_camera"] for each in episodes])
+    return images, np.concatenate([each.labels for each in episodes])
+
+
+def test_the_card(fitted, fresh, tmp_path, capsys):
+    card = fitted.card(fresh, progress=False)
+    assert card.metrics["auc"] > 0.9 and card.threshold == fitted.threshold
+    assert {"continuous", "binary", "terminal"} <= set(card.uses)
+    assert card.save(tmp_path / "cards" / "card.html").read_text() == card.html
+    assert "srcdoc=" in card._repr_html_() and "auc=" in repr(card)
+    assert card.to_dict()["headline"] == card.headline and "html" not in card.to_dict()
+    card.show()
+    assert card.headline in capsys.readouterr().out
+    with pytest.raises(DataError, match="data: there is nothing at"):
+        fitted.card(tmp_path / "nothing")
+
+
+def test_another_threshold_without_a_refit(fitted, fresh, tmp_path):
+    again = fitted.recalibrate(fresh, threshold=0.25, out=tmp_path / "recalibrated")
+    assert again.threshold == pytest.approx(0.25) and fitted.threshold != again.threshold
+    assert gd.load_reward(tmp_path / "recalibrated").threshold == pytest.approx(0.25)
+
+
+def test_frames_from_files(reward, tmp_path):
+    from PIL import Image
+
+    images = frames(3)
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+    np.testing.assert_allclose(reward.predict(tmp_path), reward.predict(images), atol=1e-6)
+    with pytest.raises(DataError, match=r"frames: .*does not exist"):
+        reward.predict(tmp_path / "nothing.mp4")

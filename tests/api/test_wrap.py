@@ -53,6 +53,14 @@ def test_stable_baselines3(reward):
         assert learned[0] == pytest.approx(infos[0]["prob_success"])
 
 
+def test_a_function_of_frames():
+    env = gd.wrap(Dot(), lambda frames: frames[:, :, :12].mean((1, 2, 3)), combine_mode="add")
+    env.reset(seed=0)
+    _, total, _, _, info = env.step(np.zeros(1, np.float32))
+    assert info["learned_reward"] == pytest.approx(env.render()[:, :12].mean(), rel=1e-5)
+    assert total == pytest.approx(info["learned_reward"] + info["env_reward"])
+
+
 def test_a_model_of_the_zoo():
     model = gd.reward_model("rnd", Dot, hidden=(8,), seed=3)
     env = gd.wrap(Dot(), model, train_every=4)

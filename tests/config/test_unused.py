@@ -68,7 +68,7 @@ def test_rules_name_settings_that_exist(rules, cls):
         (["reward.success_reward=2", "reward.reward_type=continuous"], "success_reward has no effect"),
         (["learner.sac.gamma=0.9"], "learner.sac has no effect: learner.algorithm is not sac"),
         (["env.train.operator=keyboard"], "env.train.operator has no effect"),
-        (["fit.lr_sched.min_lr=1e-5"], "min_lr has no effect"),
+        (["fit.lr_sched.min_lr=1e-5", "fit.lr_sched.name=constant"], "min_lr has no effect"),
         (["runner.num_data_episodes=3"], "num_data_episodes has no effect: it is for robots"),
     ],
 )

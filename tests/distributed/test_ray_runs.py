@@ -313,6 +313,7 @@ def test_what_a_busy_worker_warns_of_is_told_later(tmp_path, caplog):
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_reward_model_of_the_zoo_sees_the_same_steps(tmp_path):
     """The model is with the learner, the environments are elsewhere; also with workers at their own pace."""
     ppo, _ = curve([*SHORT, *RND], tmp_path / "local")

@@ -127,10 +127,15 @@ def test_the_reward_data_collector_takes_the_same_ways(tmp_path):
             file.unlink()
         return counts
 
+    def labelled(obs, info):
+        assert (info["task"], info["level"]) == ("push", 3) and obs["base_camera"].shape == (8, 8, 3)
+        return info["won"] > 0 and info["parts"]["won"] > 0
+
     won = np.array([0.0, 1.0])
     assert feed({"is_success": won}) == (1, False, True)
     assert feed({"won": won}, success_key="won") == (1, False, True)
-    assert feed({"won": won}, label_fn=lambda obs, info: info["won"] > 0) == (1, False, True)
+    info = {"won": won, "task": "push", "level": 3, "parts": {"won": won}}
+    assert feed(info, label_fn=labelled) == (1, False, True)
     with pytest.raises(DataError, match=r"no 'success_frame' and env_info no 'success'.*it has: won"):
         feed({"won": won})
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from guerdon.core.errors import DataError
-from guerdon.fit.calibrate import Threshold, binomial_upper_bound, calibrate, choose_threshold
+from guerdon.fit.calibrate import calibrate
 from guerdon.fit.metrics import LabelledScores, auc, ece, log_loss
+from guerdon.fit.threshold import Threshold, binomial_upper_bound, choose_threshold, measure_threshold
 from guerdon.rewards.relabel import Calibration
 
 
@@ -314,3 +315,20 @@ def test_binomial_bound_against_known_values():
     assert binomial_upper_bound(0, 100, 0.05) == pytest.approx(0.0295, abs=1e-4)
     assert binomial_upper_bound(3, 20, 0.025) == pytest.approx(0.3789, abs=1e-4)
     assert binomial_upper_bound(5, 5, 0.025) == 1.0
+
+
+def test_a_given_threshold_is_measured_in_intervals_that_hold_its_rates():
+    scores = make_scores(np.random.default_rng(21), 40, 40)
+    for given in (0.3, 0.9):
+        found = measure_threshold(scores, given, seed=0)
+        prob, positive = scores.prob_success, scores.positive
+        wrong, hits = (np.mean(prob[mask] > np.float32(given)) for mask in (~positive, positive))
+        assert found.threshold == given and found.false_positive_rate == wrong
+        assert found.true_positive_rate == hits
+        for rate, (low, high) in (
+            (wrong, found.false_positive_interval), (hits, found.true_positive_interval)
+        ):  # fmt: skip
+            assert low - 1e-12 <= rate <= high + 1e-12 and high - low < 0.4
+        assert found.target_false_positive_rate == max(wrong, 0.01)
+    with pytest.raises(DataError, match="needs failure frames"):
+        measure_threshold(flat_scores(np.full(20, 0.5), np.ones(20)), 0.5, seed=0)

@@ -525,10 +525,10 @@ end_process(3)
 
 
 @pytest.mark.slow
-def test_a_process_ends_while_gloo_still_holds_tensors():
+def test_a_process_ends_while_gloo_still_holds_tensors(quick_commands):
     """Python's own shutdown aborts in a third of such cases."""
     for _ in range(8):
-        result = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=400)
+        result = subprocess.run(["python", "-c", LEAVES], capture_output=True, text=True, timeout=400)
         assert (result.returncode, result.stdout, result.stderr) == (3, "printed\n", "")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 from dataclasses import replace
 
@@ -22,8 +23,9 @@ from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.data.summary import convert
 from guerdon.datasets import RewardDataset
 from guerdon.fit import fit_reward_model
-from guerdon.fit.fit import open_data
-from guerdon.fit.metrics import auc
+from guerdon.fit.fit import low_recall_message, open_data
+from guerdon.fit.metrics import LabelledScores, auc
+from guerdon.fit.threshold import measure_threshold
 from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.models import build_model, load_checkpoint, save_checkpoint
 from tests.fit.synthetic import episode, score_rows, write_store
@@ -74,6 +76,10 @@ def test_it_learns_and_knows_its_errors(fitted, data, tmp_path):
     assert len(contract.feature_mean) == 8 * MODEL.width
     assert contract.frame_sizes == {"base_camera": (32, 32, 3)}
     assert not (folder / "features.f32").exists()
+
+
+def test_a_printed_result_fits_a_screen(fitted):
+    assert len(repr(fitted[1])) < 80 * 30
 
 
 def test_checkpoints_have_the_documents_layout(fitted):
@@ -290,6 +296,29 @@ def test_early_stop(data, tmp_path):
     result = fit_reward_model(MODEL, settings, folder=tmp_path / "run", seed=0)
     assert result.num_steps < 50 * 4
     assert result.best_step < result.num_steps
+
+
+def test_a_threshold_that_hardly_fires_is_said_loudly(data, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("guerdon.fit.fit.MIN_RECALL", 1.1)
+    fit_reward_model(MODEL, on(data, epochs=1), folder=tmp_path, seed=0, tensorboard=False)
+    assert "ATTENTION: at the threshold of" in caplog.text
+
+
+def test_the_warning_names_a_better_threshold(tmp_path):
+    rng = np.random.default_rng(0)
+    episodes, steps = np.divmod(np.arange(2000), 20)
+    success = np.arange(100) % 2 == 0
+    labels = success[episodes].astype(np.float32)
+    prob = 1 / (1 + np.exp(-(rng.normal(0, 1.2, 2000) + 4.0 * labels - 2.0))).astype(np.float32)
+    scores = LabelledScores(prob_success=prob, labels=labels, episode=episodes, step=steps, success=success)
+    strict = measure_threshold(scores, 0.95, seed=0)
+    assert strict.true_positive_rate < 0.5
+    text = low_recall_message(scores, strict, tmp_path / "best model")
+    (given,) = re.findall(r"reward_threshold=([0-9.]+)", text)
+    assert np.mean(prob[labels > 0.5] > float(given)) >= 0.8
+    assert f"--checkpoint '{tmp_path / 'best model'}'" in text and "--fpr 0.0" in text
+    blind = replace(scores, prob_success=np.where(labels > 0.5, 0.1, 0.2).astype(np.float32))
+    assert "No threshold mends that" in low_recall_message(blind, strict, tmp_path)
 
 
 def test_several_cameras(tmp_path):

@@ -170,6 +170,8 @@ def test_summary_keys_are_stable_and_values_are_plain_floats():
         "num_positive_frames",
         "num_episodes",
         "num_success_episodes",
+        "final_true_positive_rate",
+        "final_false_positive_rate",
     ]
     assert all(type(value) is float for value in summary.values())
 
@@ -206,3 +208,29 @@ def test_no_frame_is_refused():
         LabelledScores(
             prob_success=none, labels=none, episode=numbers, step=numbers, success=np.zeros(0, np.bool_)
         )
+
+
+def test_final_rates_are_those_of_the_last_frames():
+    episodes = [([0.9, 0.2], [0, 1]), ([0.1, 0.9], [0, 1]), ([0.9, 0.1], [0, 0]), ([0.1, 0.8], [1, 0])]
+    summary = metrics.summarize(scores_of(episodes), 0.5)
+    assert summary["final_true_positive_rate"] == 0.5 and summary["final_false_positive_rate"] == 0.5
+
+
+def test_the_trade_off_gives_the_best_recall_for_each_rate():
+    rng = np.random.default_rng(0)
+    labels = (np.arange(400) % 2).tolist()
+    prob = np.clip(0.3 + 0.4 * np.array(labels) + rng.normal(0, 0.15, 400), 0, 1).tolist()
+    scores = scores_of([(prob, labels)])
+    points = metrics.trade_off(scores, (0.02, 0.1))
+    assert len(points) == 2 and points[0].true_positive_rate < points[1].true_positive_rate
+    for rate, point in zip((0.02, 0.1), points, strict=True):
+        here = metrics.confusion(scores.prob_success, scores.labels, point.threshold)
+        assert here.false_positive_rate == point.false_positive_rate <= rate
+        assert here.true_positive_rate == point.true_positive_rate
+        lower = metrics.confusion(scores.prob_success, scores.labels, point.threshold - 0.05)
+        assert lower.false_positive_rate > rate  # no other threshold gives more
+    assert metrics.trade_off(scores_of([([0.2, 0.3], [1, 1])])) == []
+    better = metrics.better_recall(scores, 0.95, wanted=0.8)
+    assert better is not None and better.true_positive_rate >= 0.8
+    assert metrics.better_recall(scores, 0.05, wanted=0.8) is None
+    assert [metrics.round_up(rate) for rate in (0.0, 0.0191, 0.02, 0.0201)] == [0.001, 0.02, 0.02, 0.021]

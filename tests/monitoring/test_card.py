@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -12,12 +13,17 @@ from PIL import Image
 
 from guerdon.data.datasets.audit import AuditReport, Finding
 from guerdon.fit.calibrate import calibrate, choose_threshold
-from guerdon.fit.metrics import LabelledScores, summarize
+from guerdon.fit.metrics import LabelledScores, summarize, trade_off
+from guerdon.monitoring.advice import next_steps, worst_episodes
 from guerdon.monitoring.card import sample_episodes, write_card
-from guerdon.monitoring.verdict import CardInputs, judge
+from guerdon.monitoring.page import percent
+from guerdon.monitoring.verdict import REWARDS, CardInputs, judge
 from tests.browser import dump_dom, screenshot
 
 SECTIONS = [
+    "What it can be used for",
+    "What to do next",
+    "Which threshold",
     "How well it separates",
     "Whether its probabilities are honest",
     "Probability over time",
@@ -145,7 +151,7 @@ def test_structure_is_whole_and_self_contained(card, inputs):
         kind, data = source.split(",", 1)
         assert kind == "data:image/png;base64"
         assert Image.open(io.BytesIO(base64.b64decode(data))).size == (64, 64)
-    assert len(outline.all("svg")) == 3 + len(sample_episodes(inputs))
+    assert len(outline.all("svg")) == 4 + len(sample_episodes(inputs))
     assert all(attrs["aria-label"] for attrs in outline.all("svg"))
     for words in ("sha256:0123456789abcdef", "image.size", "512 values", "6,204", "before the first success"):
         assert words in text
@@ -155,7 +161,7 @@ def test_structure_is_whole_and_self_contained(card, inputs):
 def test_a_browser_draws_all_of_it(card, inputs, tmp_path):
     dom = dump_dom(card)
     samples = len(sample_episodes(inputs))
-    assert dom.count("<svg") == 3 + samples
+    assert dom.count("<svg") == 4 + samples
     assert dom.count("<img") == card.read_text().count("<img") >= 30
     page = np.asarray(Image.open(screenshot(card, tmp_path / "card.png")).convert("RGB")).astype(int)
     assert page.shape == (4000, 1000, 3)
@@ -200,37 +206,122 @@ def test_good_model_is_trusted(strong):
     verdict = judge(strong)
     assert verdict.level == "good", verdict
     assert verdict.headline.startswith("Trust it for rewards")
-    assert [level for level, _ in verdict.reasons] == ["good"] * 4
+    assert [level for level, _ in verdict.reasons] == ["good"] * 5
+    assert {verdict.use(name).level for name in REWARDS} == {"good"}
 
 
 @pytest.mark.parametrize(
-    ("change", "level", "words"),
+    ("change", "uses", "level", "words"),
     [
-        ({"audit": None}, "care", "not audited"),
-        ({"metrics": {"auc": 0.95}}, "care", "95.00% of pairs"),
-        ({"metrics": {"auc": 0.8}}, "bad", "80.00% of pairs"),
-        ({"metrics": {"auc": float("nan")}}, "bad", "one class only"),
-        ({"metrics": {"true_positive_rate": 0.9}}, "care", "90% of success frames fire"),
-        ({"metrics": {"true_positive_rate": 0.3}}, "bad", "30% of success frames fire"),
-        ({"metrics": {"false_positive_rate": 0.03}}, "care", "3% of failure frames fire wrongly"),
-        ({"metrics": {"false_positive_rate": 0.2}}, "bad", "20% of failure frames fire wrongly"),
-        ({"metrics": {"ece": 0.1}}, "care", "off by 10%"),
-        ({"threshold": {"caveat": "Only 8 failure episodes."}}, "care", "Only 8 failure episodes."),
-        ({"threshold": {"enough_data": False}}, "care", "too few episodes"),
-        ({"threshold": {"false_positive_interval": (0.0, 0.2)}}, "care", "0% to 20%"),
-        ({"threshold": {"false_positive_interval": (0.02, 0.2)}}, "bad", "2% to 20%"),
+        ({"audit": None}, REWARDS, "care", "not audited"),
+        ({"metrics": {"auc": 0.95}}, ["continuous"], "care", "95.00% of pairs"),
+        ({"metrics": {"auc": 0.8}}, ["continuous"], "bad", "80.00% of pairs"),
+        ({"metrics": {"auc": float("nan")}}, REWARDS, "bad", "one class only"),
+        ({"metrics": {"true_positive_rate": 0.9}}, ["binary"], "care", "90% of success frames fire"),
+        ({"metrics": {"true_positive_rate": 0.436}}, ["binary"], "care", "43.6% of success frames fire"),
+        ({"metrics": {"true_positive_rate": 0.03}}, ["binary"], "bad", "3% of success frames fire"),
+        ({"metrics": {"false_positive_rate": 0.03}}, ["binary"], "care", "3% of failure frames fire wrongly"),
+        ({"metrics": {"false_positive_rate": 0.2}}, ["binary"], "bad", "20% of failure frames fire wrongly"),
+        ({"metrics": {"ece": 0.1}}, ["continuous"], "care", "off by 10%"),
+        ({"metrics": {"final_true_positive_rate": 0.8}}, ["terminal"], "care", "80% of the successes fire"),
+        ({"metrics": {"final_false_positive_rate": 0.4}}, ["terminal"], "bad", "40% of the failures"),
+        ({"metrics": {"final_true_positive_rate": float("nan")}}, ["terminal"], "bad", "No episode ends in"),
+        ({"threshold": {"caveat": "Only 8 failure episodes."}}, REWARDS, "care", "Only 8 failure episodes."),
+        ({"threshold": {"enough_data": False}}, REWARDS, "care", "too few episodes"),
+        ({"threshold": {"false_positive_interval": (0.0, 0.2)}}, ["binary"], "care", "0% to 20%"),
+        ({"threshold": {"false_positive_interval": (0.02, 0.2)}}, ["binary"], "bad", "2% to 20%"),
     ],
 )
-def test_each_rule_decides_the_verdict(strong, change, level, words):
+def test_each_rule_decides_for_the_uses_that_need_it(strong, change, uses, level, words):
     if "metrics" in change:
         change = {"metrics": {**strong.metrics, **change["metrics"]}}
     if "threshold" in change:
         change = {"threshold": replace(strong.threshold, **change["threshold"])}
     verdict = judge(replace(strong, **change))
-    assert verdict.level == level
-    assert verdict.reasons[0][0] == level
-    assert words in verdict.reasons[0][1]
-    assert verdict.headline.startswith({"care": "Usable with care for", "bad": "Do not use it"}[level])
+    assert {name: verdict.use(name).level for name in REWARDS} == {
+        name: level if name in uses else "good" for name in REWARDS
+    }
+    assert verdict.reasons[0][0] == level and words in verdict.reasons[0][1]
+    assert all(words in verdict.use(name).reason for name in uses)
+    if uses == REWARDS:
+        assert verdict.level == level
+        assert verdict.headline.startswith({"care": "Usable with care for", "bad": "Do not use it"}[level])
+    else:
+        assert verdict.level == "care" and verdict.headline.startswith("Trust it for")
+        wanted = {"care": "usable with care for", "bad": "not for"}[level]
+        assert f"; {wanted} {uses[0]} rewards" in verdict.headline
+
+
+def test_every_interval_holds_its_rate_also_where_the_promise_does_not(strong, tmp_path):
+    """The card showed the rate of one data set beside the interval that another one had promised."""
+    fresh = make_inputs(40, 40, gap=4.0, noise=2.0, seed=5, threshold=strong.threshold)
+    fresh = replace(fresh, metrics=summarize(fresh.scores, strong.threshold.threshold))
+    low, high = strong.threshold.false_positive_interval
+    rate = fresh.metrics["false_positive_rate"]
+    assert not low <= rate <= high
+    here = fresh.measured
+    assert here.false_positive_interval[0] <= rate <= here.false_positive_interval[1]
+    assert here.false_positive_rate == rate and here.threshold == strong.threshold.threshold
+    low, high = here.true_positive_interval
+    assert low <= fresh.metrics["true_positive_rate"] <= high
+    write_card(tmp_path / "card.html", fresh)
+    text = (tmp_path / "card.html").read_text()
+    shown = " to ".join(map(percent, here.false_positive_interval))
+    promised = " to ".join(map(percent, strong.threshold.false_positive_interval))
+    assert f"{shown}; promised {promised}" in text and "of another kind" in text
+
+
+# What to do next
+
+
+def test_a_strict_threshold_is_advised_to_be_lowered(strong):
+    strict = replace(strong.threshold, threshold=float(np.quantile(strong.scores.prob_success, 0.95)))
+    inputs = replace(
+        strong, threshold=strict, metrics=summarize(strong.scores, strict.threshold), data="fresh data"
+    )
+    assert inputs.metrics["true_positive_rate"] < 0.5
+    (step, *_) = next_steps(inputs, judge(inputs))
+    assert "of the success frames fire at" in step.why and "reward.reward_threshold=" in step.why
+    words = shlex.split(step.command)
+    assert (
+        words[:3] == ["guerdon", "reward", "recalibrate"] and words[words.index("--data") + 1] == "fresh data"
+    )
+    rate = float(words[words.index("--fpr") + 1])
+    (point,) = trade_off(strong.scores, (rate,))
+    assert point.true_positive_rate >= 0.8 and point.threshold < strict.threshold
+
+
+def test_false_fires_are_advised_by_kind_and_episode():
+    weak = make_inputs(60, 60, gap=5.5, noise=1.2)
+    loose = replace(weak.threshold, threshold=0.05)
+    inputs = replace(weak, threshold=loose, metrics=summarize(weak.scores, 0.05))
+    steps = next_steps(inputs, judge(inputs))
+    assert f"--fpr {loose.target_false_positive_rate:g}" in steps[0].command
+    told = next(step for step in steps if "of the false fires are in" in step.why)
+    fired = (weak.scores.prob_success > np.float32(0.05)) & (weak.scores.labels < 0.5)
+    counts = np.bincount(weak.scores.episode[fired])
+    assert str(int(counts.argmax())) in told.why and "target_failure=60" in told.command
+    assert worst_episodes(inputs)[0] == counts.argmax()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"auc": 0.8}, "no threshold mends"),
+        ({"auc": float("nan")}, "both kinds"),
+        ({"ece": 0.1}, "Calibrate on these episodes"),
+    ],
+)
+def test_other_weaknesses_have_their_step(strong, change, words):
+    inputs = replace(strong, metrics={**strong.metrics, **change})
+    assert any(words in step.why and step.command for step in next_steps(inputs, judge(inputs)))
+
+
+def test_a_good_model_is_advised_to_be_used(strong):
+    (step,) = next_steps(strong, judge(strong))
+    assert "reward.reward_type=continuous" in step.command and strong.checkpoint in step.command
+    few = replace(strong, threshold=replace(strong.threshold, enough_data=False))
+    assert "rests on few episodes" in next_steps(few, judge(few))[-1].why
 
 
 def test_an_audit_error_forbids_use_and_frequent_wrong_episodes_forbid_ending(strong):

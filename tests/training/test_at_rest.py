@@ -8,7 +8,6 @@ import torch
 
 from guerdon.agents.cloning import demonstrations
 from guerdon.agents.networks import ObsSpec
-from guerdon.cli.reward import ScoredData
 from guerdon.cli.train import train
 from guerdon.config import CollectConfig, EnvConfig, FitConfig, RewardConfig, RewardModelConfig, load_config
 from guerdon.core.errors import ConfigError, DataError
@@ -16,7 +15,9 @@ from guerdon.data.collect.run import collect
 from guerdon.data.store import EpisodeStore, StoreWriter
 from guerdon.envs import TabletopVectorEnv
 from guerdon.fit.fit import fit_reward_model
+from guerdon.fit.score import score_path
 from guerdon.models import Contract, build_model, save_checkpoint
+from guerdon.monitoring.assess import load_manager
 from guerdon.serve import RewardManager
 from guerdon.wrappers import LearnedRewardVectorWrapper
 from tests.training.conftest import SIZE
@@ -70,7 +71,7 @@ def test_a_fit_looks_at_frames_at_rest_alone(data, tmp_path):
     assert rest.contract.only_at_rest and not whole.contract.only_at_rest
     assert rest.metrics["num_frames"] < whole.metrics["num_frames"]
     assert rest.metrics["num_positive_frames"] == whole.metrics["num_positive_frames"]
-    scored = ScoredData(data, rest.checkpoint, precision="fp32", copy=tmp_path)
+    scored = score_path(load_manager(rest.checkpoint), data, tmp_path)
     assert (scored.prob_success[~store.at_rest()] == 0.0).all()
     assert (scored.prob_success[store.at_rest()] > 0.0).any()
 
@@ -102,7 +103,7 @@ def test_motion_need_not_be_rendered(settings, data, tmp_path):
     assert len(demonstrations(data, seen)[1])
     plain = untrained(tmp_path)
     with pytest.raises(DataError, match=r"collect\.only_at_rest"):
-        ScoredData(tmp_path / "some", plain, precision="fp32", copy=tmp_path)
+        score_path(load_manager(plain), tmp_path / "some", tmp_path)
     more = [*SAC, f"reward.model.checkpoint_path={plain}", f"learner.sac.prior_data={tmp_path / 'some'}"]
     with pytest.raises(DataError, match=r"collect\.only_at_rest"):
         make_runner(settings, tmp_path, more)

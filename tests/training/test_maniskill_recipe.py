@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from guerdon.cli.main import main
-from guerdon.cli.reward import ScoredData
 from guerdon.data.store import EpisodeStore
+from guerdon.fit.score import score_path
+from guerdon.monitoring.assess import load_manager
 from tests.training.short_runs import lines
 
 pytestmark = pytest.mark.sim
@@ -58,9 +59,7 @@ def places(tmp_path_factory):
 
 
 def test_the_model_tells_success_from_failure(places):
-    scored = ScoredData(
-        places / "seen", places / "fitted/checkpoints/best_model", precision="fp32", copy=places
-    )
+    scored = score_path(load_manager(places / "fitted/checkpoints/best_model"), places / "seen", places)
     labels, rest = EpisodeStore(places / "seen").labels >= 0.5, EpisodeStore(places / "seen").at_rest()
     assert rest is not None and (rest & ~labels).any()
     success, failure = scored.prob_success[labels], scored.prob_success[rest & ~labels]

@@ -54,10 +54,9 @@ class RandomPolicy:
 
 
 def _batch_size(observations: Any) -> int:
-    while isinstance(observations, Mapping | tuple):
-        is_tuple = isinstance(observations, tuple)
-        observations = observations[0] if is_tuple else next(iter(observations.values()))
-    return len(observations)
+    if isinstance(observations, Mapping):
+        return _batch_size(next(iter(observations.values())))
+    return _batch_size(observations[0]) if isinstance(observations, tuple) else len(observations)
 
 
 class CheckpointPolicy:

@@ -56,14 +56,14 @@ log = logging.getLogger("guerdon")
 KINDS = SUCCESS, FAILURE = "success", "failure"
 WRITING = ".writing"
 MAX_LOOKS = 4
-_SUFFIXES = (".png", ".jpg", ".jpeg")
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg")
 _NAME = re.compile(r"(?P<stem>(?P<source>.*)_(?P<episode>\d{6,}))_frame(?P<step>\d{3,})(?:_(?P<camera>.+))?")
 _NUMBER = re.compile(r".*_(\d{6,})_frame\d{3,}(?:_.+)?\.(?:png|jpg|jpeg)")
 _DECODERS = ("PNG", "JPEG")
 _MAX_FILE = 256 << 20  # bytes
-_MAX_PIXELS = 50_000_000  # decoding takes 11 bytes for each
+MAX_PIXELS = 50_000_000  # decoding takes 11 bytes for each
 _JPEG_SCAN = b"\xff\xda"
-_MAX_SCANNED_PIXELS = 10 * _MAX_PIXELS  # a progressive JPEG goes over its pixels once for each scan
+_MAX_SCANNED_PIXELS = 10 * MAX_PIXELS  # a progressive JPEG goes over its pixels once for each scan
 _MAX_SOURCE = 120  # characters of a file name, which has at most 255
 
 
@@ -84,7 +84,7 @@ def _pictures(root: Path) -> list[list[_Picture]]:
     """The pictures below `root` by episode: those with other names first, then in the order of numbers."""
     groups: dict[tuple[int, str], list[_Picture]] = {}
     for kind in (SUCCESS, FAILURE):
-        for path in files_in(root / kind, *_SUFFIXES):
+        for path in files_in(root / kind, *PICTURE_SUFFIXES):
             match = _NAME.fullmatch(path.stem)
             positive = kind == SUCCESS
             if match is None:
@@ -134,7 +134,7 @@ def _read_group(pictures: list[_Picture], complete: bool) -> Iterator[Episode | 
         try:
             if picture.camera in views:
                 raise DataError("is there twice: another picture has the same episode, step and camera")
-            image = _read_image(picture.path)
+            image = read_picture(picture.path)
             room -= image.nbytes
             if room < 0:
                 raise DataError("belongs to an episode that does not fit into memory")
@@ -168,7 +168,7 @@ def _episode(
     )
 
 
-def _read_image(path: Path) -> UInt8Array:
+def read_picture(path: Path) -> UInt8Array:
     """A PNG or JPEG, uint8 [H, W] or [H, W, 3]; other decoders, which may start programs, are not asked."""
     if path.stat().st_size > _MAX_FILE:
         raise DataError(f"is larger than {_MAX_FILE >> 20} MiB")
@@ -177,7 +177,7 @@ def _read_image(path: Path) -> UInt8Array:
         with Image.open(BytesIO(content), formats=_DECODERS) as image:
             width, height = image.size
             scans = content.count(_JPEG_SCAN) if image.format != "PNG" else 1
-            if width * height > _MAX_PIXELS or width * height * scans > _MAX_SCANNED_PIXELS:
+            if width * height > MAX_PIXELS or width * height * scans > _MAX_SCANNED_PIXELS:
                 raise DataError(f"has {width}x{height} pixels in {scans} scans, more than are read")
             if image.mode in ("I", "F") or image.mode.startswith("I;"):
                 raise DataError(f"has the pixel format {image.mode}; expected 8 bits for each channel")
@@ -228,7 +228,7 @@ class FolderWriter(LabelledWriter):
         if not marks:
             return
         for directory in self.directories.values():
-            for path in files_in(directory, *_SUFFIXES):
+            for path in files_in(directory, *PICTURE_SUFFIXES):
                 if (match := _NAME.fullmatch(path.stem)) and match["stem"] in marks:
                     path.unlink()
             fsync_directory(directory)
@@ -265,7 +265,7 @@ class Folder(Format):
 
     def detect(self, path: Path) -> bool:
         """Whether there is a picture where they are kept."""
-        return bool(labelled_files(path, KINDS, *_SUFFIXES))
+        return bool(labelled_files(path, KINDS, *PICTURE_SUFFIXES))
 
     def read(self, path: Path) -> Iterator[Episode | Fault]:
         """In the order of episode numbers; truncated ones come last."""

@@ -4,9 +4,10 @@ A file is a dict with the lists `observations`, `actions`, `rewards`, `terminate
 Where a list has one entry more than there are actions, its first entry belongs to the reset: frames are
 `observations[1:]`, and the state of `observations[0]` is the initial state.
 
-Labels come from `success` or `is_obj_placed` in `infos`. Where those say nothing, an episode that is declared
-a failure has none, and in one that is declared a success the frames with a reward over 0.5 are labelled, or
-the last frame if there is no such reward.
+Labels come from `success` or `is_obj_placed` in `infos`, or from `episode.success_once` there, which stays
+true after the first success: RLinf's own preprocessing reads it so. Where those say nothing, an episode that
+is declared a failure has none, and in one that is declared a success the frames with a reward over 0.5 are
+labelled, or the last frame if there is no such reward.
 """
 
 from __future__ import annotations
@@ -55,12 +56,22 @@ def _labels(infos: Sequence[Any], rewards: FloatArray | None, declared: bool) ->
             return values.to_labels(
                 [bool(values.to_scalar(values.require(info, key), key)) for info in infos], count
             )
+    latched = [_success_once(info) for info in infos]
+    if any(each is not None for each in latched):
+        return values.to_labels([bool(each) for each in latched], count)
     labels = np.zeros(count, np.float32)
     if declared and rewards is not None and bool((rewards > 0.5).any()):
         labels[rewards > 0.5] = 1.0
     elif declared:
         labels[-1] = 1.0
     return labels
+
+
+def _success_once(info: Any) -> Any:
+    """`episode.success_once` of an info; None: it says nothing."""
+    episode = info.get("episode") if isinstance(info, Mapping) else None
+    value = episode.get("success_once") if isinstance(episode, Mapping) else None
+    return None if value is None else values.to_scalar(value, "episode.success_once")
 
 
 class RlinfEpisode(EpisodeFiles):

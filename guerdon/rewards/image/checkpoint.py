@@ -51,6 +51,10 @@ _IN_DIRECTORY = (
     "checkpoints/best_model",
     "reward_model_best.pt",
     "best_model.pt",
+    "model_state_dict/full_weights.pt",  # RLinf's runner
+    "actor/model_state_dict/full_weights.pt",
+    "best_model/actor/model_state_dict/full_weights.pt",
+    "checkpoints/best_model/actor/model_state_dict/full_weights.pt",
 )
 _KERNEL = "encoder.pooling_layer.kernel"
 _BLOCK = re.compile(r"backbone\.layer([1-4])\.(\d+)\.")
@@ -232,13 +236,16 @@ def _foreign_contract(config: RewardModelConfig, weights: Mapping[str, Tensor], 
 def _with_encoder_of(
     weights: Mapping[str, Tensor], config: RewardModelConfig, source: str
 ) -> RewardModelConfig:
-    """The config with the encoder that the names and shapes of the weights tell, if they tell one."""
+    """The config with the encoder that names and shapes of the weights tell, unless the config names one."""
+    default = RewardModelConfig()
+    if (config.arch, config.width) != (default.arch, default.width):
+        return config
     stem = next((value for name, value in weights.items() if name.endswith("backbone.conv1.weight")), None)
     blocks = {match[1] + match[2] for name in weights if (match := _BLOCK.search(name))}
     depths = tuple(sum(block.startswith(str(stage)) for block in blocks) for stage in (1, 2, 3, 4))
     block = Bottleneck if any(".conv3." in name for name in weights) else BasicBlock
     arch = next((name for name, made_of in ARCHS.items() if made_of == (block, depths)), None)
-    if stem is None or stem.ndim != 4 or arch is None or (arch, len(stem)) == (config.arch, config.width):
+    if stem is None or stem.ndim != 4 or arch is None:
         return config
     logger.info("%s: its weights are those of a %s of width %d", source, arch, len(stem))
     return replace(config, arch=arch, width=len(stem))

@@ -51,7 +51,9 @@ _FORMER_DEFAULTS = {"arch": "resnet18", "width": 64}
 
 
 def changed_settings(config: RewardModelConfig) -> set[str]:
-    """The settings of a model that differ from the schema's defaults: somebody set them."""
+    """The settings of a model that somebody set: those that were given, or differ from the defaults."""
+    if config.given is not None:
+        return set(MODEL_KEYS) & config.given
     default = to_plain(RewardModelConfig())
     plain, former = to_plain(config), {**default, **_FORMER_DEFAULTS}
     return {key for key in MODEL_KEYS if plain[key] not in (default[key], former[key])}
@@ -76,12 +78,12 @@ class Contract:
     """camera -> mean per channel of the training frames, in grey levels from 0 to 255."""
     pixel_std: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """camera -> standard deviation per channel, in grey levels."""
-    feature_mean: tuple[float, ...] | None = None
+    feature_mean: tuple[float, ...] | None = field(default=None, repr=False)
     """Mean encoder features of the training frames, for drift detection."""
-    feature_std: tuple[float, ...] | None = None
+    feature_std: tuple[float, ...] | None = field(default=None, repr=False)
     threshold: float | None = None
     """Calibrated probability above which a frame counts as success."""
-    calibration: dict[str, Any] | None = None
+    calibration: dict[str, Any] | None = field(default=None, repr=False)
     """`map`: what `rewards/relabel.py` reads; `threshold`: what `fit/calibrate.py` promises."""
     metrics: dict[str, Any] = field(default_factory=dict)
     data_hash: str | None = None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from guerdon.core.errors import ConfigError
 
 Norm: TypeAlias = Literal["batch", "group"]
-Arch: TypeAlias = Literal["resnet10", "resnet18", "resnet34", "resnet50"]
+Arch: TypeAlias = Literal["resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 NORM_GROUPS = 4
 MIN_STRIDED_CHANNELS = 8
 """Input channels from which oneDNN's strided 1x1 convolutions are sound; see `Conv1x1`."""
@@ -128,6 +128,8 @@ ARCHS: dict[Arch, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
     "resnet18": (BasicBlock, (2, 2, 2, 2)),
     "resnet34": (BasicBlock, (3, 4, 6, 3)),
     "resnet50": (Bottleneck, (3, 4, 6, 3)),
+    "resnet101": (Bottleneck, (3, 4, 23, 3)),
+    "resnet152": (Bottleneck, (3, 8, 36, 3)),
 }
 """Name -> block and blocks per stage."""
 
@@ -278,6 +280,8 @@ ENCODERS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": partial(ResNet, "resnet18"),
     "resnet34": partial(ResNet, "resnet34"),
     "resnet50": partial(ResNet, "resnet50"),
+    "resnet101": partial(ResNet, "resnet101"),
+    "resnet152": partial(ResNet, "resnet152"),
     "cnn": SmallCNN,
 }
 """Name -> class. Reward models take ResNets, policies the CNN."""

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from typing_extensions import Self
 
-from guerdon.config import RewardConfig, RewardModelConfig
-from guerdon.core.atomic import make_directory
+from guerdon.config import RewardConfig, RewardModelConfig, load_tree
+from guerdon.core.atomic import locked_directory, make_directory
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import latest_frames
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array, display_path
 from guerdon.data.datasets.pictures import save_picture
 from guerdon.envs.observations import images_from
-from guerdon.rewards.image.accelerate import Scorer, make_scorer
+from guerdon.rewards.image.accelerate import RawScores, Scorer, make_scorer
 from guerdon.rewards.image.base import RewardModel, pool_features
 from guerdon.rewards.image.checkpoint import load_checkpoint
 from guerdon.rewards.image.contract import Contract, changed_settings
@@ -41,7 +41,7 @@ Scores: TypeAlias = SuccessScores
 """What is said of N frames; arrays [N]."""
 Frames: TypeAlias = Mapping[str, UInt8Array]
 """camera -> uint8 [N, H, W, C], or stacks of frames [N, k, H, W, C]; may be empty."""
-RewardGiven: TypeAlias = "RewardConfig | str | os.PathLike[str]"
+RewardGiven: TypeAlias = "RewardConfig | Mapping[str, Any] | str | os.PathLike[str]"
 """The `reward` section, or the path of a checkpoint, with all else by default."""
 MINI_BATCH = 256
 """Frames that are scored at once."""
@@ -191,6 +191,12 @@ class ImageScorer:
         )
 
     def _score_batch(self, frames: Frames) -> Scores:
+        logits, disagreement = self.logits(frames)
+        prob = self.calibration.apply(logits)
+        return Scores(prob_success=prob, disagreement=disagreement.astype(np.float32))
+
+    def logits(self, frames: Frames) -> RawScores:
+        """What the model says of one batch before calibration, and its members' disagreement."""
         self.check(frames)
         if self._scorer is None:
             self._scorer = self._make_scorer(self._device)
@@ -198,8 +204,7 @@ class ImageScorer:
         if not bool(np.isfinite(logits).all()):
             bad = int(np.flatnonzero(~np.isfinite(logits))[0])
             raise DataError(f"the reward model's score of frame {bad} of {len(logits)} is not finite")
-        prob = self.calibration.apply(logits)
-        return Scores(prob_success=prob, disagreement=disagreement.astype(np.float32))
+        return logits, disagreement
 
     def fires(self, prob_success: FloatArray) -> BoolArray:
         """Which of these probabilities count as success."""
@@ -294,7 +299,12 @@ def reward_section(given: RewardGiven, who: str) -> RewardConfig:
         return given
     if isinstance(given, str | os.PathLike):
         return RewardConfig(model=RewardModelConfig(checkpoint_path=os.fspath(given)))
-    raise ConfigError(f"{who} takes a RewardConfig or the path of a checkpoint, not {type(given).__name__}")
+    if isinstance(given, Mapping):  # plain, or OmegaConf's; the whole config or its section, in any spelling
+        return load_tree(given if "reward" in given else {"reward": given}).reward
+    raise ConfigError(
+        f"{who} takes a RewardConfig, a config as a mapping or the path of a checkpoint, not "
+        f"{type(given).__name__}"
+    )
 
 
 def join_scores(parts: Sequence[Scores]) -> Scores:
@@ -316,15 +326,26 @@ class DebugPictures:
 
     def __init__(self, folder: Path) -> None:
         self._folders = {True: folder / "resnet_success", False: folder / "resnet_fail"}
-        existing = [make_directory(place) for place in self._folders.values()]
-        self._next = sum(1 for place in existing for _ in place.glob("*.png"))
+        self._counter = folder / ".next"
+        for place in self._folders.values():
+            make_directory(place)
 
     def save(self, frames: UInt8Array, prob_success: FloatArray, threshold: float) -> None:
-        """One picture per frame."""
+        """One picture per frame; other managers that write to the folder get other numbers."""
         fired = fires(prob_success, threshold).tolist()
-        for frame, prob, success in zip(frames, prob_success.tolist(), fired, strict=True):
-            save_picture(self._folders[success] / f"{self._next:06d}_prob{prob:.4f}.png", frame)
-            self._next += 1
+        numbers = range(start := self._claim(len(frames)), start + len(frames))
+        for number, frame, prob, success in zip(numbers, frames, prob_success.tolist(), fired, strict=True):
+            save_picture(self._folders[success] / f"{number:06d}_prob{prob:.4f}.png", frame)
+
+    def _claim(self, count: int) -> int:
+        """The first of so many numbers that nobody else gets."""
+        with locked_directory(self._counter.parent):
+            try:
+                first = int(self._counter.read_text())
+            except (FileNotFoundError, ValueError):  # pictures of an earlier version, or none
+                first = sum(1 for place in self._folders.values() for _ in place.glob("*.png"))
+            self._counter.write_text(str(first + count))
+        return first
 
 
 # While a rollout goes on

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+
 from guerdon.config.schema import TaskType
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import FloatArray, IntArray
+from guerdon.envs.observations import images_from
 from guerdon.rewards.image import save_checkpoint
 from guerdon.rewards.image.scorer import (
     Frames,
@@ -29,7 +32,7 @@ class ImageRewardWorker:
         """Remember the settings; `init_worker` loads the model.
 
         Args:
-            cfg: the `reward` section, or the path of a checkpoint.
+            cfg: the `reward` section, a whole config as a mapping, or the path of a checkpoint.
             device: where to compute; None: a GPU if there is one.
         """
         self.cfg = reward_section(cfg, "ImageRewardWorker")
@@ -70,18 +73,51 @@ class ImageRewardWorker:
         return self.manager.features_some(frames, rows)
 
     def compute_batch_rewards(self, observations: Any) -> FloatArray:
-        """Learned rewards of a batched observation, however large -> float32 [N]."""
-        return self.manager.compute_rewards(observations)
+        """Learned rewards, in mini-batches, however many there are.
+
+        Args:
+            observations: a batched observation of N environments -> float32 [N]; a list of T of them, or one
+                whose images are [T, N, H, W, C] -> [T, N]; or an object that has `transitions` or
+                `forward_inputs`, as RLinf's rollouts do.
+        """
+        for name in ("transitions", "forward_inputs"):
+            if (held := getattr(observations, name, None)) is not None:
+                return self.compute_batch_rewards(_observations_in(held))
+        if isinstance(observations, list | tuple):
+            if not observations:
+                raise DataError("there are no observations to score")
+            return np.stack([self.manager.compute_rewards(each) for each in observations])
+        found = images_from(observations, self.manager.image_keys)
+        shape = next(iter(found.values())).shape
+        if len(shape) != 5 or self.manager.facts.num_frames > 1:
+            return self.manager.compute_rewards(observations)
+        flat = {name: frames.reshape(-1, *frames.shape[2:]) for name, frames in found.items()}
+        return self.manager.compute_rewards(flat).reshape(shape[:2])
 
     def compute_rewards(self, observations: Any) -> FloatArray:
         """The same under the name that RLinf's reward workflow uses."""
-        return self.manager.compute_rewards(observations)
+        return self.compute_batch_rewards(observations)
+
+    _compute_rewards_with_model = compute_batch_rewards
 
     def save_checkpoint(self, path: Path | str, step: int) -> Path:
         """Save the model as `path/step_{step}/` with its contract; returns that folder."""
         target = Path(path) / f"step_{step}"
         save_checkpoint(target, self.manager.model, self.manager.contract)
         return target
+
+
+def _observations_in(held: Any) -> Any:
+    """The observations of RLinf's `transitions` ([(obs, next_obs), ...], or dicts) or `forward_inputs`."""
+    steps = held if isinstance(held, list | tuple) else [held]
+    found = []
+    for step in steps:
+        if isinstance(step, Mapping):
+            step = step.get("next_obs", step.get("obs", step))
+        elif isinstance(step, list | tuple) and step:
+            step = step[-1]
+        found.append(step)
+    return found if isinstance(held, list | tuple) else found[0]
 
 
 EmbodiedRewardWorker = ImageRewardWorker
@@ -95,16 +131,20 @@ class RewardWorker:
         self,
         cfg: RewardGiven,
         *,
-        task_type: TaskType = "embodied",
+        task_type: TaskType | None = None,
         device: str | None = None,
     ) -> None:
         """Remember the settings; `init_worker` loads what is needed.
 
         Args:
-            cfg: the `reward` section, or the path of a checkpoint.
-            task_type: `runner.task_type`.
+            cfg: the `reward` section, a whole config as a mapping, or the path of a checkpoint.
+            task_type: `runner.task_type`; None: as the config says, `embodied` if it says nothing.
             device: where to compute; None: a GPU if there is one.
         """
+        if task_type is None:
+            runner = cfg.get("runner") if isinstance(cfg, Mapping) else None
+            named = runner.get("task_type") if isinstance(runner, Mapping) else None
+            task_type = "embodied" if named is None else named
         cfg = reward_section(cfg, "RewardWorker")
         if task_type not in get_args(TaskType):
             raise ConfigError(f"task_type must be one of {get_args(TaskType)}, not {task_type!r}")

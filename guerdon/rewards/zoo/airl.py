@@ -1,20 +1,20 @@
 """Adversarial inverse reinforcement learning (Fu et al., 2018, arXiv:1710.11248).
 
-The discriminator knows how likely the policy is to do what it sees, and has to learn the rest:
+The discriminator is given the policy's probability of the action and learns the rest:
 
     f(s, s') = g(s) + gamma h(s') - h(s)
     D = exp(f) / (exp(f) + pi(a | s)),  so that  logits_expert_is_high = f - log pi(a | s)
 
-g is the reward and h a potential that takes up what only shapes the way to it (Ng et al., 1999), so that g
-holds where the dynamics change. h is 0 after a step that terminated. Reward, high for the expert:
+g is the reward. h is a potential for reward shaping (Ng et al., 1999); it absorbs the shaping, so that g also
+holds under other dynamics. h is 0 after a step that terminated. The reward is high for the expert:
 
-- `shaped`, f: dense. The default; the policy's own entropy bonus stands in for log pi.
-- `log_ratio`, f - log pi(a | s) = log D - log(1 - D): of the paper; needs the log-probabilities of actions.
-- `positive`, -log(1 - D): never negative, so that living on always pays, as in GAIL; where episodes end early
-  and the expert keeps going. It needs the log-probabilities too.
-- `plain`, g: what to transfer to another environment.
+- `shaped`, f: dense, the default. The policy's own entropy bonus replaces log pi.
+- `log_ratio`, f - log pi(a | s) = log D - log(1 - D): as in the paper; needs log-probabilities of actions.
+- `positive`, -log(1 - D): never negative, so it favours long episodes, as in GAIL. For tasks in which
+  episodes can end early and the expert keeps going. It needs the log-probabilities too.
+- `plain`, g: for transfer to another environment.
 
-The policy has to say how likely the demonstrated actions are, so that it works in the on-policy pipeline.
+It needs the policy's probability of the demonstrated actions and therefore works on-policy only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rankings made by noise (D-REX; Brown et al., 2019, arXiv:1907.03976).
 
-Nobody ranks the demonstrations. They are cloned, and the clone is played with more and more noise: with
-probability `noise` an action is drawn at random. The more noise, the worse the trajectory is taken to be, and
+The ranking is made automatically. The demonstrations are cloned, and the clone is played with increasing
+noise: with probability `noise` an action is drawn at random. More noise counts as a worse trajectory, and
 T-REX's network learns from that ranking (see `trex.py`, also on the length of trajectories). The reward
-extrapolates from noisy over less noisy to better than the demonstrations.
+extrapolates beyond the demonstrations.
 
 The noisy trajectories have to be played in an environment: the serial pipelines do it
 (`training/rollouts.py`), or they are given with `load_ranked_data`.

@@ -1,14 +1,14 @@
-"""Several reward models of one type that are doubted where they disagree.
+"""An ensemble of reward models of one type; their disagreement lowers the reward.
 
-The members see the same data and differ in their first weights and in what they draw. Where the data say
-little they differ in their rewards too, so that their deviation tells how far a reward can be trusted
-(Lakshminarayanan et al., 2017, arXiv:1612.01474; against a policy that fools its reward: Coste et al., 2024,
+The members see the same data and differ in their initial weights and random numbers. Where there is little
+data their rewards differ too, so that their deviation measures how far a reward can be trusted
+(Lakshminarayanan et al., 2017, arXiv:1612.01474; against reward hacking: Coste et al., 2024,
 arXiv:2310.02743):
 
     reward = mean of the members - disagreement_weight * their deviation
 
-It is high where the members' is, and where they agree. `reward_model/disagreement` is the mean deviation on
-experience of the policy: if it grows, the policy goes where the reward is a guess.
+It is high where the members' rewards are high and agree. `reward_model/disagreement` is the mean deviation on
+experience of the policy. If it grows, the policy visits states where the reward is unreliable.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Guided cost learning (Finn et al., 2016, arXiv:1603.00448).
 
-Maximum-entropy inverse reinforcement learning: demonstrations are likely where they are cheap,
-p(s, a) = exp(-cost) / Z. The unknown Z is estimated from samples whose probability is known, those of the
-policy in training (importance weights), together with the demonstrations, which keep it from collapsing:
+Maximum-entropy inverse reinforcement learning: demonstrations are likely where their cost is low, p(s, a) =
+exp(-cost) / Z. The unknown Z is estimated from samples whose probability is known, those of the policy in
+training (importance weights), together with the demonstrations, which keep the estimate from collapsing:
 
     loss = mean cost of demonstrations + log mean over samples of exp(-cost) / q,   q = pi(a | s)
 
-The reward is the negative cost, high for what was demonstrated. As in later work (Fu et al., 2018, section 4)
-samples are single transitions: products of weights along whole episodes have too high a variance.
+The reward is the negative cost, high for demonstrated transitions. As in later work (Fu et al., 2018,
+section 4) samples are single transitions: products of weights along whole episodes have too high a
+variance.
 
-Weights need the policy's log-probabilities, so that it works in the on-policy pipeline. The penalty on large
-costs takes the place of the paper's two regularisers, which compare neighbours in time.
+Weights need the policy's log-probabilities, so it works on-policy only. A penalty on large costs replaces the
+paper's two regularisers, which compare neighbouring time steps.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Hindsight experience replay (Andrychowicz et al., 2017, arXiv:1707.01495).
 
-A failed attempt at one goal is a successful one at what it did achieve. Finished episodes are copied, with
-the wanted goal of each step replaced by a goal that was achieved
+An episode that missed its goal is a success for the goal that it did reach. Finished episodes are copied,
+with the desired goal of each step replaced by an achieved goal:
 
 - `future`: at this step of the episode or a later one,
 - `episode`: at any step of it,
-- `final`: at its last step,
+- `final`: at its last step.
 
-and with rewards that are computed again for the new goal by the environment's own `compute_reward`. The sign
-is that of the environment, usually 0 at the goal and -1 elsewhere.
+The environment's own `compute_reward` computes the rewards for the new goal. The sign is that of the
+environment, usually 0 at the goal and -1 elsewhere.
 
 Observations are goal-conditioned dicts (observation, achieved_goal, desired_goal); inside they are flat, in
 that order. The off-policy pipeline adds the copies (`augment`) to the replay buffer.

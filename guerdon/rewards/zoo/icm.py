@@ -1,9 +1,9 @@
 """The intrinsic curiosity module (Pathak et al., 2017, arXiv:1705.05363).
 
-Features phi are learned by telling from two neighbouring states which action lies between them, so that they
-hold what the agent can influence and little else. The reward is how wrong a forward model is in them:
+Features phi are learned by predicting the action between two consecutive states, so that they represent
+what the agent can influence. The reward is the error of a forward model in these features:
 
-    novelty(s, a, s') = 1/2 * || forward(phi(s), a) - phi(s') || ** 2 >= 0, high where the outcome surprises,
+    novelty(s, a, s') = 1/2 * || forward(phi(s), a) - phi(s') || ** 2 >= 0, high for unexpected outcomes,
 
 divided by a running deviation (its factor eta is `mix.reward_weight`). The loss is
 (1 - forward_share) * inverse loss + forward_share * forward loss: cross entropy of discrete actions, squared

@@ -1,9 +1,9 @@
-"""The image success classifier of stage 2 as a model of the zoo: it judges the frame that an action led to.
+"""The image success classifier of stage 2 as a model of the zoo: it scores the frame after an action.
 
-prob_success is what a fitted reward model (`guerdon train-reward`) says of `frames`, which the pipelines get
-from the camera that it was fitted to, or, where there are none, of `next_obs`, if that is an image.
-The reward is that probability (`continuous`), or one of two values, decided at the checkpoint's own threshold
-(`binary`). It is fitted already: `train` does nothing here.
+prob_success is the output of a fitted reward model (`guerdon train-reward`) for `frames`. The pipelines get
+them from the camera that the model was fitted to. Without frames, `next_obs` is used if it is an image. The
+reward is that probability (`continuous`), or one of two values, decided at the checkpoint's own threshold
+(`binary`). The model is already fitted: `train` does nothing.
 """
 
 from __future__ import annotations

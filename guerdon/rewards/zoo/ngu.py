@@ -1,4 +1,4 @@
-"""Never give up (Badia et al., 2020, arXiv:2002.06038): what is new in this episode, more so if new in life.
+"""Never give up (Badia et al., 2020, arXiv:2002.06038): novelty in the episode times novelty in the run.
 
 Within an episode, the features of all states so far are remembered (those of an inverse model, as in ICM). A
 state is new if its k nearest neighbours among them are far:
@@ -6,12 +6,12 @@ state is new if its k nearest neighbours among them are far:
     episodic = 1 / (sqrt(sum of K over the k nearest) + c), with K = eps / (max(d2 / d2_mean - xi, 0) + eps),
 
 where d2 are squared distances and d2_mean is a running mean of them; 0 if that sum is above `max_similarity`.
-Neighbours that are not there yet count as if they were at the mean distance. Over the whole run, the error
-of random network distillation (RND) says how new a state is, in deviations from its mean:
+Missing neighbours count as if they were at the mean distance. Over the whole run, the error
+of random network distillation (RND) measures how new a state is, in deviations from its mean:
 
     novelty(s, a, s') = episodic(s') * clip(1 + (error(s') - mean) / deviation, 1, max_modulation) >= 0.
 
-It depends on the episode so far: streams are scored, and the memory of running episodes goes in and out.
+It depends on the episode so far: each step is scored once, with the memory of the running episodes.
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 
     reward(s, a) = p_expert(s, a) / (alpha * p_expert(s) + (1 - alpha) * p_policy(s))
 
-High for what the expert does where the expert goes; lower where the policy goes more often than the expert.
+It is high for the expert's actions in the expert's states, and lower where the policy goes more often.
 The densities are sums of Gaussian kernels at the steps that were seen. The kernel of (s, a) is one of the
 observation times one of the action: Gaussian as well, or, where actions are discrete, 1 for the same action
 and 0 for another one, which makes p_expert(s, a) / p_expert(s) the expert's probability of the action.
 
-All is in coordinates scaled by the demonstrations' deviations and computed with logarithms: far from all data
-densities underflow, their ratio does not. Rewards are never negative: where episodes can end early, living on
-pays. Until states of the policy were collected, p_policy is the expert's density with kernels that are
-`background` times as wide, so that leaving the demonstrations costs from the start.
+Coordinates are scaled by the demonstrations' deviations, and densities are computed as logarithms: far from
+all data densities underflow, their ratio does not. Rewards are never negative: where episodes can end
+early, they favour long ones. Until states of the policy were collected, p_policy is the expert's density
+with kernels that are `background` times as wide, so that leaving the demonstrations lowers the reward from
+the start.
 """
 
 from __future__ import annotations

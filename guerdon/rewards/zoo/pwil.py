@@ -1,18 +1,19 @@
 """Primal Wasserstein imitation learning (Dadashi et al., 2020, arXiv:2006.04678).
 
-An episode of the policy and the demonstrations are two heaps of the same mass 1. Each of the T steps of an
-episode has mass 1 / T, each of the D demonstrated ones 1 / D. Step by step the policy's mass is moved to the
-nearest demonstrated steps that have mass left; what has been used up is gone for the rest of the episode:
+The reward is a greedy optimal transport from an episode of the policy to the demonstrations. Both have mass
+1: each of the T steps of an episode has mass 1 / T, each of the D demonstrated steps 1 / D. Step by step,
+the policy's mass is moved to the nearest demonstrated steps with remaining mass. Used mass is not available
+again:
 
     cost_t = sum over demonstrated steps d of mass(t -> d) * distance(t, d)
     reward_t = alpha * exp(-beta * T / sqrt(size of states + size of actions) * cost_t)
 
 The distance is Euclidean, of observations and actions scaled by the demonstrations' deviations. Masses are
-counted in whole units of 1 / (T * D), so that nothing is lost to rounding: after T steps everything is used.
+counted in whole units of 1 / (T * D), so that rounding loses nothing: after T steps all mass is used.
 
-Rewards lie between 0 and alpha: where episodes can end early, living on pays. Steps after the T-th of an
-episode find no mass left and get 0. Nothing is learned; an episode's rewards depend on its earlier steps, so
-that streams are scored as they are experienced.
+Rewards lie between 0 and alpha: where episodes can end early, they favour long ones. Steps after the T-th
+of an episode get 0, because no mass remains. Nothing is learned. Rewards depend on the earlier steps of the
+episode, so each step is scored once, when it is collected.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Random expert distillation (Wang et al., 2019, arXiv:1905.06750).
 
-A network learns to predict the outputs of a fixed random network for demonstrated states and actions. Where
-there were demonstrations the prediction is good, elsewhere it is not:
+A network learns to predict the outputs of a fixed random network for demonstrated states and actions. The
+prediction is good near demonstrations and bad elsewhere:
 
     reward = exp(-sigma * |predicted - target|^2), between 0 and 1.
 
-sigma decides what counts as good. The paper chooses it by hand so that demonstrations get almost 1. Here a
-share of the demonstrated steps is not learned from, and sigma is such that a step whose error is the
-`expert_quantile` of theirs gets `reward_at_quantile`. Without calibration rewards are constant in effect.
+sigma sets the scale of the error. The paper chooses it by hand so that demonstrations get almost 1. Here a
+share of the demonstrated steps is held out, and sigma is chosen so that a step whose error is the
+`expert_quantile` of theirs gets `reward_at_quantile`. Without this calibration rewards are almost constant.
 
 It is fitted on demonstrations alone, best before the policy (`pretrain_reward`), and rewards are positive:
-where episodes can end early, living on pays.
+where episodes can end early, they favour long ones.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Random network distillation (Burda et al., 2018, arXiv:1810.12894).
 
-A predictor learns to say what a fixed random network makes of the observations that were reached. Where it
-has seldom been it is wrong: the reward is the squared error, mean over the features,
+A predictor learns the output of a fixed random network for visited observations. Its error is large for
+rarely visited ones. The reward is the squared error, mean over the features,
 
     novelty(s, a, s') = mean_i (predictor(s')_i - target(s')_i) ** 2 >= 0, high where s' is new,
 
 divided by the running deviation of its discounted sums. Observations are scaled by running statistics and
-limited; without that the random network sees next to nothing of parts that vary little.
+clipped; otherwise entries that vary little would hardly affect the random network.
 """
 
 from __future__ import annotations

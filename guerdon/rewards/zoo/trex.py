@@ -1,25 +1,25 @@
 """Extrapolation beyond ranked trajectories (T-REX; Brown et al., 2019, arXiv:1904.06387).
 
-Trajectories, none of which need be good, are ranked by their returns. A network gives a reward to each step
+Trajectories are ranked by their returns; none of them has to be good. A network gives a reward to each step
 so that the sums of rewards explain the ranking (Bradley and Terry, 1952):
 
     P(j is better than i) = exp(sum_j reward) / (exp(sum_i reward) + exp(sum_j reward))
 
 The sums are over parts of `snippet_length` steps, drawn at random and equally long in both trajectories, or
-over whole trajectories (`snippet_length: 0`). Trajectories may have any lengths. Pairs of the same rank say
-nothing and are left out. Parts are learned by heart in a long fit: few gradient steps extrapolate better.
-Whole trajectories bear and need a longer one; where all are of one length they are the better choice.
+over whole trajectories (`snippet_length: 0`). Trajectories may have any lengths. Pairs of the same rank are
+left out. A long fit memorises the parts: few gradient steps extrapolate better. Whole trajectories need a
+longer fit; where all have the same length they are the better choice.
 
-Several networks learn the same. Where trajectories were they agree; elsewhere each makes up something else,
-and a policy goes where that is high. So what they disagree by is taken off, and nothing beyond the edge of
-what was seen is told from the edge.
+Several networks are fitted. They agree near the trajectories and differ elsewhere, and a policy exploits
+places where one of them is high. Therefore their disagreement is subtracted, and observations are clipped
+at some deviations of the demonstrations.
 
 Length bias: whole trajectories of unequal length are also explained by a constant reward, positive if long
-ones are better, negative if short ones are. Parts of equal length cannot tell a constant, nor can tasks of
-fixed length. After learning, rewards are scaled to deviation 1 over the demonstrations. What they are
-measured from is a choice where episodes can end early (`zero_at`): `mean`, of the demonstrations' steps:
-their better parts pay, their worse ones cost; `worst`, their lowest tenth: nearly all steps pay, so that
-living on pays.
+ones are better, negative if short ones are. Parts of equal length and tasks of fixed length do not
+determine the constant. After learning, rewards are scaled to deviation 1 over the demonstrations. Where
+episodes can end early, their zero matters (`zero_at`). `mean` of the demonstrations' steps: better parts
+get positive rewards, worse parts negative ones. `worst`, their lowest tenth: nearly all rewards are
+positive, which favours long episodes.
 """
 
 from __future__ import annotations

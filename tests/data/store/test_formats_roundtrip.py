@@ -327,6 +327,13 @@ def rlinf_record(
     ("infos", "rewards", "success", "labels"),
     [
         ([{"success": torch.tensor(False)}, {"success": torch.tensor(True)}], [0.9, 0.0], True, [0, 1]),
+        ([{"episode": {"success_once": torch.tensor([True])}}] * 2, [0.0, 0.0], True, [1, 1]),
+        (
+            [{"episode": {"success_once": False}}, {"episode": {"success_once": True}}],
+            [0.0] * 2,
+            True,
+            [0, 1],
+        ),
         ([{"is_obj_placed": True}, {"is_obj_placed": False}], [0.0, 0.0], True, [1, 0]),
         ([{}, {}], [0.9, 0.0], True, [1, 0]),
         ([{}, {}], [0.0, 0.1], True, [0, 1]),

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from guerdon.config import load_tree
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.errors import ConfigError, DataError, StorageError, UnsafeDataError
 from guerdon.models import Contract, build_model, load_checkpoint, make_resnet, save_checkpoint
 from guerdon.rewards.image import checkpoint as module
+from guerdon.serve import RewardManager
 
 SMALL = {"arch": "resnet10", "width": 8, "image_size": (3, 64, 64), "hidden_dim": 16}
 LAYOUTS = ["best_model", "reward_model.pt"]
@@ -151,6 +153,17 @@ def test_a_contradicting_config_is_refused(tmp_path):
     assert same(load_checkpoint(tmp_path / "m", other)[0], model)  # a default contradicts nothing
 
 
+def test_a_given_setting_is_refused_though_it_is_the_default(tmp_path):
+    model = trained(config())
+    save_checkpoint(tmp_path / "m", model, Contract.of(model))
+    place = str(tmp_path / "m")
+    assert RewardManager(load_tree({"reward": {"model": {"checkpoint_path": place}}}).reward).facts
+    default = list(RewardModelConfig().image_size)
+    section = load_tree({"reward": {"model": {"checkpoint_path": place, "image_size": default}}}).reward
+    with pytest.raises(ConfigError, match=r"image_size is .*128.* in the config"):
+        RewardManager(section)
+
+
 # Files of other programs
 
 
@@ -211,6 +224,19 @@ def test_names_of_another_program(tmp_path, frames):
     assert torch.equal(loaded(frames), model(frames))
 
 
+def test_a_folder_of_rlinfs_runner(tmp_path, frames):
+    model = trained(config("resnet_reward"))
+    place = tmp_path / "best_model" / "actor" / "model_state_dict"
+    place.mkdir(parents=True)
+    state = {
+        name.replace("classifiers.0.", "backbone.fc."): value for name, value in model.state_dict().items()
+    }
+    torch.save(state, place / "full_weights.pt")
+    for folder in (tmp_path, tmp_path / "best_model", place.parent, place.parent.parent):
+        loaded = load_checkpoint(folder, config("resnet_reward"))[0]
+        assert torch.equal(loaded(frames), model(frames))
+
+
 def test_another_architecture_names_both_sides(tmp_path):
     path = foreign(tmp_path, trained(config(arch="resnet18")))
     with pytest.raises(DataError) as caught:
@@ -219,6 +245,19 @@ def test_another_architecture_names_both_sides(tmp_path):
     assert "the model has a resnet10 of width 8" in str(caught.value)
     with pytest.raises(DataError, match=r"classifiers.0.0.weight is .16, 512. instead of .32, 512."):
         load_checkpoint(path, config(arch="resnet18", hidden_dim=32))
+
+
+@pytest.mark.parametrize(("arch", "width"), [("resnet18", 8), ("resnet50", 4), ("resnet10", 24)])
+def test_weights_tell_their_encoder_where_no_config_does(tmp_path, caplog, arch, width):
+    model = trained(config(arch=arch, width=width))
+    unnamed = {name: value for name, value in SMALL.items() if name not in ("arch", "width")}
+    with caplog.at_level(logging.INFO, "guerdon"):
+        loaded, contract, _ = load_checkpoint(
+            foreign(tmp_path, model), RewardModelConfig(model_type="binary_classifier", **unnamed)
+        )
+    assert f"its weights are those of a {arch} of width {width}" in caplog.text
+    assert (contract.model["arch"], contract.model["width"]) == (arch, width)
+    assert same(loaded, model)
 
 
 # Damage

@@ -8,6 +8,7 @@ import torch
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.models import Contract, build_model
+from guerdon.rewards.image.contract import changed_settings
 
 CONFIG = RewardModelConfig(
     model_type="binary_classifier",
@@ -170,3 +171,9 @@ def test_colour_order_is_not_guessed_without_contrast():
 def test_what_is_unknown_is_not_checked():
     unknown = Contract.of(build_model(CONFIG))
     unknown.check_frames(batch(scene()[:, :20, ..., ::-1]))
+
+
+def test_former_defaults_are_nobodys_wish():
+    assert changed_settings(RewardModelConfig(arch="resnet18", width=64)) == set()  # an older config.yaml
+    assert changed_settings(RewardModelConfig(arch="resnet34", width=64)) == {"arch"}
+    assert changed_settings(RewardModelConfig(width=32, hidden_dim=8)) == {"width", "hidden_dim"}

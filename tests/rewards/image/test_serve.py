@@ -4,12 +4,14 @@ import json
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from guerdon.cli.main import main
 from guerdon.config import (
@@ -190,6 +192,11 @@ def test_debug_pictures_have_the_documents_names(checkpoint, frames, tmp_path, m
     assert sorted(str(item.relative_to(tmp_path)) for item in tmp_path.rglob("*.png")) == sorted(names)
     manager.score({"base_camera": chosen[:1]})
     assert len(list(tmp_path.rglob("000010_*.png"))) == 1  # numbers go on
+    other = RewardManager(cfg)
+    for each in (other, manager, other):
+        each.score({"base_camera": chosen[:1]})
+    numbers = [item.name.partition("_")[0] for item in tmp_path.rglob("*.png")]
+    assert sorted(map(int, numbers)) == list(range(14))  # two managers share no number
 
 
 def test_reward_score(checkpoint, data, tmp_path, capsys):
@@ -294,6 +301,9 @@ def test_every_batch_is_checked_whoever_asks(checkpoint, frames):
         ask(images[:4])  # the first batch is right
         with pytest.raises(DataError, match=r"\[16, 16, 3\], the checkpoint was trained on \[32, 32, 3\]"):
             ask(small)
+        if ask == worker.compute_batch_rewards:  # steps of several environments, as RLinf's workflow has them
+            assert ask(stacked).shape == (4, 2)
+            continue
         with pytest.raises(DataError, match="stacks of 2, the checkpoint scores 1"):
             ask(stacked)
     with pytest.raises(DataError, match=r"float32 from 0\..*trained on uint8"):
@@ -332,12 +342,51 @@ def test_a_path_will_do_for_a_section(checkpoint, frames, monkeypatch):
         worker.init_worker()
         np.testing.assert_array_equal(worker.compute_rewards(frames[0][:8]), expected)
     for cls in (RewardManager, ImageRewardWorker, RewardWorker):
-        with pytest.raises(ConfigError, match=f"{cls.__name__} takes a RewardConfig or the path .* not dict"):
-            cls({"model": {}})
+        with pytest.raises(ConfigError, match=f"{cls.__name__} takes a RewardConfig, .* not int"):
+            cls(3)
     with pytest.raises(DataError, match="binary: there is no such checkpoint"):
         RewardManager("binary")
     with pytest.raises(ConfigError, match="task_type must be one of"):
         RewardWorker(reward(checkpoint), task_type="image")
+
+
+def test_configs_of_rlinf_will_do_for_a_section(checkpoint, frames):
+    expected = RewardManager(reward(checkpoint)).compute_rewards(frames[0][:8])
+    model = {"checkpoint_path": str(checkpoint), "reward_type": "binary"}
+    tree = {"runner": {"task_type": "embodied"}, "reward": {"use_reward_model": True, "reward_model": model}}
+    for given in (OmegaConf.create(tree), tree, tree["reward"], OmegaConf.create(tree["reward"])):
+        for cls in (ImageRewardWorker, RewardWorker):
+            worker = cls(given)
+            worker.init_worker()
+            np.testing.assert_array_equal(worker.compute_batch_rewards(frames[0][:8]), expected)
+    text = {"runner": {"task_type": "text"}, "reward": {"text": {"rules": []}}}
+    assert RewardWorker(text).task_type == "text"
+    with pytest.raises(ConfigError, match="reward_modl"):
+        ImageRewardWorker({"reward": {"reward_modl": model}})
+
+
+def test_rollouts_of_many_steps(checkpoint, frames):
+    """[T, N] observations: stacked, in a list, or in an object as RLinf's rollouts are."""
+    images, worker = frames[0][:12], ImageRewardWorker(reward(checkpoint, reward_type="continuous"))
+    worker.init_worker()
+    expected = worker.compute_batch_rewards(images).reshape(3, 4)
+    stacked = images.reshape(3, 4, *images.shape[1:])
+    steps = [{"main_images": each} for each in stacked]
+    held = [
+        stacked,
+        {"main_images": stacked},
+        steps,
+        SimpleNamespace(
+            transitions=[({"main_images": each * 0}, step) for each, step in zip(stacked, steps, strict=True)]
+        ),
+        SimpleNamespace(transitions=[{"obs": None, "next_obs": step} for step in steps]),
+        SimpleNamespace(transitions=None, forward_inputs=steps),
+        SimpleNamespace(forward_inputs={"main_images": stacked}),
+    ]
+    for each in held:
+        np.testing.assert_allclose(worker.compute_batch_rewards(each), expected, atol=1e-5)
+    with pytest.raises(DataError, match="no observations"):
+        worker.compute_batch_rewards([])
 
 
 def test_wrappers_take_a_path_or_refuse_by_name(checkpoint, frames):

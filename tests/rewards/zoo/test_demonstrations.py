@@ -153,7 +153,7 @@ def test_older_trajectories_of_imitation(tmp_path):
     )
     assert alike(read_demonstrations(tmp_path / "expert.npz"), without_log_probs(rows))
     np.savez(tmp_path / "other.npz", states=np.zeros(3))
-    with pytest.raises(DataError, match="no trajectories of imitation: no 'obs'"):
+    with pytest.raises(DataError, match=r"wanted are obs .* and actions .*found are"):
         read_demonstrations(tmp_path / "other.npz")
     (tmp_path / "torn.npz").write_bytes((tmp_path / "expert.npz").read_bytes()[:200])
     with pytest.raises(DataError, match="is damaged"):
@@ -169,6 +169,145 @@ def test_trajectories_that_do_not_add_up(tmp_path):
     (tmp_path / "data.arrow").write_bytes(b"torn")
     with pytest.raises(DataError, match="is damaged"):
         read_demonstrations(tmp_path)
+
+
+# Arrays of one's own
+
+
+def arrays(rows):
+    """All episodes in a row, as [N] arrays."""
+    flat = StepBatch.cat(without_log_probs(rows))
+    return {name: part.numpy() for name, part in flat.parts().items()}
+
+
+def named(rows, form):
+    """The same episodes under the names, and with the marks, of several libraries."""
+    flat, lengths = arrays(rows), [len(each) for each in rows]
+    base = {"observations": flat["obs"], "actions": flat["actions"], "rewards": flat["env_rewards"]}
+    reached = {"next_observations": flat["next_obs"]}
+    done = flat["terminated"] | flat["truncated"]
+    starts = np.concatenate(([True], done[:-1]))
+    forms = {
+        "d4rl": {**base, **reached, "terminals": flat["terminated"], "timeouts": flat["truncated"]},
+        "gymnasium": {
+            "obs": flat["obs"], "acts": flat["actions"], "rews": flat["env_rewards"],
+            "next_obs": flat["next_obs"], "terminated": flat["terminated"], "truncated": flat["truncated"],
+        },
+        "sb3": {
+            "obs": flat["obs"], "actions": flat["actions"], "rewards": flat["env_rewards"],
+            "next_obs": flat["next_obs"], "episode_starts": starts, "terminals": flat["terminated"],
+        },
+        "ends": {**base, **reached, "episode_ends": np.cumsum(lengths), "terminals": flat["terminated"]},
+        "dones": {**base, **reached, "dones": done[:, None], "timeouts": flat["truncated"]},
+        "one more": {
+            "states": np.concatenate([np.concatenate((each.obs, each.next_obs[-1:])) for each in rows]),
+            "actions": flat["actions"], "rewards": flat["env_rewards"], "episode_ends": np.cumsum(lengths),
+            "terminals": flat["terminated"],
+        },
+    }  # fmt: skip
+    return forms[form]
+
+
+@pytest.mark.parametrize("shapes", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+@pytest.mark.parametrize("form", ["d4rl", "gymnasium", "sb3", "ends", "dones", "one more"])
+def test_arrays_under_the_names_that_people_use(tmp_path, form, shapes):
+    rows = episodes(shapes)
+    columns, wanted = named(rows, form), without_log_probs(rows)
+    assert alike(read_demonstrations(columns), wanted)
+    np.savez_compressed(tmp_path / "demos.npz", **columns)
+    assert alike(read_demonstrations(tmp_path / "demos.npz"), wanted)
+    (tmp_path / "demos.pkl").write_bytes(pickle.dumps(columns))
+    assert alike(read_demonstrations(tmp_path / "demos.pkl"), wanted)
+
+
+def test_without_the_last_observation_the_last_step_is_left_out(tmp_path):
+    rows = episodes()
+    flat = arrays(rows)
+    np.savez(
+        tmp_path / "demos.npz",
+        obs=flat["obs"],
+        acts=flat["actions"],
+        dones=flat["terminated"] | flat["truncated"],
+    )
+    read = read_demonstrations(tmp_path / "demos.npz")
+    assert [len(each) for each in read] == [4, 7, 2]
+    for one, whole in zip(read, rows, strict=True):
+        assert torch.equal(one.obs, whole.obs[:-1]) and torch.equal(one.next_obs, whole.next_obs[:-1])
+        assert one.env_rewards.isnan().all() and bool(one.done[-1]) and int(one.done.sum()) == 1
+
+
+def test_lists_of_episodes():
+    rows = episodes()
+    wanted = without_log_probs(rows)
+    dicts = [
+        {
+            "obs": torch.cat((each.obs, each.next_obs[-1:])), "actions": each.actions.tolist(),
+            "rewards": each.env_rewards, "terminated": each.terminated,
+        }
+        for each in rows
+    ]  # fmt: skip
+    assert alike(read_demonstrations(dicts), wanted)
+    assert alike(read_demonstrations(dicts[:1]), wanted[:1]) and alike(
+        read_demonstrations(dicts[0]), wanted[:1]
+    )
+    assert alike(read_demonstrations([to_items(each) for each in rows]), wanted)
+    plural = [
+        {"obs": item["obs"], "actions": item["action"], "rewards": item["reward"], "dones": item["done"],
+         "next_obs": item["next_obs"], "truncated": item["truncated"]}
+        for each in rows for item in to_items(each)
+    ]  # fmt: skip
+    assert alike(read_demonstrations(plural), wanted)
+
+    class Trajectory:
+        def __init__(self, each):
+            self.obs, self.acts = torch.cat((each.obs, each.next_obs[-1:])).numpy(), each.actions.numpy()
+            self.rews, self.terminal = each.env_rewards.numpy(), bool(each.terminated[-1])
+
+    assert alike(read_demonstrations([Trajectory(each) for each in rows]), wanted)
+
+
+def test_other_keys_of_a_transition_do_not_stand_in_for_its_own():
+    wanted = without_log_probs(episodes())
+    more = {"state": np.zeros(9), "rewards": 5.0, "terminals": False}
+    items = [{**item, **more} for each in episodes() for item in to_items(each)]
+    assert alike(read_demonstrations(items), wanted)
+
+
+def test_a_file_of_too_many_episodes_is_refused(tmp_path):
+    count = 100_001
+    np.savez(tmp_path / "a.npz", obs=np.zeros((count, 1)), acts=np.zeros(count), dones=np.ones(count, bool))
+    with pytest.raises(DataError, match="at most 100000 are read"):
+        read_demonstrations(tmp_path / "a.npz")
+
+
+def test_episodes_side_by_side_and_goals():
+    same_length = [synthetic_steps(CONTINUOUS, 6, 1, seed) for seed in range(3)]
+    flat = [arrays([each]) for each in same_length]
+    names = {"obs": "obs", "next_obs": "next_obs", "actions": "actions", "rewards": "env_rewards"}
+    columns = {ours: np.stack([each[theirs] for each in flat]) for ours, theirs in names.items()}
+    read = read_demonstrations(columns)
+    assert [len(each) for each in read] == [6, 6, 6]
+    assert all(torch.equal(one.obs, each.obs) for one, each in zip(read, same_length, strict=True))
+    parts = {"observation": 2, "achieved_goal": 1, "desired_goal": 1}
+    goals = {name: np.full((5, size), number) for number, (name, size) in enumerate(parts.items())}
+    (one,) = read_demonstrations({"obs": goals, "acts": np.zeros(4, np.int64)})
+    assert one.obs.tolist() == [[0.0, 0.0, 1.0, 2.0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("columns", "complaint"),
+    [
+        ({"x": [1.0], "acts": [0]}, r"wanted are obs \(or observations.*found are \['acts', 'x'\]"),
+        ({"obs": np.zeros((9, 2)), "acts": np.zeros(4)}, "4 actions, 9 observations"),
+        ({"obs": np.zeros((4, 2)), "acts": np.zeros(4), "episode_ends": [2, 9]}, "do not cut its 4 steps"),
+        ({"obs": np.array(["a"]), "acts": [0]}, "no array of numbers"),
+        ({"obs": np.zeros((1, 2)), "acts": np.zeros(1)}, "give next_obs"),
+        ({"obs": np.zeros((4, 2)), "acts": np.zeros(4), "next_obs": np.zeros((4, 3))}, "next_obs of"),
+    ],
+)
+def test_arrays_that_do_not_add_up_are_refused(columns, complaint):
+    with pytest.raises(DataError, match=complaint):
+        read_demonstrations(columns)
 
 
 # The native store

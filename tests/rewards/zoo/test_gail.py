@@ -105,6 +105,62 @@ def test_demonstrations_that_do_not_fit_are_refused():
         gail.load_expert_data([replace(rows(), actions=torch.zeros(4, 2))])
 
 
+def ended(length, terminated, seed=0):
+    """An episode that ends by itself, or at a time limit."""
+    made = rows(length, seed)
+    return replace(made, terminated=made.truncated & terminated, truncated=made.truncated & (not terminated))
+
+
+@pytest.mark.parametrize(
+    ("ends", "form"),
+    [
+        ([(5, False), (9, False)], "positive"),  # the data ends, the expert goes on
+        ([(9, True), (9, True), (7, True)], "positive"),  # a time limit that the data calls an end
+        ([(5, True), (9, True), (7, True)], "logit"),  # the expert gets something done
+    ],
+)
+def test_the_form_follows_from_how_demonstrations_end(ends, form, caplog):
+    gail = create_reward_model({"type": "gail", **SHAPES})
+    with caplog.at_level("INFO"):
+        gail.load_expert_data([ended(length, terminated) for length, terminated in ends])
+    assert gail.reward_form == form and f"reward_form: {form}, because" in caplog.text
+    batch = rows()
+    logits = gail.network(gail.features(batch))
+    torch.testing.assert_close(gail.estimate(batch).env_rewards, reward_of(logits, form).detach())
+    given = create_reward_model({"type": "gail", **SHAPES, "reward_form": "negative"})
+    given.load_expert_data([ended(*each) for each in ends])
+    assert given.reward_form == "negative"
+
+
+def test_a_saved_model_keeps_its_form():
+    first = create_reward_model({"type": "gail", **SHAPES})
+    first.load_expert_data([ended(5, True), ended(9, True), ended(7, True)])
+    again = create_reward_model({"type": "gail", **SHAPES})
+    again.load_state_dict(first.state_dict())
+    assert again.reward_form == "logit"
+    older = {key: value for key, value in first.state_dict().items() if key != "reward_form"}
+    older["settings"] = older["settings"].replace('"auto"', '"logit"')
+    again = create_reward_model({"type": "gail", **SHAPES})
+    again.load_state_dict(older)
+    assert again.reward_form == "logit"
+
+
+@pytest.mark.slow
+def test_the_default_form_beats_the_zero_reward_where_episodes_end_early():
+    """`logit` stayed at 11 of 500 on CartPole-v1: while its rewards are negative, falling early pays."""
+    settings = zoo_tasks.zoo_config("cartpole_gail")
+    settings["reward_model"] = {
+        key: value for key, value in settings["reward_model"].items() if key != "reward_form"
+    }
+    demonstrations = [  # as in files with `dones` alone: the time limit looks like an end
+        replace(each, terminated=each.done, truncated=torch.zeros_like(each.truncated))
+        for each in zoo_tasks.experts("CartPole-v1", 10)
+    ]
+    found = zoo_tasks.run(settings, demonstrations=demonstrations)
+    control = zoo_tasks.run(settings, control="zero")
+    assert found.last_return > max(300.0, 2.0 * control.last_return)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.slow
 def test_a_policy_imitates_the_expert(name):

@@ -13,6 +13,17 @@ PPO = {**SMALL, "n_steps": 8, "batch_size": 8}
 OFF = {**SMALL, "learning_starts": 8, "batch_size": 8, "iteration_steps": 8, "buffer_size": 100}
 
 
+class Hidden(Dot):
+    """Tells success under a name of its own."""
+
+    def reset(self, **options):
+        return super().reset(**options)[0], {}
+
+    def step(self, action):
+        *most, info = super().step(action)
+        return *most, {"centred": info["success"]}
+
+
 def weights(agent):
     """What the policy says of some places."""
     actions = agent.predict(np.linspace(-1, 1, 9, dtype=np.float32)[:, None], deterministic=True)[0]
@@ -84,6 +95,8 @@ def test_saved_agents_act_without_an_environment(tmp_path):
     loaded = gd.load_agent(place)
     np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[0], wanted)
     assert loaded.evaluate(2, env=Dot()).episodes == 2
+    with pytest.raises(ConfigError, match=r"env is missing: .* environment of your own, Dot"):
+        loaded.evaluate(2)
     with pytest.raises(DataError, match=r"obs has shape \[2, 2\]; the policy observes \[1\]"):
         loaded.predict(np.zeros((2, 2), np.float32))
     with pytest.raises(ConfigError, match="reward is for an agent that goes on learning: give env"):
@@ -106,6 +119,42 @@ def test_an_image_reward(checkpoint, given):
     assert "reward/fire_rate" in seen[0].metrics and seen[0].metrics["rollout/rewards"] in np.linspace(
         0, 3, 17
     )
+
+
+@pytest.mark.parametrize("kind", ["instance", "function"])
+def test_states_for_the_policy_and_pictures_for_the_reward(checkpoint, kind):
+    """The environment only renders; the end of an episode is scored before the next one begins."""
+    reward, seen = gd.load_reward(checkpoint, reward_type="continuous"), []
+    with gd.SAC(Dot() if kind == "instance" else Dot, reward=reward, **OFF) as agent:
+        agent.learn(24, callbacks=seen.append, progress=False)
+        assert agent.evaluate(2).episodes == 2
+    assert all(0 < step.metrics["rollout/rewards"] < 1 for step in seen)
+    assert seen[0].metrics["reward/frames_judged"] == 8
+
+
+def test_environments_that_were_made_are_closed():
+    made = []
+
+    def make():
+        made.append(Dot())
+        return made[-1]
+
+    with gd.PPO(make, num_envs=2, **PPO) as agent:
+        agent.learn(16, progress=False)
+        assert len(made) == 4 and not any(env.closed for env in made)
+    assert all(env.closed for env in made)
+
+
+def test_success_by_another_name(tmp_path):
+    def in_the_middle(obs, info):
+        return abs(float(obs[0])) < 0.3
+
+    with gd.PPO(Hidden, label_fn=in_the_middle, **PPO) as agent:
+        assert agent.learn(8, progress=False).evaluate(2).success_once is not None
+    with gd.PPO(Hidden, success_key="centred", **PPO) as agent:
+        assert agent.evaluate(2).success_once is not None
+    with gd.PPO(Hidden, **PPO) as agent:
+        assert agent.evaluate(2).success_once is None
 
 
 def test_a_callback_ends_the_training():
@@ -157,6 +206,7 @@ def test_demonstrations_that_are_none_are_an_error_about_demos(tmp_path):
         ({"reward": "rnd"}, r"gd.reward_model\('rnd', env\) makes one"),
         ({"reward": 3.0}, "reward must be a Reward"),
         ({"seed": "x"}, "^seed must be"),
+        ({"device": "gpu"}, "^device must be such as 'cpu'"),
         ({"env_kwargs": {}}, "env_kwargs belongs to an id"),
         ({"eval_env": 7}, "eval_env must be an id"),
     ],
