@@ -93,7 +93,7 @@ SCENARIOS = [
             "--config-name",
             "cartpole_gail",
             *ZOO,
-            "reward_model.expert_data={work}/cartpole.safetensors",
+            "reward_model.data_path={work}/cartpole.safetensors",
         ],
     ),
     Scenario("rnd", ["zoo", "--config-name", "cartpole_rnd", *ZOO]),
