@@ -303,7 +303,8 @@ def final_frames(scores: LabelledScores) -> IntArray:
     """The last frame of each episode that has frames -> int64 [at most E]."""
     order = scores.order
     ends = np.append(np.diff(scores.episode[order]) != 0, True)
-    return order[ends]
+    last: IntArray = order[ends]
+    return last
 
 
 def phases(scores: LabelledScores) -> dict[str, BoolArray]:

@@ -201,7 +201,7 @@ def _headline(uses: list[UseVerdict]) -> str:
             by_level[each.level].append(each.use)
     if len(by_level["bad"]) == len(REWARDS):
         return f"{HEADLINES['bad']} as a reward."
-    parts = []
+    parts: list[str] = []
     for level, names in by_level.items():
         if not names:
             continue
