@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save as save_safetensors
 
@@ -267,7 +268,11 @@ def _own_npz() -> list[bytes]:
     flags = {"terminals": np.array([0, 1, 0, 0], np.bool_), "timeouts": np.array([0, 0, 0, 1], np.bool_)}
     marks = {"episode_ends": np.array([2, 4])}
     made = []
-    for more in ({**flags, "next_observations": np.ones((4, 2), np.float32)}, marks):
+    ended: list[dict[str, NDArray[Any]]] = [
+        {**flags, "next_observations": np.ones((4, 2), np.float32)},
+        marks,
+    ]
+    for more in ended:
         file = io.BytesIO()
         np.savez(file, allow_pickle=False, **steps, **more)
         made.append(file.getvalue())

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from guerdon.config.nested import ABSENT, Tree, dotted, get, leaves, merged, put
 from guerdon.config.yaml_files import check_file
