@@ -29,7 +29,8 @@ from guerdon.config.compose import PACKAGE_CONF, compose_tree, search_dirs, spli
 from guerdon.config.di_engine import from_di_engine
 from guerdon.config.di_engine_files import read_di_engine
 from guerdon.config.nested import Tree, dotted, leaves, merged, parts, put
-from guerdon.config.rlinf import from_rlinf, is_rlinf, read_rlinf
+from guerdon.config.rlinf import from_rlinf
+from guerdon.config.rlinf_files import is_rlinf, read_rlinf
 from guerdon.config.schema import EnvConfig, GuerdonConfig
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.config.schema_zoo import SerialConfig

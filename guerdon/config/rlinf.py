@@ -7,19 +7,11 @@ What has no meaning for a reward workflow is named once; what is unknown is an e
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
-from guerdon.config.nested import ABSENT, Tree, dotted, get, leaves, merged, put
-from guerdon.config.yaml_files import check_file
+from guerdon.config.nested import ABSENT, Tree, dotted, get, leaves, put
 from guerdon.core.errors import ConfigError
-from guerdon.core.types import display_path
-
-log = logging.getLogger("guerdon")
 
 ALGORITHMS = {"gae": "ppo", "actor_critic": "ppo", "embodied_sac": "sac"}
 """`algorithm.adv_type` or `loss_type` -> `learner.algorithm`."""
@@ -89,142 +81,39 @@ ENV_RENAMES: dict[str, str] = {
 }
 """The same for `env.train` and `env.eval`."""
 
-COUNTED = [
-    "runner.task_type",
-    "runner.max_epochs",
-    "runner.max_steps",
-    "runner.val_check_interval",
-    "runner.save_interval",
-    "runner.logger.logger_backends",
-    "algorithm.adv_type",
-    "algorithm.loss_type",
-    "algorithm.update_epoch",
-    "algorithm.entropy_tuning.alpha_type",
-    "algorithm.replay_buffer.sample_window_size",
-    "algorithm.replay_buffer.cache_size",
-    "algorithm.replay_buffer.min_buffer_size",
-    "actor.global_batch_size",
-    "actor.optim.lr",
-    "actor.optim.clip_grad",
-    "reward.reward_weight",
-    "reward.env_reward_weight",
-    "reward.use_reward_prob",
-    "reward.model.model_type",
-    "reward.model.pretrained",
-    "fit.model.model_type",
-    "fit.model.pretrained",
-    "fit.runner.val_check_interval",
-    "fit.runner.save_interval",
-    "fit.runner.early_stop.enabled",
-    "fit.runner.early_stop.patience",
-    "fit.runner.early_stop.monitor",
-    "fit.data.val_data_paths",
-]
+_NAMES = {
+    "counted": """
+        runner.task_type runner.max_epochs runner.max_steps runner.val_check_interval
+        runner.save_interval runner.logger.logger_backends algorithm.adv_type algorithm.loss_type
+        algorithm.update_epoch algorithm.entropy_tuning.alpha_type
+        algorithm.replay_buffer.sample_window_size algorithm.replay_buffer.cache_size
+        algorithm.replay_buffer.min_buffer_size actor.global_batch_size actor.optim.lr
+        actor.optim.clip_grad reward.reward_weight reward.env_reward_weight reward.use_reward_prob
+        reward.model.model_type reward.model.pretrained fit.model.model_type fit.model.pretrained
+        fit.runner.val_check_interval fit.runner.save_interval fit.runner.early_stop.enabled
+        fit.runner.early_stop.patience fit.runner.early_stop.monitor fit.data.val_data_paths""",
+    "env_counted": """
+        env_type init_params.obs_mode init_params.control_mode init_params.sim_backend
+        init_params.sensor_configs.width init_params.sensor_configs.height rollout_epoch
+        use_full_state max_steps_per_rollout_epoch ignore_terminations use_spacemouse reward_mode
+        data_collection""",
+    "without_meaning": """
+        hydra rollout critic weight_syncer hybrid_engines data profile algorithm actor runner
+        reward.group_name reward.model.add_value_head env.group_name env.channel env.enable_offload
+        fit.group_name fit.training_backend fit.enable_offload fit.fsdp_config fit.model fit.optim
+        fit.runner fit.cluster env.train env.eval cluster.node_groups""",
+    "robot_without_meaning": """
+        is_dummy use_dense_reward camera_serials clip_x_range clip_y_range clip_z_range_low
+        clip_z_range_high clip_rz_range""",
+}
+
+COUNTED = _NAMES["counted"].split()
 """Paths that the rules below read."""
 
-ENV_COUNTED = [
-    "env_type",
-    "init_params.obs_mode",
-    "init_params.control_mode",
-    "init_params.sim_backend",
-    "init_params.sensor_configs.width",
-    "init_params.sensor_configs.height",
-    "rollout_epoch",
-    "use_full_state",
-    "max_steps_per_rollout_epoch",
-    "ignore_terminations",
-    "use_spacemouse",
-    "reward_mode",
-    "data_collection",
-]
+ENV_COUNTED = _NAMES["env_counted"].split()
 
-WITHOUT_MEANING = [
-    "hydra",
-    "rollout",
-    "critic",
-    "weight_syncer",
-    "hybrid_engines",
-    "data",
-    "profile",
-    "algorithm",
-    "actor",
-    "runner",
-    "reward.group_name",
-    "reward.model.add_value_head",
-    "env.group_name",
-    "env.channel",
-    "env.enable_offload",
-    "fit.group_name",
-    "fit.training_backend",
-    "fit.enable_offload",
-    "fit.fsdp_config",
-    "fit.model",
-    "fit.optim",
-    "fit.runner",
-    "fit.cluster",
-    "env.train",
-    "env.eval",
-    "cluster.node_groups",
-]
+WITHOUT_MEANING = _NAMES["without_meaning"].split()
 """Paths, with all below them, that a reward workflow has no use for, unless they are named above."""
-
-
-def is_rlinf(path: Path) -> bool:
-    """Whether a file is a config of RLinf's trainings or fits, by its sections."""
-    if not path.is_file():
-        return False
-    check_file(path)
-    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(tree, dict):
-        return False
-    return {"runner", "actor", "rollout"} <= set(tree) or get(tree, "data.train_data_paths") is not ABSENT
-
-
-def read_rlinf(path: Path | str) -> Tree:
-    """A file of RLinf with the files of its `defaults` list, composed as Hydra does.
-
-    `group/name@place` is `group/name.yaml` beside the file. Groups that are not there are left out, with a
-    notice: they configure engines that Guerdon does not have.
-    """
-    path = Path(path)
-    tree = _read(path)
-    base: Tree = {}
-    absent = []
-    for entry in tree.pop("defaults", None) or []:
-        if isinstance(entry, Mapping):  # `env: name`, or `override hydra/...`
-            entry = next((f"{key}/{value}" for key, value in entry.items()), "")
-        name, _, place = str(entry).partition("@")
-        if name == "_self_" or name.startswith(("override ", "hydra")):
-            continue
-        file = path.parent / f"{name}.yaml"
-        if not file.is_file():
-            absent.append(name)
-            continue
-        part = read_rlinf(file)
-        if place and place != "_global_":
-            part = _placed(part, place)
-        base = merged(base, part)
-    if absent:
-        log.info("config: RLinf's groups that are not beside the file are left out: %s", ", ".join(absent))
-    result: Tree = merged(base, tree)
-    return result
-
-
-def _read(path: Path) -> Tree:
-    if not path.is_file():
-        raise ConfigError(f"there is no config of RLinf at {display_path(path)}")
-    check_file(path)
-    tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{display_path(path)} holds no settings")
-    return tree
-
-
-def _placed(part: Tree, place: str) -> Tree:
-    """Settings below a dotted path; references to neighbours (`${..name}`) keep their meaning."""
-    placed: Tree = {}
-    put(placed, place, part)
-    return placed
 
 
 def from_rlinf(given: Mapping[str, Any], name: str = "") -> tuple[Tree, list[str]]:
@@ -328,16 +217,7 @@ def _env_setting(ours: Tree, place: str, key: str, value: Any, notices: list[str
 NODE_GROUP = ("label", "node_ranks", "hardware")
 """What a group of machines has here; RLinf's also name interpreters."""
 
-ROBOT_WITHOUT_MEANING = [
-    "is_dummy",
-    "use_dense_reward",
-    "camera_serials",
-    "clip_x_range",
-    "clip_y_range",
-    "clip_z_range_low",
-    "clip_z_range_high",
-    "clip_rz_range",
-]
+ROBOT_WITHOUT_MEANING = _NAMES["robot_without_meaning"].split()
 
 
 def _is_unset(value: Any) -> bool:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from guerdon.config.di_engine import REWARD_MODELS as DI_ENGINE_NAMES
 from guerdon.config.di_engine import section_from_di_engine
+from guerdon.config.di_engine_names import REWARD_MODELS as DI_ENGINE_NAMES
 from guerdon.core.errors import ConfigError
 from guerdon.core.plugins import load_plugins
 from guerdon.rewards.model import BaseRewardModel

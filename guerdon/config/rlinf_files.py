@@ -1,0 +1,74 @@
+"""Reads RLinf's config files with the groups of their `defaults` lists; `rlinf.py` translates them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
+
+from guerdon.config.nested import ABSENT, Tree, get, merged, put
+from guerdon.config.yaml_files import check_file
+from guerdon.core.errors import ConfigError
+from guerdon.core.types import display_path
+
+log = logging.getLogger("guerdon")
+
+
+def is_rlinf(path: Path) -> bool:
+    """Whether a file is a config of RLinf's trainings or fits, by its sections."""
+    if not path.is_file():
+        return False
+    check_file(path)
+    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(tree, dict):
+        return False
+    return {"runner", "actor", "rollout"} <= set(tree) or get(tree, "data.train_data_paths") is not ABSENT
+
+
+def read_rlinf(path: Path | str) -> Tree:
+    """A file of RLinf with the files of its `defaults` list, composed as Hydra does.
+
+    `group/name@place` is `group/name.yaml` beside the file. Groups that are not there are left out, with a
+    notice: they configure engines that Guerdon does not have.
+    """
+    path = Path(path)
+    tree = _read(path)
+    base: Tree = {}
+    absent = []
+    for entry in tree.pop("defaults", None) or []:
+        if isinstance(entry, Mapping):  # `env: name`, or `override hydra/...`
+            entry = next((f"{key}/{value}" for key, value in entry.items()), "")
+        name, _, place = str(entry).partition("@")
+        if name == "_self_" or name.startswith(("override ", "hydra")):
+            continue
+        file = path.parent / f"{name}.yaml"
+        if not file.is_file():
+            absent.append(name)
+            continue
+        part = read_rlinf(file)
+        if place and place != "_global_":
+            part = _placed(part, place)
+        base = merged(base, part)
+    if absent:
+        log.info("config: RLinf's groups that are not beside the file are left out: %s", ", ".join(absent))
+    result: Tree = merged(base, tree)
+    return result
+
+
+def _read(path: Path) -> Tree:
+    if not path.is_file():
+        raise ConfigError(f"there is no config of RLinf at {display_path(path)}")
+    check_file(path)
+    tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{display_path(path)} holds no settings")
+    return tree
+
+
+def _placed(part: Tree, place: str) -> Tree:
+    """Settings below a dotted path; references to neighbours (`${..name}`) keep their meaning."""
+    placed: Tree = {}
+    put(placed, place, part)
+    return placed
