@@ -60,7 +60,11 @@ class Progress:
         return state
 
     def is_best(self, values: Mapping[str, float], best_by: str, min_delta: float) -> bool:
-        """Count a validation that gave `values`; whether it is the best so far."""
+        """Count a validation that gave `values`; whether it is the best so far.
+
+        Few held-out episodes often give the same AUC or accuracy many times: the lower loss then decides,
+        which is no improvement for early stopping.
+        """
         value = {**values, "train_accuracy": self.train_accuracy}[best_by]
         sign = 1.0 if HIGHER_IS_BETTER[best_by] else -1.0
         if math.isnan(self.best_value) or sign * (value - self.best_value) > min_delta:
@@ -68,6 +72,9 @@ class Progress:
             self.metrics = dict(values)
             return True
         self.bad_checks += 1
+        if value == self.best_value and values["val_loss"] < self.metrics.get("val_loss", math.inf):
+            self.best_step, self.metrics = self.step, dict(values)
+            return True
         return False
 
 

@@ -13,7 +13,7 @@ from guerdon.config import AugmentConfig, LRScheduleConfig
 from guerdon.data.datasets.sampling import EpochSampler, global_batches, shares
 from guerdon.fit.inputs import augment
 from guerdon.fit.logs import MetricLog
-from guerdon.fit.state import lr_at
+from guerdon.fit.state import Progress, lr_at
 
 NONE = {"shift_pixels": 0, "color": 0.0}
 
@@ -175,3 +175,15 @@ def test_the_log_resumes_where_the_checkpoint_was(tmp_path):
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert lines[-1]["train/loss"] == math.pi
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) >= 1
+
+
+def test_the_lower_loss_decides_between_equal_validations():
+    state, steps = Progress(), []
+    for step, (auc, loss) in enumerate(
+        [(0.9, 0.5), (1.0, 0.6), (1.0, 0.2), (1.0, 0.3), (0.99, 0.1)], start=1
+    ):
+        state.step = step
+        if state.is_best({"val_auc": auc, "val_accuracy": 0.5, "val_loss": loss}, "val_auc", 0.0):
+            steps.append(step)
+    assert steps == [1, 2, 3] and state.best_step == 3 and state.metrics["val_loss"] == 0.2
+    assert state.bad_checks == 3  # an equal validation is no improvement
