@@ -160,8 +160,10 @@ def test_all_agree_on_every_probability_and_decision(case, tmp_path, way, monkey
     case.check(prob, decided)
 
 
-@pytest.mark.parametrize("given", [0.02, 0.9])
-def test_a_threshold_of_the_settings_wins_over_the_calibrated_one_everywhere(case, given):
+@pytest.mark.parametrize("side", ["below", "above"])
+def test_a_threshold_of_the_settings_wins_over_the_calibrated_one_everywhere(case, side):
+    known = RewardManager(case.reward()).score({CAMERA: case.frames}).prob_success
+    given = 0.02 if side == "below" else float(np.median(known[case.fires]))
     reward = case.reward(reward_threshold=given)
     manager = RewardManager(reward)
     prob = manager.score({CAMERA: case.frames}).prob_success

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from guerdon.config.nested import ABSENT, Tree, get, merged, put
-from guerdon.config.yaml_files import check_file
+from guerdon.config.nested import Tree, merged, put
+from guerdon.config.yaml_files import MAX_BYTES, check_file
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 
@@ -17,14 +18,14 @@ log = logging.getLogger("guerdon")
 
 
 def is_rlinf(path: Path) -> bool:
-    """Whether a file is a config of RLinf's trainings or fits, by its sections."""
+    """Whether a file looks like a config of RLinf's trainings or fits, by the names of its sections."""
     if not path.is_file():
         return False
-    check_file(path)
-    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(tree, dict):
-        return False
-    return {"runner", "actor", "rollout"} <= set(tree) or get(tree, "data.train_data_paths") is not ABSENT
+    with path.open("rb") as file:
+        text = file.read(MAX_BYTES).decode("utf-8", "replace")
+    sections = set(re.findall(r"^([a-z_]+):", text, re.MULTILINE))
+    fits = {"runner", "actor", "data"} <= sections and "train_data_paths:" in text
+    return fits or {"runner", "actor", "rollout"} <= sections
 
 
 def read_rlinf(path: Path | str) -> Tree:
@@ -61,7 +62,16 @@ def _read(path: Path) -> Tree:
     if not path.is_file():
         raise ConfigError(f"there is no config of RLinf at {display_path(path)}")
     check_file(path)
-    tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (
+        yaml.YAMLError,
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+    ) as error:  # PyYAML lets all of them out
+        raise ConfigError(f"{display_path(path)} holds a value that is none: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{display_path(path)} holds no settings")
     return tree

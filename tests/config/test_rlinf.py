@@ -260,3 +260,8 @@ def test_what_has_no_counterpart(change, message, folder):
 def test_a_missing_file(folder):
     with pytest.raises(ConfigError, match="there is no config of RLinf at"):
         load_rlinf(folder / "absent.yaml")
+
+
+def test_a_value_that_is_none_is_named(folder):
+    with pytest.raises(ConfigError, match=r"a_ppo\.yaml holds a value that is none"):
+        load_rlinf(written(folder, "a_ppo", TRAINING, PPO.replace("seed: 7", "seed: !!int x")))

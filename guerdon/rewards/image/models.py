@@ -27,6 +27,7 @@ class ResNetRewardModel(RewardModel):
     """
 
     model_type = "resnet_reward"
+    keyword_defaults: ClassVar[dict[str, Any]] = {"arch": "resnet18", "width": 64}
 
     def __init__(self, config: RewardModelConfig | None = None, **settings: Any) -> None:
         super().__init__(config, **settings)
@@ -127,11 +128,11 @@ class BinaryRewardClassifier(RewardModel):
         config: the model's section.
         settings: single settings by name: `image_keys`, `image_size`, `hidden_dim`, `num_spatial_blocks`,
             `pretrained_encoder_path`, `use_pretrain`, `freeze_encoder`, ... Without a config the encoder is
-            a ResNet10.
+            RLinf's, a full ResNet10.
     """
 
     model_type = "binary_classifier"
-    keyword_defaults: ClassVar[dict[str, Any]] = {"arch": "resnet10"}
+    keyword_defaults: ClassVar[dict[str, Any]] = {"arch": "resnet10", "width": 64}
 
     def __init__(self, config: RewardModelConfig | None = None, **settings: Any) -> None:
         super().__init__(config, **settings)
