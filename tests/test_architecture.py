@@ -49,7 +49,7 @@ def violations(root: Path) -> list[str]:
     found = []
     for path in sorted(root.rglob("*.py")):
         package, place = package_of(path, root), path.relative_to(root)
-        if package == "__init__" or package in PUBLIC:
+        if package in ("__init__", "__main__") or package in PUBLIC:
             continue
         if package not in HEIGHT:
             found.append(f"{place}: {package} has no place in the layers")

@@ -264,8 +264,14 @@ def _npz() -> list[bytes]:
 
 def _own_npz() -> list[bytes]:
     """Arrays under the names that people use: flags for each step, or numbers of steps."""
-    steps = {"observations": np.zeros((4, 2), np.float32), "actions": np.zeros(4, np.int64)}
-    flags = {"terminals": np.array([0, 1, 0, 0], np.bool_), "timeouts": np.array([0, 0, 0, 1], np.bool_)}
+    steps: dict[str, NDArray[Any]] = {
+        "observations": np.zeros((4, 2), np.float32),
+        "actions": np.zeros(4, np.int64),
+    }
+    flags: dict[str, NDArray[Any]] = {
+        "terminals": np.array([0, 1, 0, 0], np.bool_),
+        "timeouts": np.array([0, 0, 0, 1], np.bool_),
+    }
     marks = {"episode_ends": np.array([2, 4])}
     made = []
     ended: list[dict[str, NDArray[Any]]] = [
