@@ -46,7 +46,7 @@ browser:  ## the browser that the tests open pages with
 test: $(STAMP)  ## the tests of a developer: all code, no long trainings, simulator or browser (8 minutes)
 	$(PYTEST) --cpu-limit 20 -m 'not slow and not sim and not system and not bench and not realtime'
 
-test-full: $(STAMP) browser setup-sim  ## all tests, with the simulator, the browser and trainings (45 minutes)
+test-full: $(STAMP) browser setup-sim  ## all tests, with the simulator, the browser and trainings (50 minutes)
 	$(PYTEST) -m 'not bench and not realtime'
 
 test-realtime: $(STAMP)  ## the driver over franky-control, on a quiet machine
