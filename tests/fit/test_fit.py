@@ -296,8 +296,6 @@ def test_early_stop(data, tmp_path):
     result = fit_reward_model(MODEL, settings, folder=tmp_path / "run", seed=0)
     assert result.num_steps < 50 * 4
     assert result.best_step <= result.num_steps  # an equal validation with a lower loss is kept
-        result.best_step <= result.num_steps
-    )  # an equal validation with a lower loss is kept, and no improvement
 
 
 def test_a_threshold_that_hardly_fires_is_said_loudly(data, tmp_path, caplog, monkeypatch):
