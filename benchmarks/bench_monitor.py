@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.bench_images import FIT_BRIEFLY
 from benchmarks.report import Result, report
 from guerdon.agents.cloning import clone
 from guerdon.agents.ppo import PPO
-from guerdon.cli.demo import FIT_BRIEFLY, collect_for_demo
+from guerdon.cli.demo import collect_for_demo
 from guerdon.config import load_config
 from guerdon.config.tabletop import TABLETOP_CAMERAS
 from guerdon.core.types import UInt8Array

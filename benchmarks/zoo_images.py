@@ -13,7 +13,6 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 import guerdon
-from guerdon.cli.train_reward import train_reward
 from guerdon.config import (
     AugmentConfig,
     CollectConfig,
@@ -29,6 +28,7 @@ from guerdon.config import (
     RunnerConfig,
 )
 from guerdon.data.collect.run import collect
+from guerdon.training.fit_run import train_reward
 
 NAME = "point_reach_image_success"
 TARGET = 41.2

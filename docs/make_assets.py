@@ -94,12 +94,14 @@ def robot(strip: Path, page: Path) -> None:
 
 
 def demo() -> None:
-    """Run the demo: what it prints, and the tops of its reward card and report (some minutes)."""
+    """Run the demo: what it prints, and the tops of its reward card, report and proof (some minutes)."""
     with tempfile.TemporaryDirectory() as folder:
         fill("demo", run(Path(folder), "demo"))
         (place,) = Path(folder).glob("runs/demo/*")
         screenshot(place / "card.html", IMAGES / "card.png", width=1000, height=1250)
-        screenshot(place / "report.html", IMAGES / "report.png", width=1000, height=1270)
+        (report,) = place.glob("train/seed_*/learned/report.html")
+        screenshot(report, IMAGES / "report.png", width=1000, height=1270)
+        screenshot(place / "train" / "prove.html", IMAGES / "prove.png", width=1000, height=760)
 
 
 def run(folder: Path, *commands: str) -> str:

@@ -328,12 +328,14 @@ def test_the_demo_leaves_a_summary(capsys, tmp_path):
     assert stage3.keys() >= {"success_rate", "episodes", "env_steps", "seconds", "reward"}
     assert stage3["reward"] == "learned (replace)" and stage3["episodes"] == 50
     assert stage3["env_steps"] == 6400
-    rates = [stage3[f"{name}success_rate"] for name in ("start_", "", "off_")]
+    rates = [stage3[f"{name}success_rate"] for name in ("start_", "", "off_", "true_")]
     assert all(0 <= rate <= 1 for rate in rates) and rates[0] > 0  # untrained: none
-    assert "arm-off" in (folder / "prove.html").read_text()
-    entries = [json.loads(line) for line in (folder / "off" / "metrics.jsonl").read_text().splitlines()]
+    arms = folder / "train" / "seed_0"
+    assert Path(stage3["run"]) == arms / "learned"
+    assert "arm-off" in (folder / "train" / "prove.html").read_text()
+    entries = [json.loads(line) for line in (arms / "off" / "metrics.jsonl").read_text().splitlines()]
     assert {entry["rollout/rewards"] for entry in entries if "rollout/rewards" in entry} == {0.0}
-    assert "<svg" in (folder / "report.html").read_text()
+    assert "<svg" in (arms / "learned" / "report.html").read_text()
     assert summary["seconds"] >= stage3["seconds"]
 
 
@@ -433,3 +435,19 @@ def test_help_and_wrong_usage_do_without_torch():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.stdout.strip() == "[]", result.stderr
+
+
+@pytest.mark.parametrize(("given", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_waiting_threads_leave_the_core_to_others(given, policy, tmp_path):
+    """Set before torch is loaded, later is too late; beside other work small networks need it."""
+    program = (
+        "import os, sys\n"
+        "from guerdon.cli.main import main\n"
+        "assert 'torch' not in sys.modules\n"
+        f"main(['data', 'inspect', {str(tmp_path / 'none')!r}])\n"
+        "print(os.environ['OMP_WAIT_POLICY'])\n"
+    )
+    variables = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    variables |= {} if given is None else {"OMP_WAIT_POLICY": given}
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=variables)
+    assert result.stdout.strip() == policy, result.stderr

@@ -25,6 +25,8 @@ FILE = re.compile(r'^```\w+ title="([\w.]+)"\n(.*?)^```', re.M | re.S)
 """A file that the reader makes beside the commands."""
 ELSEWHERE = ("make ", "git ", "cd ", "pip ", ".venv/bin/pre-commit ")
 """Commands that other tests and CI itself run, or that only make sense in a clone."""
+MEASURED = {"own-env.md": {"learned reward": (16, 20), "zero reward": (0, 8)}}
+"""Page -> what its blocks print, `name: N of 20`, and between which numbers N lies."""
 CHECK = "guerdon check"
 RECIPE = "maniskill_rlpd_learned_reward"
 """Blocks with it are run by `tests/training/test_maniskill_recipe.py`, shortened."""
@@ -79,12 +81,17 @@ def test_the_blocks_of_a_page_run(page, tmp_path, request):
     environment = {**os.environ, "PATH": path}
     for name, text in FILE.findall(page.read_text()):
         (tmp_path / name).write_text(text)
+    printed = ""
     for kind, script in TO_RUN[page]:
         program = ["python", "-c"] if kind == "python" else ["bash", "-e", "-c"]
         result = subprocess.run(
             [*program, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
         )
         assert result.returncode == 0, f"{script}\n{result.stdout}\n{result.stderr}"
+        printed += result.stdout
+    for name, (least, most) in MEASURED.get(page.name, {}).items():
+        (found,) = re.findall(rf"^{name}: (\d+) of 20$", printed, re.M)
+        assert least <= int(found) <= most, f"{name}: {found} of 20"
 
 
 def test_no_command_of_the_docs_is_left_out():

@@ -34,12 +34,18 @@ def test_every_example_is_run_here():
 
 @pytest.mark.slow
 def test_own_environment_with_stable_baselines3(tmp_path):
-    pytest.importorskip("stable_baselines3")
     assert load("own_env_sb3").main(tmp_path, episodes=16, epochs=10, steps=1_500) >= 0.8
 
 
 def test_a_loop_of_ones_own():
     assert load("own_loop").main(num_envs=4, num_steps=16, iterations=3) > 0
+
+
+@pytest.mark.slow
+def test_the_loop_of_di_engines_page_beside_a_reward_of_zero():
+    main = load("manual_loop").main
+    learned, control = main("gail"), main("zero")
+    assert learned > control + 50
 
 
 @pytest.mark.slow
@@ -63,7 +69,6 @@ def test_the_robot_simulator(tmp_path):
 
 @pytest.mark.slow
 def test_ray_on_two_processes():
-    pytest.importorskip("ray")
     assert load("ray_two_processes").main(steps=400, num_envs=4) >= 400
 
 

@@ -170,3 +170,9 @@ def test_a_forked_command_is_like_one_that_was_started(command_server, tmp_path)
         assert (forked.stdout, forked.stderr) == (real.stdout, real.stderr)
     killed = subprocess.run(["python", "-c", "import os; os.abort()"], env=variables, **options)
     assert killed.returncode == 128 + signal.SIGABRT  # as a shell tells it
+
+
+def test_a_part_that_is_missing_fails_a_test():
+    """Everything that tests import is in `[dev]`; a test that skips without it would do so in silence."""
+    word = "importor" + "skip"
+    assert [path.name for path in Path(__file__).parent.rglob("*.py") if word in path.read_text()] == []

@@ -7,6 +7,9 @@ export EMBODIED_PATH="${EMBODIED_PATH:-$here}"
 if [[ "${1:-}" == --* ]]; then
   exec python -m guerdon.fit.train_reward_model "$@"
 fi
-name="${1:-train_reward_model}"
-shift || true
+name="train_reward_model"
+if [ $# -gt 0 ] && [[ "$1" != *=* ]]; then
+  name="$1"
+  shift
+fi
 exec guerdon train-reward --config-path "$here/config" --config-name "$name" "$@"

@@ -109,7 +109,7 @@ def _demonstration(episode: Episode, spec: ObsSpec, path: Path | str) -> Demonst
 def _states(episode: Episode, size: int, path: Path | str) -> FloatArray:
     """float32 [T + 1, S] with the initial state, [T, S] without one."""
     if episode.states is None:
-        raise DataError(f"{display_path(path)} has no states; collect with collect.keep_states=true")
+        raise DataError(f"{display_path(path)} has no states; collect with keep_states")
     before = episode.initial_state
     for found in (episode.states.shape[1], size if before is None else len(before)):
         if found != size:

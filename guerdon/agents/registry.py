@@ -14,6 +14,7 @@ from guerdon.agents.sac import SAC
 from guerdon.agents.td3 import TD3
 from guerdon.config import LearnerConfig
 from guerdon.config.schema_learn import AGENT_PLUGINS
+from guerdon.core.devices import resolve_device
 from guerdon.core.errors import ConfigError, unknown_name
 from guerdon.core.plugins import load_plugins
 
@@ -58,5 +59,10 @@ def make_agent(
         raise ConfigError(f"{agent.__name__} needs {kinds} actions, not {action_space}{hint}")
     section = agent.acting_settings(cfg.section) if only_acts else cfg.section
     return agent(
-        ObsSpec.of(observation_space), action_space, section, cfg.network, seed=seed, device=cfg.device
+        ObsSpec.of(observation_space),
+        action_space,
+        section,
+        cfg.network,
+        seed=seed,
+        device=resolve_device(cfg.device, "learner.device"),
     )

@@ -212,7 +212,8 @@ class SAC(ActorCriticAgent):
         cfg = self.cfg
         if cfg.bc_towards == "cloned_policy" and (cfg.bc_coef or cfg.bc_coef_end) and self.reference is None:
             raise ConfigError(
-                "sac.bc_towards is cloned_policy, but none was cloned; give learner.warm_start.data"
+                "bc_towards is cloned_policy, but no policy was cloned: give demonstrations to clone as "
+                "warm_start (in a config: learner.warm_start.data), or set bc_towards"
             )
 
     # Saving

@@ -13,12 +13,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from guerdon.api.envs import EnvGiven, env_config, vector_env
 from guerdon.api.reward import REWARD_WITHOUT, load_reward
-from guerdon.api.settings import Keywords
+from guerdon.api.settings import Keywords, check_env_kwargs
 from guerdon.config import EnvConfig, GuerdonConfig
 from guerdon.core.errors import ConfigError
 from guerdon.envs.make import make_vector_env
 from guerdon.envs.success import LabelSuccess, SuccessLabels
 from guerdon.rewards import REWARD_MODELS
+from guerdon.rewards.image.function import FunctionScorer, is_function
 from guerdon.rewards.image.scorer import RewardManager
 from guerdon.rewards.model import BaseRewardModel
 
@@ -26,7 +27,12 @@ OWN = (
     *("env", "reward", "eval_env", "num_envs", "env_kwargs", "monitor", "seed", "device", "out", "engine"),
     *("success_key", "label_fn", "placement", "resume"),
 )
-_WITHOUT = ("algorithm", "total_steps", "settings", "device", *REWARD_WITHOUT)
+_WITHOUT = (
+    *("algorithm", "total_steps", "settings", "device", *REWARD_WITHOUT),
+    *("standalone", "refit_interval", "refit_epochs", "refit_frames"),  # for robots, and for the command
+)
+FITTED_MODELS_ONLY = (*("reward_type", "success_reward", "fail_reward", "relabel_at", "timeout_seconds"),)
+"""Settings of the `reward` section that a reward function does not have."""
 _COMMON = {
     "net_arch": "learner.network.hidden",
     "warm_start": "learner.warm_start.data",
@@ -83,7 +89,7 @@ def environments(
     """
     played = None if eval_env is None else vector_env(eval_env, labels=labels, name="eval_env")
     if isinstance(env, str):
-        section = env_config(env, num_envs, init_params=dict(env_kwargs or {}))
+        section = env_config(env, num_envs, init_params=check_env_kwargs(env_kwargs))
         if not labels.given:
             return section, None, played
 
@@ -119,7 +125,25 @@ def with_reward(config: GuerdonConfig, reward: Any) -> tuple[GuerdonConfig, Any]
         return replace(config, reward=replace(reward.cfg, use_reward_model=True)), reward
     if reward is None or isinstance(reward, BaseRewardModel):
         return config, reward
+    if is_function(reward):
+        section = replace(config.reward, use_reward_model=True, reward_type="continuous")
+        return replace(config, reward=section), FunctionScorer(reward)
     raise ConfigError(
-        "reward must be a Reward, the path of a checkpoint, a model of the zoo (gd.reward_model) or None, "
-        f"not {type(reward).__name__}; gd.wrap takes functions"
+        "reward must be a Reward, the path of a checkpoint, a model of the zoo (gd.reward_model), a function "
+        f"of frames or None, not {type(reward).__name__}"
     )
+
+
+def check_function(model: Any, settings: Mapping[str, Any], engine: str) -> None:
+    """Raise if a reward function is combined with settings of models that give probabilities."""
+    if not isinstance(model, FunctionScorer):
+        return
+    if engine != "local":
+        raise ConfigError(
+            f"engine={engine!r} cannot be used with a reward function: it stays in this process"
+        )
+    wrong = [name for name in FITTED_MODELS_ONLY if name in settings]
+    if wrong:
+        raise ConfigError(
+            f"{wrong[0]} is for fitted reward models: what the function {model.name!r} returns is the reward"
+        )

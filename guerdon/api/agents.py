@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from guerdon.api.agent_parts import OWN, agent_keywords, environments, with_reward
+from guerdon.api.agent_parts import OWN, agent_keywords, check_function, environments, with_reward
 from guerdon.api.envs import EnvGiven
-from guerdon.api.play import LoadedAgent, play, predict
-from guerdon.api.settings import check_count, check_device, shown
+from guerdon.api.play import LoadedAgent, check_spaces, play, predict
+from guerdon.api.settings import check_count, check_path, check_seed, shown
 from guerdon.config import (
     ClusterConfig,
     EnvsConfig,
@@ -29,9 +29,12 @@ from guerdon.config import (
 )
 from guerdon.config.build import check_field
 from guerdon.core.atomic import make_directory
+from guerdon.core.calls import check_takes
+from guerdon.core.devices import resolve_device
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 from guerdon.envs.success import LabelFunction, SuccessLabels
+from guerdon.rewards.image.function import FunctionScorer
 from guerdon.rewards.zoo.image_success import ImageSuccess
 from guerdon.training.checkpoints import SavedPolicy, load_policy
 from guerdon.training.evaluation import Evaluation
@@ -72,8 +75,9 @@ class Agent:
     Args:
         env: an id, an environment, a vector environment that resets in the same step, or a function that
             makes an environment. States are vectors, or dicts with a vector `state` and images.
-        reward: a `Reward`, the path of a checkpoint, or a model of the zoo (`gd.reward_model`); None: the
-            environment's own reward.
+        reward: a `Reward`, the path of a checkpoint, a model of the zoo (`gd.reward_model`), or a function
+            from frames, uint8 [N, H, W, C], to rewards [N], as `gd.wrap` takes it; None: the environment's
+            own reward.
         eval_env: where `evaluate` plays, given like `env`; None: another one like `env` if it can be made,
             otherwise `env` itself.
         num_envs: environments in parallel that are made of an id or a function.
@@ -82,7 +86,7 @@ class Agent:
         label_fn: tells success of a single environment's step instead, (obs, info) -> bool.
         monitor: what signs of reward hacking do: `warn`, `stop`, or `off`.
         seed: of everything that is drawn.
-        device: where the networks are trained, such as `cpu` or `cuda`.
+        device: where the networks are trained, such as `cpu` or `cuda`; `auto`: on a GPU where there is one.
         out: the run's folder, with metrics and checkpoints; None keeps nothing.
         engine: `local`, or `ray` for workers in other processes; that needs an id.
         placement: with `ray`, which part runs where, such as `{"env": "0-1"}` for two env workers.
@@ -112,16 +116,19 @@ class Agent:
         label_fn: LabelFunction | None = None,
         monitor: Literal["warn", "stop", "off"] = "warn",
         seed: int = 0,
-        device: str = "cpu",
+        device: str = "auto",
         out: str | os.PathLike[str] | None = None,
         engine: Literal["local", "ray"] = "local",
         placement: Mapping[str, Any] | None = None,
         resume: str | os.PathLike[str] | None = None,
         **settings: Any,
     ) -> None:
-        saved = None if resume is None else load_policy(Path(resume))
+        saved = None if resume is None else load_policy(check_path("resume", resume))
         config, model = with_reward(self._defaults(saved), reward)
+        check_function(model, settings, engine)
         config = agent_keywords(type(self).__name__, self.algorithm).apply(config, settings, OWN)
+        if placement and engine != "ray":
+            raise ConfigError("placement is for engine='ray': without it everything runs in this process")
         if engine == "ray" and (not isinstance(env, str) or success_key or label_fn):
             raise ConfigError("engine='ray' makes environments in other processes: give env as an id alone")
         config = replace(
@@ -133,13 +140,13 @@ class Agent:
                     ClusterConfig, "component_placement", placement or {}, "placement"
                 )
             ),
-            learner=replace(config.learner, device=check_device(device)),
+            learner=replace(config.learner, device=resolve_device(device)),
             monitor=MonitorConfig(action=check_field(MonitorConfig, "action", monitor, "monitor")),
             runner=RunnerConfig(
                 resume_dir=None if saved is None else str(saved.folder), logger=LoggerConfig(backends=())
             ),
         )
-        self._out = None if out is None else Path(out)
+        self._out = None if out is None else check_path("out", out)
         self._folder = self._out or Path(tempfile.mkdtemp(prefix="guerdon-"))
         if self._out is None:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -152,6 +159,8 @@ class Agent:
         self._eval_env = played
         self.runner = EmbodiedRunner(config, self._folder, env=made, eval_env=played, reward_model=model)
         self.runner.resume_setting = "resume"
+        if played is not None:
+            check_spaces("eval_env", played, self.runner.spaces)
         if saved is not None:
             self.runner.begin()
 
@@ -180,9 +189,11 @@ class Agent:
 
     @property
     def reward_model(self) -> Any:
-        """What gives the rewards: a `Reward`, a model of the zoo, or None for the environment itself."""
-        online = self.runner.online
-        return self.runner.reward_worker if online is None else online.model
+        """What gives the rewards: a `Reward`, a model of the zoo, a function; None: the environment."""
+        online, worker = self.runner.online, self.runner.reward_worker
+        if online is not None:
+            return online.model
+        return worker.function if isinstance(worker, FunctionScorer) else worker
 
     @property
     def num_steps(self) -> int:
@@ -219,10 +230,9 @@ class Agent:
             >>> agent.learn(10_000, callbacks=lambda step: print(step.env_steps, step.metrics))
         """
         steps = check_count("total_steps", total_steps)
-        asked = (callbacks,) if callable(callbacks) else tuple(callbacks)
+        asked = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
         for each in asked:
-            if not callable(each):
-                raise ConfigError(f"callbacks must be functions, not {type(each).__name__}")
+            check_takes(each, "callback", "step")
         with held(make_directory(self._folder)), shown(progress):
             self._stopped = self.runner.learn(steps, asked, save=self._out is not None)
         return self
@@ -238,10 +248,12 @@ class Agent:
             seed: of the episodes, with `env`; None: another one than in training.
         """
         check_count("episodes", episodes)
+        seed = None if seed is None else check_seed(seed)
         self.runner.begin()
         if env is None:
             return self.runner.evaluate(episodes, seed=seed)[0]
-        return play(self.policy, env, episodes, self.runner.config.seed + 1_000_003 if seed is None else seed)
+        seed = self.runner.config.seed + 1_000_003 if seed is None else seed
+        return play(self.policy, env, episodes, seed, self.runner.spaces)
 
     def predict(
         self, obs: Any, state: None = None, episode_start: Any = None, deterministic: bool = False
@@ -261,9 +273,13 @@ class Agent:
         return predict(self.policy, self.runner.spaces[0], obs, deterministic)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Save policy, reward model of the zoo, and all that going on needs; `load_agent` reads it."""
+        """Save policy, reward model of the zoo, and all that going on needs; `load_agent` reads it.
+
+        A reward function is not saved: give it to `load_agent` again.
+        """
+        folder = check_path("path", path)
         self.runner.begin()
-        return self.runner.save(Path(path))
+        return self.runner.save(folder)
 
     def close(self) -> None:
         """Close the environments that were made, and end workers."""
@@ -348,7 +364,9 @@ def load_agent(path: str | os.PathLike[str], env: EnvGiven | None = None, **argu
         >>> action, _ = gd.load_agent("saved").predict(obs, deterministic=True)
         >>> gd.load_agent("saved", env, reward=reward).learn(10_000)
     """
-    saved = load_policy(Path(path))
+    saved = load_policy(check_path("path", path, "the path of a saved agent"))
+    if "resume" in arguments:
+        raise ConfigError("resume: here path is the agent to go on with")
     if env is None:
         if arguments:
             raise ConfigError(f"{next(iter(arguments))} is for an agent that goes on learning: give env, too")

@@ -12,10 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guerdon.api.data import Dataset
-from guerdon.api.settings import shown
+from guerdon.api.data import Dataset, data_path
+from guerdon.api.settings import check_path, shown
 from guerdon.core.atomic import make_directory, write_atomic
-from guerdon.core.errors import DataError
 from guerdon.monitoring.assess import assess
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Card:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page, one file that needs no other."""
-        path = Path(path)
+        path = check_path("path", path)
         make_directory(path.parent)
         write_atomic(path, self.html)
         return path
@@ -89,9 +88,7 @@ class Card:
 
 def make_card(reward: Reward, data: Dataset | str | os.PathLike[str], *, progress: bool = True) -> Card:
     """Score a data set and judge the model by it; see `Reward.card`."""
-    path = Path(data.path if isinstance(data, Dataset) else data)
-    if not path.exists():
-        raise DataError(f"data: there is nothing at {os.fspath(path)!r}")
+    path = data_path(data)
     given = reward.cfg.reward_threshold
     with tempfile.TemporaryDirectory() as folder, shown(progress):
         page = Path(folder) / "card.html"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from guerdon.api.settings import Keywords, check_count, shown
+from guerdon.api.settings import Keywords, check_count, check_env_kwargs, check_path, check_seed, shown
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy, to_uint8_hwc
-from guerdon.core.types import DataSummary, Episode, Fault, display_path
+from guerdon.core.types import DataSummary, Episode, Fault, FloatArray, display_path
 from guerdon.data.datasets.audit import AuditReport, audit
 from guerdon.data.datasets.pictures import preview
 from guerdon.data.formats import find_format, get_format
@@ -45,7 +44,9 @@ class Dataset:
     """
 
     def __init__(self, path: str | os.PathLike[str], format: str | None = None) -> None:
-        self.path = Path(path)
+        self.path = check_path("path", path, "the path of a data set")
+        if not isinstance(format, str | None):
+            raise ConfigError(f"format must be the name of a format, not {format!r:.80}")
         self.format = find_format(self.path, format).name
         self.result: CollectResult | None = None
 
@@ -65,8 +66,11 @@ class Dataset:
                 split looks better than it is.
         """
         cameras = frames if isinstance(frames, Mapping) else {"base_camera": frames}
+        if not cameras:
+            raise DataError("frames is an empty dict: give camera -> images [N, H, W, C]")
+        folder = check_path("out", out)
         images = {str(name): to_uint8_hwc(part, name="frames") for name, part in cameras.items()}
-        marks = to_numpy(labels).astype(np.float32)
+        marks = _labels(labels)
         numbers = np.arange(len(marks)) if episode is None else to_numpy(episode)
         for name, part in images.items():
             if part.ndim != 4 or not part.shape[:1] == marks.shape == numbers.shape:
@@ -74,7 +78,7 @@ class Dataset:
                     f"frames ({name}) has shape {list(part.shape)}, labels {list(marks.shape)} and episode "
                     f"{list(numbers.shape)}: give [N, H, W, C], [N] and [N]"
                 )
-        with get_format("native").writer(Path(out)) as writer:
+        with get_format("native").writer(folder) as writer:
             for number in np.unique(numbers):
                 rows = np.flatnonzero(numbers == number)
                 success = bool((marks[rows] >= 0.5).any())
@@ -102,7 +106,7 @@ class Dataset:
 
     def convert(self, out: str | os.PathLike[str], to: str = "native") -> Dataset:
         """Copy to another format; returns the copy."""
-        convert(self.path, Path(out), to, self.format)
+        convert(self.path, check_path("out", out), to, self.format)
         return Dataset(out, to)
 
     @property
@@ -128,7 +132,7 @@ class Dataset:
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, ready for JSON."""
         known = self.summary.to_dict()
-        return known if self.result is None else {**known, "collected": asdict(self.result)}
+        return known if self.result is None else {**known, "collected": self.result.to_dict()}
 
     def _facts(self) -> dict[str, str]:
         known = self.summary
@@ -165,9 +169,27 @@ def read(path: str | os.PathLike[str], format: str | None = None) -> Dataset:
     Examples:
         >>> gd.read("pictures").audit().ok  # pictures/success/*.png, pictures/failure/*.png
     """
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"path must be the path of a data set, not {type(path).__name__}")
     return Dataset(path, format)
+
+
+def data_path(data: Any) -> Path:
+    """Where the data of an argument `data` are: a `Dataset` or a path that exists."""
+    given = data.path if isinstance(data, Dataset) else data
+    path = check_path("data", given, "a Dataset or the path of one")
+    if not path.exists():
+        raise DataError(f"data: {display_path(path)} does not exist")
+    return path
+
+
+def _labels(labels: Any) -> FloatArray:
+    """Labels of frames, float32 [N], each from 0 to 1."""
+    try:
+        marks: FloatArray = to_numpy(labels).astype(np.float32)
+    except (TypeError, ValueError):
+        raise DataError(f"labels must be numbers or booleans [N], not {labels!r:.80}") from None
+    if marks.ndim != 1 or not ((marks >= 0) & (marks <= 1)).all():
+        raise DataError(f"labels must be 0 to 1, [N], not {labels!r:.80}")
+    return marks
 
 
 def collect(
@@ -236,11 +258,13 @@ def collect(
         "env_kwargs",
         "success_key",
         "label_fn",
+        "max_episode_steps",
         "seed",
+        "progress",
     )
     cfg = keywords.apply(
         CollectConfig(
-            save_dir=os.fspath(out),
+            save_dir=os.fspath(check_path("out", out)),
             target_success=check_count("successes", successes, 0),
             target_failure=check_count("failures", failures, 0),
             **_policy_settings(policy),
@@ -248,12 +272,14 @@ def collect(
         settings,
         own,
     )
+    if not (cfg.target_success or cfg.target_failure):
+        raise ConfigError("successes and failures are both 0: there is nothing to collect")
+    seed = check_seed(seed)
+    limit = None if max_episode_steps is None else check_count("max_episode_steps", max_episode_steps)
     labels = SuccessLabels(success_key, label_fn)
     given: Any = None
     if isinstance(env, str):
-        made = env_config(
-            env, num_envs, max_episode_steps=max_episode_steps, init_params=dict(env_kwargs or {})
-        )
+        made = env_config(env, num_envs, max_episode_steps=limit, init_params=check_env_kwargs(env_kwargs))
         if labels.given:
             given = LabelSuccess(make_vector_env(made, autoreset_mode=AutoresetMode.SAME_STEP), labels)
     else:

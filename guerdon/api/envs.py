@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 
 from guerdon.api.settings import check_count
 from guerdon.config import EnvConfig
+from guerdon.core.calls import check_takes
 from guerdon.core.errors import ConfigError
 from guerdon.envs import wrappers
 from guerdon.envs.make import make_vector_env
@@ -83,7 +84,7 @@ def vector_env(
         makers: list[Callable[[], Any]] = [lambda: _LeaveOpen(given)]
     elif callable(given):
         count = check_count("num_envs", 1 if num_envs is None else num_envs)
-        makers = [lambda: _made(given, name)] * count
+        makers = [lambda: made_env(given, name)] * count
     else:
         raise ConfigError(
             f"{name} must be an id, a gymnasium.Env, a vector environment or a function that makes an "
@@ -94,7 +95,9 @@ def vector_env(
     return _flat(SyncVectorEnv(around, autoreset_mode=AutoresetMode.SAME_STEP), labels)
 
 
-def _made(make: Callable[[], Any], name: str) -> Any:
+def made_env(make: Callable[[], Any], name: str) -> Any:
+    """The environment that a function makes; `name` is that of the argument."""
+    check_takes(make, name)
     env = make()
     if not isinstance(env, gym.Env):
         raise ConfigError(f"{name} is a function that returned a {type(env).__name__}, not a gymnasium.Env")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.api.envs import EnvGiven, vector_env
-from guerdon.api.settings import check_count
+from guerdon.api.envs import AnyVectorEnv, EnvGiven, vector_env
+from guerdon.api.settings import check_count, check_seed
 from guerdon.config import EnvConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
@@ -37,8 +37,10 @@ class LoadedAgent:
     def evaluate(self, episodes: int = 50, *, env: EnvGiven | None = None, seed: int = 0) -> Evaluation:
         """Measure the policy on fresh episodes, in its own environment unless `env` is given."""
         check_count("episodes", episodes)
+        check_seed(seed)
         if env is not None:
-            return play(self.policy, env, episodes, seed)
+            spaces = self.saved.observation_space, self.saved.action_space
+            return play(self.policy, env, episodes, seed, spaces)
         name = self.saved.env.id
         if self.saved.env.env_type == "gymnasium" and ":" not in name and name not in gym.registry:
             raise ConfigError(f"env is missing: the agent was trained in an environment of your own, {name}")
@@ -50,9 +52,22 @@ class LoadedAgent:
         return f"LoadedAgent({display_path(self.saved.folder)}, steps={self.num_steps})"
 
 
-def play(policy: Any, env: EnvGiven, episodes: int, seed: int) -> Evaluation:
-    """Measure a policy in an environment of the caller."""
+Spaces: TypeAlias = tuple[gym.Space[Any], gym.Space[Any]]
+"""Of observations and of actions, of a single environment."""
+
+
+def check_spaces(name: str, env: AnyVectorEnv, spaces: Spaces) -> None:
+    """Raise unless a policy of these spaces can act in the environments that were given as `name`."""
+    found = env.single_observation_space, env.single_action_space
+    for kind, own, other in zip(("observations", "actions"), spaces, found, strict=True):
+        if type(own) is not type(other) or own.shape != other.shape:
+            raise ConfigError(f"{name} has {kind} {other}; the policy was made for {own}")
+
+
+def play(policy: Any, env: EnvGiven, episodes: int, seed: int, spaces: Spaces) -> Evaluation:
+    """Measure a policy, made for these spaces, in an environment of the caller."""
     with closing(vector_env(env)) as made:
+        check_spaces("env", made, spaces)
         return evaluate(_best(policy), EnvConfig(), episodes=episodes, seed=seed, env=made)[0]
 
 
@@ -88,4 +103,6 @@ def _batch_axes(array: NDArray[Any], space: gym.Space[Any], name: str) -> int:
     extra = array.ndim - len(shape)
     if extra not in (0, 1) or array.shape[extra:] != shape:
         raise DataError(f"{name} has shape {list(array.shape)}; the policy observes {list(shape)}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise DataError(f"{name} holds NaN or infinite values")
     return extra

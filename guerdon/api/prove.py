@@ -13,6 +13,7 @@ from guerdon.api.settings import check_count, shown
 from guerdon.config import GuerdonConfig
 from guerdon.core.errors import ConfigError
 from guerdon.monitoring.proof import ARMS
+from guerdon.rewards.image.function import FunctionScorer
 from guerdon.training.prove import load
 from guerdon.training.prove import prove as run
 
@@ -83,6 +84,8 @@ def prove(
     config = _config_of(agent) if isinstance(agent, Agent) else agent
     if isinstance(config, str | os.PathLike):
         config = load(os.fspath(config))
+    if not isinstance(config, GuerdonConfig):
+        raise ConfigError(f"agent must be an agent, a config or the name or path of one, not {agent!r:.80}")
     learner, runner = config.learner, config.runner
     if steps is not None:
         learner = replace(learner, total_steps=check_count("steps", steps))
@@ -114,6 +117,8 @@ def _config_of(agent: Agent) -> GuerdonConfig:
     if not agent.from_id:
         raise ConfigError("agent: prove trains in other processes, so the agent's env has to be an id")
     config = agent.runner.config
+    if isinstance(agent.runner.rewards, FunctionScorer):
+        raise ConfigError("agent: its reward is a function, and other processes cannot load it")
     if not config.reward.use_reward_model:
         raise ConfigError("agent: there is no `Reward` to prove; for a model of the zoo give a config")
     steps = agent.num_steps or config.learner.total_steps

@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from guerdon.api.data import Dataset, html_table
-from guerdon.api.settings import Keywords, check_device, shown
+from guerdon.api.data import Dataset, data_path, html_table
+from guerdon.api.settings import Keywords, check_path, check_seed, shown
 from guerdon.config import GuerdonConfig, RewardConfig, RewardModelConfig, load_config
 from guerdon.config.build import check_field
 from guerdon.core.atomic import make_directory
+from guerdon.core.devices import resolve_device
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import stack_episode, to_numpy, to_uint8_hwc
-from guerdon.core.types import FloatArray, UInt8Array, display_path
+from guerdon.core.types import FloatArray, UInt8Array
 from guerdon.fit import FitResult, fit_reward_model
 from guerdon.fit.recalibrate import recalibrate
 from guerdon.fit.score import predict
 from guerdon.rewards.image import save_checkpoint
-from guerdon.rewards.image.scorer import RewardManager, available_device
+from guerdon.rewards.image.scorer import RewardManager
 from guerdon.rewards.relabel import map_rewards
 from guerdon.training.folders import held, new_run_folder
 
@@ -169,7 +170,7 @@ class Reward(RewardManager):
         Returns:
             The model with the new threshold.
         """
-        path = Path(data.path if isinstance(data, Dataset) else data)
+        path, seed = data_path(data), check_seed(seed)
         place, target = str(self.cfg.model.checkpoint_path), None if out is None else Path(out)
         done = recalibrate(place, path, fpr=fpr, threshold=threshold, out=target, seed=seed)
         model = replace(self.cfg.model, checkpoint_path=str(done.checkpoint))
@@ -181,7 +182,7 @@ class Reward(RewardManager):
 
         The threshold is that of the calibration. `load_reward` reads it again.
         """
-        return save_checkpoint(Path(path), self.model, self.contract)
+        return save_checkpoint(check_path("path", path), self.model, self.contract)
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -237,8 +238,7 @@ def load_reward(
     Examples:
         >>> reward = gd.load_reward("runs/x/checkpoints/best_model", threshold=0.8)
     """
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"path must be the path of a checkpoint, not {type(path).__name__}")
+    check_path("path", path, "the path of a checkpoint")
     model: dict[str, Any] = {"checkpoint_path": os.fspath(path)}
     if precision is not None:
         model["precision"] = check_field(RewardModelConfig, "precision", precision, "precision")
@@ -247,7 +247,7 @@ def load_reward(
         checked = check_field(RewardConfig, "reward_threshold", threshold, "threshold")
         section = replace(section, reward_threshold=checked)
     section = replace(section, use_reward_model=True, model=RewardModelConfig(**model))
-    return Reward(section, device=available_device() if device is None else check_device(device))
+    return Reward(section, device="auto" if device is None else device)
 
 
 def fit_reward(
@@ -281,14 +281,12 @@ def fit_reward(
         >>> reward = gd.fit_reward("data", arch="resnet10", epochs=6)
         >>> reward.metrics["auc"]
     """
-    path = os.fspath(data.path if isinstance(data, Dataset) else data)
-    if not Path(path).exists():
-        raise DataError(f"data: {display_path(path)} does not exist")
+    path = os.fspath(data_path(data))
     own = ("out", "seed", "device", "progress", "tensorboard")
     config = _FIT.apply(load_config("train_reward"), settings, own)
     fit = replace(config.fit, **_fit_device(device), data=replace(config.fit.data, path=path))
-    folder = new_run_folder(Path("runs") / "fit_reward") if out is None else Path(out)
-    seed = check_field(GuerdonConfig, "seed", seed, "seed")
+    folder = new_run_folder(Path("runs") / "fit_reward") if out is None else check_path("out", out)
+    seed = check_seed(seed)
     with held(make_directory(folder)), shown(progress):
         result = fit_reward_model(config.reward.model, fit, folder=folder, seed=seed, tensorboard=tensorboard)
     reward = load_reward(result.checkpoint, device=device)
@@ -298,7 +296,7 @@ def fit_reward(
 
 def _fit_device(device: str | None) -> dict[str, Any]:
     """The settings of the `fit` section for a device."""
-    kind, _, number = (device or "auto").partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
+    kind, _, number = "auto:".partition(":") if device is None else resolve_device(device).partition(":")
+    if kind not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device must be 'cpu', 'cuda' or 'cuda:N', not {device!r}")
     return {"device": kind, **({"gpu_id": int(number)} if number else {})}

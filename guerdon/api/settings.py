@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from guerdon.config.build import check_field
@@ -91,17 +93,23 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     return value
 
 
-def check_device(device: str) -> str:
-    """A device of torch that is there; the error names the argument."""
-    import torch  # whoever collects data does without
+def check_seed(seed: Any) -> int:
+    """A seed, a whole number of at least 0."""
+    return check_count("seed", seed, 0)
 
-    try:
-        kind = torch.device(device).type
-    except (RuntimeError, TypeError):
-        raise ConfigError(f"device must be such as 'cpu', 'cuda' or 'cuda:1', not {device!r:.80}") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device is {device!r}, and torch finds no GPU here")
-    return device
+
+def check_path(name: str, value: Any, what: str = "a path") -> Path:
+    """The path that was given; the error names the argument."""
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{name} must be {what}, not {value!r:.80}")
+    return Path(value)
+
+
+def check_env_kwargs(given: Any) -> dict[str, Any]:
+    """Arguments of an environment's constructor; None: there are none."""
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(f"env_kwargs must be a dict of the environment's arguments, not {given!r:.80}")
+    return dict(given or {})
 
 
 def shown(progress: bool) -> Any:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
+from guerdon.api.envs import made_env
 from guerdon.api.reward import REWARD_WITHOUT
-from guerdon.api.settings import Keywords
+from guerdon.api.settings import Keywords, check_count
 from guerdon.config import RewardConfig
 from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import ConfigError
+from guerdon.envs.make import registered
 from guerdon.integrations.gymnasium import LearnedRewardVectorWrapper, LearnedRewardWrapper
 from guerdon.rewards import BaseRewardModel
+from guerdon.rewards.image.function import is_function
 
 _FRAMES = Keywords("wrap", RewardConfig, [()], without=REWARD_WITHOUT)
 _ZOO = Keywords("wrap", MixConfig, [()])
@@ -27,7 +31,8 @@ def wrap(env: Any, reward: Any, *, train_every: int = 0, **settings: Any) -> Any
     `prob_success`.
 
     Args:
-        env: a `gymnasium.Env` or its id, a `gymnasium.vector.VectorEnv`, or a `VecEnv` of Stable-Baselines3.
+        env: a `gymnasium.Env`, its id or a function that makes one, a `gymnasium.vector.VectorEnv`, or a
+            `VecEnv` of Stable-Baselines3.
             Images come from the observation or from `render()` (`render_mode="rgb_array"`).
         reward: a `Reward`, the path of a checkpoint, a model of the zoo (`gd.reward_model`), or a function
             from frames, uint8 [N, H, W, C], to rewards [N].
@@ -40,15 +45,24 @@ def wrap(env: Any, reward: Any, *, train_every: int = 0, **settings: Any) -> Any
         >>> obs, learned_reward, terminated, truncated, info = env.step(action)
     """
     own = ("env", "reward", "train_every")
+    if check_count("train_every", train_every, 0) and not isinstance(reward, BaseRewardModel):
+        raise ConfigError("train_every is for models of the zoo (gd.reward_model), which learn")
     cfg: Any = None
-    is_function = callable(reward) and not hasattr(reward, "score")
-    if isinstance(reward, BaseRewardModel) or is_function:
+    if isinstance(reward, BaseRewardModel) or is_function(reward):
         cfg = _ZOO.apply(MixConfig(), settings, own)
+    elif not (isinstance(reward, str | os.PathLike) or hasattr(reward, "score")):
+        raise ConfigError(
+            "reward must be a Reward, the path of a checkpoint, a model of the zoo (gd.reward_model) or a "
+            f"function of frames, not {reward!r:.80}"
+        )
     elif settings:
         known = getattr(reward, "cfg", None)
         cfg = _FRAMES.apply(known if isinstance(known, RewardConfig) else RewardConfig(), settings, own)
     if isinstance(env, str):
+        registered(env)
         env = gym.make(env, render_mode="rgb_array")
+    elif callable(env) and not isinstance(env, gym.Env | VectorEnv) and not _is_sb3(env):
+        env = made_env(env, "env")
     if isinstance(env, VectorEnv):
         return LearnedRewardVectorWrapper(env, reward, cfg, train_every)
     if isinstance(env, gym.Env):

@@ -7,8 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 from guerdon.api.envs import EnvGiven, vector_env
-from guerdon.api.settings import check_device
+from guerdon.api.settings import check_seed
 from guerdon.config.build import check_field
+from guerdon.core.devices import resolve_device
 from guerdon.core.errors import ConfigError, DataError, unknown_name
 from guerdon.rewards import check_reward_model as check_reward_model
 from guerdon.rewards import create_reward_model
@@ -27,7 +28,7 @@ def reward_model(
     *,
     demos: Any = None,
     seed: int = 0,
-    device: str = "cpu",
+    device: str = "auto",
     **settings: Any,
 ) -> BaseRewardModel:
     """A reward model of the zoo, or of a plugin, for an environment.
@@ -38,14 +39,16 @@ def reward_model(
         demos: demonstrations: the path of an `.npz`, `.safetensors` or DI-engine file or of a data set, or a
             list of episodes; for models that learn from them.
         seed: of the first weights and of what is drawn.
-        device: where its networks are.
+        device: where its networks are; `auto`: on a GPU where there is one.
         **settings: fields of the model's section, such as `hidden=(64, 64)`, `lr=1e-3`, `batch_size=128`.
 
     Examples:
         >>> gail = gd.reward_model("gail", "CartPole-v1", demos="demos.npz")
         >>> agent = gd.PPO("CartPole-v1", reward=gail).learn(20_000)
     """
-    cls = reward_model_class(type)
+    if not isinstance(type, str):
+        raise ConfigError(f"type must be the name of a reward model, such as 'gail', not {type!r:.80}")
+    cls, seed = reward_model_class(type), check_seed(seed)
     if issubclass(cls, ZooModel):
         known = [item.name for item in fields(cls.Settings) if item.name not in (*OWN, *GIVEN_BY_ENV)]
         for name, value in settings.items():
@@ -58,7 +61,11 @@ def reward_model(
         raise ConfigError(f"demos: {type} does not learn from demonstrations")
     with closing(vector_env(env)) as made:
         shapes = space_shapes(made.single_observation_space, made.single_action_space)
-    model = create_reward_model({**shapes, "seed": seed, "type": type, **settings}, check_device(device))
+    section = {**shapes, "seed": seed, "type": type, **settings}
+    try:
+        model = create_reward_model(section, resolve_device(device))
+    except ConfigError as error:  # here its settings are arguments
+        raise ConfigError(str(error).removeprefix("reward_model.")) from error
     if demos is not None:
         try:
             model.load_expert_data(demos)

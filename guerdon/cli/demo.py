@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -23,30 +24,23 @@ from guerdon.data.datasets.audit import audit
 from guerdon.data.datasets.pictures import write_preview
 from guerdon.data.summary import inspect
 from guerdon.fit import FitResult, fit_reward_model
-from guerdon.monitoring.proof import judge
 from guerdon.rewards.image.int8_file import int8_path
-from guerdon.training.arms import make_arm, run_arm
 from guerdon.training.collect_policy import collect_clone
 from guerdon.training.folders import held, new_run_folder
-from guerdon.training.prove import write_page
+from guerdon.training.prove import prove
 
 log = logging.getLogger("guerdon")
 
 Rows = list[tuple[str, str]]
-FIT_BRIEFLY = (
-    "fit.epochs=6",
-    "fit.data.num_samples_per_episode=18",  # many episodes teach more than many frames of a few
-    "fit.calibration.target_false_positive_rate=0.002",
-)
-BLIND = ("+env.train.init_params.reward=none",)
-"""The policy could not see the env's reward if it wanted to."""
+CONTROLS = ("off", "true")
+"""What runs beside the training on the learned reward; see `guerdon prove`."""
 
 
 def demo_verb(arguments: argparse.Namespace) -> Result:
     """All three stages."""
     values, lines = run_demo(arguments.overrides)
     steps = [
-        next_command("evaluate", "--checkpoint", display_path(values["folder"])),
+        next_command("evaluate", "--checkpoint", display_path(values["stage3"]["run"])),
         next_command("data", "inspect", display_path(Path(values["folder"]) / "data")),
         next_command("--help") + "  # every verb, by stage",
     ]
@@ -57,8 +51,8 @@ def run_demo(overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
     """Collect, fit and judge a reward model, train a policy on it; returns the summary and lines to print."""
     started = time.perf_counter()
     config = load_config("demo", overrides)
-    fit_config = load_config("train_reward", [*FIT_BRIEFLY, *overrides])
-    train_config = load_config("train", [*BLIND, *overrides])
+    fit_config = load_config("demo_fit", overrides)
+    train_config = load_config("demo_train", overrides)
     root = Path(config.runner.output_dir) / config.runner.experiment_name
     folder = new_run_folder(root)
     try:
@@ -85,6 +79,8 @@ def collect_for_demo(
     result = collect(config.env.train, section, seed=config.seed)
     good, bad = section.target_success // 2, section.target_failure // 2
     attempts = replace(section, target_success=good, target_failure=bad, max_episodes=4 * (good + bad) + 1)
+    # a clone of all successes: it holds the cube close to the goal, on either side of the tolerance
+    learner = replace(learner, warm_start=replace(learner.warm_start, num_episodes=None))
     own = collect_clone(learner, replace(config.env.train, num_envs=64), attempts, data, seed=config.seed)
     seconds = result.seconds + own.seconds
     few = replace(
@@ -150,42 +146,43 @@ def _precision() -> Literal["fp32", "int8"]:
 
 
 def _train(config: GuerdonConfig, folder: Path) -> tuple[dict[str, Any], Rows]:
-    """Stage 3: imitate some successes, then train on the learned reward alone, and once more without it."""
+    """Stage 3: imitate a few successes, then train on the learned reward alone, beside the controls."""
     checkpoint = folder / "reward" / "checkpoints" / "best_model"
     precision: Literal["fp32", "int8"] = "int8" if int8_path(checkpoint).is_file() else "fp32"
     model = replace(config.reward.model, checkpoint_path=str(checkpoint), precision=precision)
     warm_start = replace(config.learner.warm_start, data=str(folder / "data"))
+    logger = replace(config.runner.logger, log_path=str(folder / "train"))
     config = replace(
         config,
         env=replace(config.env, eval=replace(config.env.train, num_envs=config.env.eval.num_envs)),
-        reward=replace(config.reward, use_reward_model=True, model=model),
+        reward=replace(config.reward, model=model),
         learner=replace(config.learner, warm_start=warm_start),
+        runner=replace(config.runner, logger=logger),
     )
-    places = {"start": folder / "start", "learned": folder, "off": folder / "off"}
-    arms = {name: make_arm(config, folder, name, config.seed, place) for name, place in places.items()}
-    results: dict[str, Any] = {}
-    for name, arm in arms.items():  # the run itself stays where the report is looked for
-        results[name] = run_arm(arm, places["start"])
-    found = {name: [arm.result()] for name, arm in arms.items()}
-    write_page(folder, judge(found), "The demo and its control")
-    summary = results["learned"]
+    proof = prove(config, seeds=1, arms=CONTROLS)
+    run = Path(proof["folder"]) / f"seed_{config.seed}" / "learned"
+    summary = json.loads((run / "summary.json").read_bytes())
+    rates = {name: arm["mean"] for name, arm in proof["arms"].items()}
     names = ("success_rate", "success_at_end", "episodes", "env_steps", "seconds", "reward", "alarms")
     stage3 = {
-        "start_success_rate": results["start"]["success_rate"],
-        "off_success_rate": results["off"]["success_rate"],
+        "start_success_rate": rates["start"],
+        "off_success_rate": rates["off"],
+        "true_success_rate": rates["true"],
         **{name: summary[name] for name in names},
+        "run": str(run),
     }
     shown = warm_start.num_episodes or "all"
     steps = f"{summary['env_steps']} steps in {summary['seconds']:.0f} s"
     return stage3, [
         ("stage 3: train", f"PPO on the learned reward alone, {steps}"),
-        ("  before", f"{stage3['start_success_rate']:.1%}: a clone of {shown} successes"),
-        ("  success", f"{_success(summary)}, by the environment's own judgement"),
-        ("  without it", f"{stage3['off_success_rate']:.1%}: the same training, every reward zero"),
+        ("  before", f"{rates['start']:.1%}: a clone of {shown} demonstrations"),
+        ("  after", f"{_success(summary)}, by the environment's own judgement"),
+        ("  without it", f"{rates['off']:.1%}: the same training, every reward zero"),
+        ("  true reward", f"{rates['true']:.1%}: the same training on the environment's own success"),
         ("  alarms", ", ".join(summary["alarms"]) or "none"),
         ("  policy", display_path(summary["checkpoint"])),
-        ("  report", display_path(folder / "report.html")),
-        ("  control", display_path(folder / "prove.html")),
+        ("  report", display_path(run / "report.html")),
+        ("  controls", display_path(Path(proof["folder"]) / "prove.html")),
     ]
 
 

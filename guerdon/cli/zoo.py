@@ -17,15 +17,14 @@ from guerdon.config.load import load_serial
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.plugins import load_plugins
 from guerdon.core.types import display_path
-from guerdon.envs.experts import scripted_policy
 from guerdon.envs.make import make_vector_env
 from guerdon.rewards import REWARD_MODELS, write_demonstrations
 from guerdon.rewards.zoo.demonstrations import SUFFIX, returns_of
 from guerdon.training.checkpoints import load_policy
+from guerdon.training.experts import CHECKPOINT_SUFFIX, SCRIPTED, expert_policy
 from guerdon.training.rollouts import noise_ranked
 from guerdon.training.serial import serial_pipeline_reward_model
 
-SCRIPTED = "scripted"
 PLUGIN_KINDS = {
     "guerdon.reward_models": "reward model",
     "guerdon.agents": "agent",
@@ -137,7 +136,7 @@ def collect_demos(
     Args:
         out: the file, `.safetensors`.
         env_id: Gymnasium id; None: the one of the saved policy.
-        policy: `scripted`, or a run's folder or checkpoint.
+        policy: `scripted`, a run's folder or checkpoint, or a checkpoint of DI-engine.
         episodes: how many.
         noise: share of actions that are random, 0 to 1.
         seed: of environments and noise.
@@ -173,10 +172,10 @@ def collect_demos(
 
 def _policy(policy: str, env_id: str | None) -> tuple[EnvConfig, Callable[[Any], NDArray[Any]], Any]:
     """Environment, policy and the action space that it was made for, if that is known."""
-    if policy == SCRIPTED:
+    if policy == SCRIPTED or policy.endswith(CHECKPOINT_SUFFIX):
         if env_id is None:
-            raise ConfigError("a scripted policy needs --env, the environment to play in")
-        return EnvConfig(id=env_id), scripted_policy(env_id), None
+            raise ConfigError(f"--policy {policy} needs --env, the environment to play in")
+        return EnvConfig(id=env_id), expert_policy(policy, env_id), None
     saved = load_policy(Path(policy))
     cfg = saved.playable_env(env_id, f"name it: --env {saved.env.id}")
     return cfg, lambda obs: saved.learner.act(obs, deterministic=True), saved.action_space

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from guerdon.config.nested import ABSENT, KeyPath, Tree, delete, dotted, get, leaves, parts, put
+from guerdon.config.nested import ABSENT, KeyPath, Tree, delete, dotted, get, leaves, parts, put, rename
 from guerdon.core.errors import ConfigError
 
 RENAMES: dict[str, str] = {
@@ -130,7 +130,7 @@ class Override:
 
 def translate_override(key: str) -> str:
     """Today's spelling of a dotted path."""
-    return dotted(_rename(parts(key))[0])
+    return dotted(rename(parts(key), RENAMES)[0])
 
 
 def translate(tree: Mapping[str, Any], overrides: Sequence[Override] = ()) -> tuple[Tree, list[str]]:
@@ -175,18 +175,9 @@ def notice_line(notices: Sequence[str]) -> str:
     return "config: older spellings translated: " + ", ".join(notices)
 
 
-def _rename(path: KeyPath) -> tuple[KeyPath, str | None]:
-    """The path in today's spelling, and the entry of `RENAMES` that did it."""
-    for length in range(len(path), 0, -1):
-        old = dotted(path[:length])
-        if old in RENAMES:
-            return (*parts(RENAMES[old]), *path[length:]), old
-    return path, None
-
-
 def _translate_setting(path: KeyPath, value: Any, notices: dict[str, None]) -> tuple[KeyPath, Any]:
     """A leaf in today's spelling; its path is empty if nothing of it remains."""
-    new_path, rule = _rename(path)
+    new_path, rule = rename(path, RENAMES)
     if rule is not None:
         below = ".*" if len(path) > len(parts(rule)) else ""
         notices[f"{rule}{below} -> {RENAMES[rule]}{below}"] = None
@@ -224,7 +215,7 @@ def _apply(tree: Tree, override: Override, notices: dict[str, None]) -> None:
     """Put one override into a tree that is in today's spelling."""
     path = parts(override.key)
     if override.delete:
-        delete_override(tree, override, _rename(path)[0])
+        delete_override(tree, override, rename(path, RENAMES)[0])
         return
     for leaf, value in leaves(override.value, path):
         new_path, new_value = _translate_setting(leaf, value, notices)

@@ -90,10 +90,8 @@ def from_di_engine(
     if _needs_expert(ours):
         put(ours, "reward_model.expert", "scripted")
         remarks.append("no demonstrations are named: the environment's scripted policy plays them")
-    if get(theirs, "policy.cuda") is True:  # a GPU where there is one, as in DI-engine
-        import torch
-
-        put(ours, "learner.device", "cuda" if torch.cuda.is_available() else "cpu")
+    if (cuda := get(theirs, "policy.cuda")) is not None:  # a GPU where there is one, as in DI-engine
+        put(ours, "learner.device", "auto" if cuda else "cpu")
     if notices:
         remarks.insert(0, f"without meaning here: {', '.join(notices)}")
     return ours, remarks

@@ -117,8 +117,8 @@ def _finish(tree: Mapping[str, Any], overrides: Sequence[Override]) -> GuerdonCo
     named = [*(dotted(path) for path, _ in leaves(tree)), *(override.key for override in overrides)]
     paths = [parts(translate_override(name)) for name in named]
     given = {str(path[2]) for path in paths if path[:2] == ("reward", "model") and len(path) > 2}
-    if given < {item.name for item in fields(RewardModelConfig)}:
-        config.reward.model.remember_given(given)  # a file with all keys, as runs write it, gives none
+    if len(given) < len(fields(RewardModelConfig)) // 2:  # more is what a run wrote: the defaults of its time
+        config.reward.model.remember_given(given)
     return _with_robot_address(config)
 
 

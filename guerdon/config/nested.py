@@ -57,6 +57,15 @@ def put(tree: Tree, path: KeyPath | str, value: Any) -> None:
     node[_key(node, path[-1], path)] = value
 
 
+def rename(path: KeyPath, table: Mapping[str, str]) -> tuple[KeyPath, str | None]:
+    """The path after a table of renames, and the entry that did it: the longest one that it begins with."""
+    for length in range(len(path), 0, -1):
+        old = dotted(path[:length])
+        if old in table:
+            return (*parts(table[old]), *path[length:]), old
+    return path, None
+
+
 def delete(tree: Tree, path: KeyPath) -> None:
     """Remove what stands at `path`, which must be there."""
     parent = get(tree, path[:-1])

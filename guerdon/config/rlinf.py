@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from guerdon.config.nested import ABSENT, Tree, dotted, get, leaves, put
+from guerdon.config.nested import ABSENT, Tree, dotted, get, leaves, parts, put, rename
 from guerdon.core.errors import ConfigError
 
 ALGORITHMS = {"gae": "ppo", "actor_critic": "ppo", "embodied_sac": "sac"}
@@ -87,7 +87,7 @@ _NAMES = {
         runner.save_interval runner.logger.logger_backends algorithm.adv_type algorithm.loss_type
         algorithm.update_epoch algorithm.entropy_tuning.alpha_type
         algorithm.replay_buffer.sample_window_size algorithm.replay_buffer.cache_size
-        algorithm.replay_buffer.min_buffer_size actor.global_batch_size actor.optim.lr
+        algorithm.replay_buffer.min_buffer_size actor.global_batch_size actor.model.hidden_dim actor.optim.lr
         actor.optim.clip_grad reward.reward_weight reward.env_reward_weight reward.use_reward_prob
         reward.model.model_type reward.model.pretrained fit.model.model_type fit.model.pretrained
         fit.runner.val_check_interval fit.runner.save_interval fit.runner.early_stop.enabled
@@ -150,8 +150,9 @@ def from_rlinf(given: Mapping[str, Any], name: str = "") -> tuple[Tree, list[str
         if path[0] == "env" and len(path) > 2 and path[1] in ("train", "eval"):
             _env_setting(ours, str(path[1]), dotted(path[2:]), value, notices)
             continue
-        new = _renamed(key, RENAMES)
-        if new is not None and _is_used(new, algorithm):
+        new_path, rule = rename(path, RENAMES)
+        new = dotted(new_path)
+        if rule is not None and _is_used(new, algorithm):
             if not _is_placeholder(value):
                 put(ours, new.format(algorithm=algorithm), value)
             else:
@@ -172,13 +173,6 @@ def from_rlinf(given: Mapping[str, Any], name: str = "") -> tuple[Tree, list[str
         put(ours, "asynchronous.enabled", True)
     unique = list(dict.fromkeys(notices))
     return ours, [f"without meaning here: {', '.join(unique)}"] if unique else []
-
-
-def _renamed(key: str, table: Mapping[str, str]) -> str | None:
-    for known in sorted(table, key=len, reverse=True):
-        if key == known or key.startswith(f"{known}."):
-            return table[known] + key[len(known) :]
-    return None
 
 
 def _is_used(new: str, algorithm: str) -> bool:
@@ -203,15 +197,15 @@ def _algorithm(theirs: Tree) -> str:
 def _env_setting(ours: Tree, place: str, key: str, value: Any, notices: list[str]) -> None:
     if key in ENV_COUNTED or key.startswith("data_collection."):
         return
-    new = _renamed(key, ENV_RENAMES)
-    if new is None:
+    new_path, rule = rename(parts(key), ENV_RENAMES)
+    if rule is None:
         notices.append(f"env.*.{key.split('.')[0]}")
     elif key.startswith("override_cfg.") and (
         _is_unset(value) or key.rsplit(".")[-1] in ROBOT_WITHOUT_MEANING
     ):
         notices.append(f"env.*.{key}")
     else:
-        put(ours, f"env.{place}.{new}", value)
+        put(ours, ("env", place, *new_path), value)
 
 
 NODE_GROUP = ("label", "node_ranks", "hardware")
@@ -320,7 +314,8 @@ def _learner(theirs: Tree, ours: Tree, algorithm: str) -> None:
     batch = get(theirs, "actor.global_batch_size", None)
     rate = get(theirs, "actor.optim.lr", None)
     updates = int(get(theirs, "algorithm.update_epoch", 1))
-    put(ours, "learner.network.hidden", [256, 256, 256])
+    width = int(get(theirs, "actor.model.hidden_dim", 256))  # RLinf's policies have three layers of it
+    put(ours, "learner.network.hidden", [width] * 3)
     if algorithm == "ppo":
         put(ours, "learner.ppo.num_steps", num_steps)
         put(ours, "learner.ppo.update_epochs", updates)

@@ -230,8 +230,8 @@ class LearnerConfig(Checked):
     iteration_steps: PositiveInt = 512
     """Off-policy: environment steps, all environments together, after which metrics are logged and a reward
     model that learns beside the policy learns from them."""
-    device: str = "cpu"
-    """Where the networks are trained."""
+    device: str = "auto"
+    """Where the networks are trained, such as `cpu` or `cuda:1`; `auto`: on a GPU where there is one."""
     num_threads: PositiveInt | None = None
     """Threads of torch; null leaves it as it is."""
     network: NetworkConfig = field(default_factory=NetworkConfig)

@@ -29,7 +29,10 @@ def to_numpy(value: Any) -> NDArray[Any]:
         tensor = value.detach().cpu()
         array: NDArray[Any] = tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
         return array
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise DataError("the entries of a list have different shapes; an array needs equal ones") from None
 
 
 def to_uint8_hwc(image: Any, *, name: str = "image", value_range: ValueRange = "auto") -> UInt8Array:

@@ -58,17 +58,7 @@ def make_gymnasium(
     cfg: EnvConfig, *, autoreset_mode: AutoresetMode, keep_final_frame: bool
 ) -> VectorEnv[Any, Any, Any]:
     """Environments of Gymnasium's registry; ours are batched natively, others stepped one after another."""
-    module, _, name = cfg.id.rpartition(":")
-    if module:  # Gymnasium's way to name an environment that is registered when a module is imported
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigError(
-                f"the module of the environment {cfg.id!r} cannot be imported: {error}"
-            ) from error
-    spec = gym.registry.get(name)
-    if spec is None:
-        raise ConfigError(unknown_name("environment", name, gym.registry))
+    spec = registered(cfg.id)
     arguments: dict[str, Any] = dict(cfg.init_params)
     if cfg.max_episode_steps is not None:
         arguments["max_episode_steps"] = cfg.max_episode_steps
@@ -89,6 +79,22 @@ def make_gymnasium(
         return gym.make_vec(cfg.id, cfg.num_envs, **how, **arguments)
     except (TypeError, gym.error.Error) as error:
         raise ConfigError(f"{cfg.id} cannot be made with {arguments}: {error}") from error
+
+
+def registered(env_id: str) -> EnvSpec:
+    """What Gymnasium knows of an id; its module, if it names one (`module:Id`), is imported."""
+    module, _, name = env_id.rpartition(":")
+    if module:  # Gymnasium's way to name an environment that is registered when a module is imported
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ConfigError(
+                f"the module of the environment {env_id!r} cannot be imported: {error}"
+            ) from error
+    spec = gym.registry.get(name)
+    if spec is None:
+        raise ConfigError(unknown_name("environment", name, gym.registry))
+    return spec
 
 
 def _can_render(spec: EnvSpec) -> bool:

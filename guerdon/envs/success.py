@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
+from guerdon.core.calls import check_takes
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
 from guerdon.core.types import BoolArray
@@ -56,6 +57,10 @@ class SuccessLabels:
     def __init__(self, success_key: str | None = None, label_fn: LabelFunction | str | None = None) -> None:
         if success_key is not None and label_fn is not None:
             raise ConfigError("success_key and label_fn are two ways to label a step: give one of them")
+        if not isinstance(success_key, str | None):
+            raise ConfigError(f"success_key must name an entry of the info, not {success_key!r:.80}")
+        if label_fn is not None and not isinstance(label_fn, str):
+            check_takes(label_fn, "label_fn", "obs", "info")
         self._key = success_key
         self._function = _load(label_fn) if isinstance(label_fn, str) else label_fn
         self._seen = False

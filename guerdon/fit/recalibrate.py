@@ -19,7 +19,7 @@ from guerdon.fit.threshold import DEFAULT_TARGET, Threshold, choose_threshold, m
 from guerdon.rewards.image import Contract, RewardModel, load_checkpoint, save_checkpoint
 from guerdon.rewards.image.checkpoint import TORCH_SUFFIXES, WEIGHTS_FILE, find_checkpoint
 from guerdon.rewards.image.int8_file import int8_path, load_int8
-from guerdon.rewards.image.scorer import MINI_BATCH, ImageScorer, available_device
+from guerdon.rewards.image.scorer import MINI_BATCH, ImageScorer
 from guerdon.rewards.relabel import Calibration
 
 log = logging.getLogger("guerdon")
@@ -70,7 +70,7 @@ def recalibrate(
     target = fpr or promised.get("target_false_positive_rate") or DEFAULT_TARGET
     confidence = promised.get("confidence") or 0.95
     calibration, scores = _scores(
-        ImageScorer(model, contract, source=display_path(file), threshold=0.5, device=available_device()),
+        ImageScorer(model, contract, source=display_path(file), threshold=0.5),
         Path(data),
         anew=threshold is None,
         seed=seed,

@@ -8,7 +8,7 @@ model of the zoo or a plugin. Scores become rewards in `guerdon.rewards.relabel`
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
@@ -26,7 +26,8 @@ from guerdon.envs.observations import images_from
 from guerdon.envs.wrappers import GOAL_KEYS, flat_batch
 from guerdon.integrations.steps import EnvStep, RewardStep, StepScorer
 from guerdon.rewards import BaseRewardModel, StepBatch, ZooModel
-from guerdon.rewards.image.scorer import RewardManager, available_device
+from guerdon.rewards.image.function import RewardFunction, call_reward_function, cameras_of, is_function
+from guerdon.rewards.image.scorer import RewardManager
 from guerdon.rewards.image.scorer import Scores as FrameScores
 from guerdon.rewards.image.worker import ImageRewardWorker
 from guerdon.rewards.model import Scores
@@ -49,9 +50,6 @@ class FrameScorer(Protocol):
         """Scores of N frames."""
 
 
-RewardFunction: TypeAlias = Callable[[Any], Any]
-"""Frames, uint8 [n, H, W, C] (camera -> frames, if there are several), -> a number for each, [n]. They are
-rewards; with a `RewardConfig` they are probabilities of success, which become rewards as it says."""
 RewardSource: TypeAlias = (
     FrameScorer | ImageRewardWorker | BaseRewardModel | RewardFunction | str | os.PathLike[str]
 )
@@ -74,8 +72,7 @@ def step_scorer(
         if isinstance(cfg, RewardConfig):
             raise ConfigError("a reward model of the zoo is mixed by a MixConfig, not by a reward section")
         return TransitionScorer(source, cfg or MixConfig(), num_envs, action_space, train_every)
-    is_function = callable(source) and not hasattr(source, "score")
-    if is_function and not train_every:
+    if is_function(source) and not train_every:
         if isinstance(cfg, RewardConfig):
             return FrameStepScorer(FunctionModel(source, cfg), cfg, num_envs)
         return FunctionStepScorer(source, cfg or MixConfig(), num_envs)
@@ -86,7 +83,7 @@ def step_scorer(
     if isinstance(source, str | os.PathLike):
         section = RewardConfig() if cfg is None else cfg
         model = replace(section.model, checkpoint_path=os.fspath(source))
-        source = RewardManager(replace(section, model=model), device=available_device())
+        source = RewardManager(replace(section, model=model))
     if not (hasattr(source, "score") and hasattr(source, "cfg")):
         raise ConfigError(
             "the reward comes from a RewardManager, an ImageRewardWorker, a reward model of the zoo, a "
@@ -179,7 +176,7 @@ class FunctionModel:
 
     def score(self, frames: Mapping[str, UInt8Array]) -> FrameScores:
         """Scores of N frames."""
-        values = _call(self._function, frames)
+        values = call_reward_function(self._function, frames)
         if ((values < 0) | (values > 1)).any():
             raise DataError(
                 f"the reward function returned {values.min():g} to {values.max():g}, but probabilities are 0 "
@@ -202,7 +199,7 @@ class FunctionStepScorer(StepScorer):
     def __init__(self, function: RewardFunction, cfg: MixConfig, num_envs: int) -> None:
         super().__init__(num_envs, cfg)
         self._function = function
-        self.cameras = tuple(getattr(function, "image_keys", ("base_camera",)))
+        self.cameras = cameras_of(function)
 
     def reset(self, obs: Any, mask: BoolArray | None = None) -> None:
         """Nothing to do: the function looks at single frames."""
@@ -212,20 +209,8 @@ class FunctionStepScorer(StepScorer):
         asked = step.stepped & (step.done if self.cfg.reward_mode == "terminal" else True)
         learned = np.zeros(self.num_envs, np.float32)
         if asked.any():
-            learned[asked] = _call(self._function, step.frames(np.flatnonzero(asked)))
+            learned[asked] = call_reward_function(self._function, step.frames(np.flatnonzero(asked)))
         return self._rewards(step, learned[step.stepped], None, np.zeros_like(step.stepped))
-
-
-def _call(function: RewardFunction, frames: Mapping[str, UInt8Array]) -> FloatArray:
-    """What a function says of n frames, float32 [n]; one camera is given as it is."""
-    first = next(iter(frames.values()))
-    values = np.asarray(to_numpy(function(first if len(frames) == 1 else dict(frames))), np.float32)
-    if values.size != len(first) or not np.isfinite(values).all():
-        raise DataError(
-            f"the reward function must return a finite number for each of {len(first)} frames, not "
-            f"{list(values.shape)} of which {int(np.count_nonzero(~np.isfinite(values)))} are not finite"
-        )
-    return values.reshape(-1)
 
 
 class TransitionScorer(StepScorer):

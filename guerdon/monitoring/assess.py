@@ -19,7 +19,7 @@ from guerdon.fit.threshold import Threshold, choose_threshold, measure_threshold
 from guerdon.monitoring.advice import NextStep, next_steps
 from guerdon.monitoring.card import write_card
 from guerdon.monitoring.verdict import CardInputs, Verdict
-from guerdon.rewards.image.scorer import RewardManager, available_device
+from guerdon.rewards.image.scorer import RewardManager
 from guerdon.rewards.relabel import fires
 
 Precision = Literal["fp32", "bf16", "int8"]
@@ -55,7 +55,7 @@ def load_manager(
         raise ConfigError(f"the threshold must lie between 0 and 1, not {threshold}")
     model = replace(RewardModelConfig(), checkpoint_path=str(checkpoint), precision=precision)
     cfg = RewardConfig(model=model, reward_threshold="calibrated" if threshold is None else threshold)
-    return RewardManager(cfg, device=available_device())
+    return RewardManager(cfg)
 
 
 def summarize_scores(scored: ScoredFrames, threshold: float) -> dict[str, Any]:

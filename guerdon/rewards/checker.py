@@ -72,6 +72,10 @@ def check_reward_model(
             )
     else:
         cls = reward_model_class(model) if isinstance(model, str) else model
+        if not isinstance(cls, type) or not issubclass(cls, BaseRewardModel):
+            raise ConfigError(
+                f"model must be a BaseRewardModel, a class that derives from it or a name, not {model!r:.80}"
+            )
         small = SMALL_SETTINGS if issubclass(cls, ZooModel) else {}
         name = {"type": model} if isinstance(model, str) else {}
         cfg = section_of({**shapes, **small, **(settings or {}), **name})

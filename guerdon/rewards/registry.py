@@ -18,6 +18,7 @@ import torch
 
 from guerdon.config.di_engine import section_from_di_engine
 from guerdon.config.di_engine_names import REWARD_MODELS as DI_ENGINE_NAMES
+from guerdon.core.devices import resolve_device
 from guerdon.core.errors import ConfigError
 from guerdon.core.plugins import load_plugins
 from guerdon.rewards.model import BaseRewardModel
@@ -94,7 +95,7 @@ def create_reward_model(
 
     Args:
         cfg: a mapping with `type`, or the model's settings as a dataclass. Keys may be DI-engine's.
-        device: where its networks are.
+        device: where its networks are; `auto`: on a GPU where there is one.
         tb_logger: has `add_scalar(name, value, step)`; None logs nothing.
     """
     if isinstance(cfg, str):
@@ -115,7 +116,7 @@ def create_reward_model(
             if dropped:
                 log.info("reward_model: DI-engine's keys without meaning here: %s", ", ".join(dropped))
         cfg = section_of(cfg)
-    return reward_model_class(name)(cfg, device, tb_logger)  # type: ignore[call-arg]
+    return reward_model_class(name)(cfg, resolve_device(device), tb_logger)  # type: ignore[call-arg]
 
 
 class Section(dict[str, Any]):

@@ -27,7 +27,8 @@ class PolicySpec:
 
     def make(self) -> AnyAgent:
         """A copy, on a GPU only if the learner is on one and there is one here, under whatever number."""
-        device = torch.device(self.cfg.device).type if torch.cuda.is_available() else "cpu"
+        wanted = "cuda" if self.cfg.device == "auto" else torch.device(self.cfg.device).type
+        device = wanted if torch.cuda.is_available() else "cpu"
         return make_agent(replace(self.cfg, device=device), *self.spaces, seed=0, only_acts=True)
 
 

@@ -99,9 +99,9 @@ class Arm:
         )
 
 
-def make_arm(config: GuerdonConfig, root: Path, name: str, seed: int, folder: Path | None = None) -> Arm:
-    """An arm of the proof in `root`; `folder` is used instead of its usual place."""
-    folder = root / f"seed_{seed}" / name if folder is None else folder
+def make_arm(config: GuerdonConfig, root: Path, name: str, seed: int) -> Arm:
+    """An arm of the proof in `root`."""
+    folder = root / f"seed_{seed}" / name
     logger = replace(config.runner.logger, log_path=str(folder))
     config = replace(
         config,
@@ -174,8 +174,7 @@ def _side_by_side(arms: Sequence[Arm], workers: int, told: Callable[[Arm], None]
                         _check_ended(arm, process.returncode)
                         finished_steps += arm.config.learner.total_steps * (arm.name != "start")
                         told(arm)
-                bar.n = finished_steps + sum(arm.env_steps for arm, _ in running)
-                bar.refresh()
+                bar.update(finished_steps + sum(arm.env_steps for arm, _ in running) - bar.n)
                 time.sleep(POLL_SECONDS)
     except BaseException as error:
         _stop([process for _, process in running], gently=isinstance(error, KeyboardInterrupt))

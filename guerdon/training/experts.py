@@ -40,22 +40,30 @@ CHECKPOINT_SUFFIX = ".pth.tar"
 Policy = Callable[[Any], NDArray[Any]]
 
 
-def play_expert(model: BaseRewardModel, section: Mapping[str, Any], env: EnvConfig, seed: int) -> None:
-    """Give a reward model the demonstrations of `reward_model.expert`, if it asks for an expert.
+def play_expert(
+    model: BaseRewardModel,
+    env: EnvConfig,
+    *,
+    expert: str | Sequence[str] | None,
+    expert_episodes: int,
+    expert_noise: Sequence[float] | None,
+    seed: int,
+) -> None:
+    """Give a reward model the demonstrations of an expert, if one is named; keys of `reward_model`.
 
     Args:
         model: a reward model.
-        section: `reward_model`, with `expert` (`scripted`, a saved policy, a checkpoint of DI-engine, or a
-            list of those), `expert_episodes` (of each, 10) and `expert_noise` (shares of random actions).
         env: what to play in.
+        expert: `scripted`, a saved policy, a checkpoint of DI-engine, or a list of those; None: nothing is
+            played.
+        expert_episodes: of each.
+        expert_noise: shares of random actions at which they are played; None: as the model needs it.
         seed: of the environments and of the noise.
     """
-    expert = section.get("expert")
     if expert is None or not isinstance(model, ZooModel) or not model.needs_experts or model.experts:
         return
-    experts = [expert] if isinstance(expert, str | Path) else list(expert)
-    episodes = int(section.get("expert_episodes", 10))
-    noise = section.get("expert_noise")
+    experts = [expert] if isinstance(expert, str) else list(expert)
+    episodes, noise = int(expert_episodes), expert_noise
     if noise is None:
         ranked = isinstance(model, TREX) and not isinstance(model, DREX) and len(experts) == 1
         noise = RANKED_NOISE if ranked else (0.0,)
@@ -66,10 +74,10 @@ def play_expert(model: BaseRewardModel, section: Mapping[str, Any], env: EnvConf
     mode = AutoresetMode.SAME_STEP
     with closing(make_vector_env(env, autoreset_mode=mode, keep_final_frame=False)) as vector_env:
         for number, name in enumerate(experts):
-            act = expert_policy(str(name), env.id)
+            act = expert_policy(name, env.id)
             groups = noise_ranked(vector_env, act, noise, episodes, seed=seed + 1000 * number)
             played += [each for group in groups.values() for each in group]
-    shown = ", ".join(display_path(Path(name)) if name != SCRIPTED else name for name in map(str, experts))
+    shown = ", ".join(display_path(Path(name)) if name != SCRIPTED else name for name in experts)
     log.info("demonstrations: %d episodes of %s", len(played), shown)
     model.load_expert_data(played)
 

@@ -145,6 +145,16 @@ class ScoredIteration:
             one: UInt8Array = latest_frames(shown)[0]
             return one
 
+        if facts.gives_rewards:
+            seen = self._looked_at()
+            return Watched.of_rewards(
+                np.nan_to_num(seen),
+                ~np.isnan(seen),
+                done=self.done,
+                env_success=self.success,
+                elapsed=self.elapsed,
+                frame=frame,
+            )
         return Watched(
             prob_success=self._looked_at(),
             done=self.done,
@@ -209,7 +219,7 @@ class ScoredIteration:
             "reward/frames_judged": float(sum(len(part.rows) for part in self.parts)),
         }
         scored = np.isfinite(self.prob_success)
-        if not scored.any():
+        if not scored.any() or facts.gives_rewards:
             return values
         fired = fires(self.prob_success[scored], facts.threshold)
         values["reward/prob_mean"] = float(self.prob_success[scored].mean())

@@ -97,7 +97,7 @@ class OnPolicyLoop:
         clock.lap("compute_model_rewards")
         self._receive()
         clock.lap("rollout")
-        scored, online = self._apply_reward_model()
+        scored, online = self.apply_reward_model()
         clock.lap("compute_model_rewards")
         train = self.learner.update(self.rollout, progress)
         self.version += 1
@@ -160,7 +160,7 @@ class OnPolicyLoop:
 
     # From scores to training rewards
 
-    def _apply_reward_model(self) -> tuple[ScoredIteration | None, dict[str, float]]:
+    def apply_reward_model(self) -> tuple[ScoredIteration | None, dict[str, float]]:
         """Give the rollout its training rewards; returns what was scored, and what the online model told."""
         online = self._learn_online()
         if self.rewards is None:

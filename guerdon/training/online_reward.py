@@ -85,6 +85,7 @@ class OnlineReward(ModelRewards):
             shapes = {**space_shapes(*spaces), "seed": seed}
             model = create_reward_model({**shapes, **given}, device, self.notes)
         self.model = model
+        self.expert = {key: own[key] for key in own if key.startswith("expert")}
         self.weight = float(own["weight"])
         needs_experience = bool(getattr(model, "needs_experience", True))
         self.cooptrain = needs_experience if own["cooptrain"] is None else bool(own["cooptrain"])

@@ -23,7 +23,6 @@ from guerdon.rewards.image.scorer import (
     RewardFacts,
     RewardManager,
     Scores,
-    available_device,
     join_scores,
 )
 
@@ -37,7 +36,7 @@ AHEAD = 2
 
 def load_manager(cfg: RewardConfig) -> RewardManager:
     """A reward worker: a manager, on a GPU if there is one where it runs."""
-    return RewardManager(cfg, device=available_device())
+    return RewardManager(cfg)
 
 
 class FramesLostError(Exception):

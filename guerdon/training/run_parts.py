@@ -11,7 +11,7 @@ from guerdon.config import GuerdonConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import fields_of
 from guerdon.distributed import Engine
-from guerdon.rewards.image.scorer import ImageScorer, RewardManager, available_device
+from guerdon.rewards.image.scorer import ImageScorer, RewardManager
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.rewards.zoo.image_success import ImageSuccess
 from guerdon.training.acting import PolicySpec
@@ -57,7 +57,7 @@ class RunParts:
             if direct and isinstance(model, ImageScorer):
                 self.rewards = model
             elif direct:
-                self.rewards = RewardManager(config.reward, device=available_device())
+                self.rewards = RewardManager(config.reward)
             else:
                 self.rewards = RewardWorkers(self.engine, config.reward)
         if self.rewards is not None:
@@ -103,7 +103,7 @@ class RunParts:
                 env=self.envs.local.env if direct else None,
                 gives_env_rewards=config.reward.control == "env" and self.rewards is None,
             )
-            play_expert(self.online.model, config.reward_model, config.env.train, config.seed)
+            play_expert(self.online.model, config.env.train, **self.online.expert, seed=config.seed)
             if self.online.augments and self.rewards is not None:
                 raise ConfigError(
                     f"{type(self.online.model).__name__} makes transitions of which there are no frames: it "

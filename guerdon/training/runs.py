@@ -23,9 +23,11 @@ from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
 from guerdon.core.images import stack_episode
 from guerdon.core.types import display_path
+from guerdon.data.files.bounds import one_line
 from guerdon.monitoring.alarm_check import Alarm
 from guerdon.monitoring.report import write_report
 from guerdon.monitoring.video import write_video
+from guerdon.rewards.image.function import FunctionScorer
 from guerdon.rewards.image.scorer import ImageScorer
 from guerdon.training.checkpoints import SavedPolicy, save_policy
 from guerdon.training.evaluation import Evaluation, FilmedEpisode
@@ -161,6 +163,7 @@ def save_run(runner: EmbodiedRunner, folder: Path) -> Path:
         "seed": runner.config.seed,
         "evaluations": [[step, seconds, asdict(result)] for step, seconds, result in runner.evaluations],
         "refits": None if runner.refits is None else runner.refits.save(folder),
+        "reward_function": runner.rewards.name if isinstance(runner.rewards, FunctionScorer) else None,
     }
     config, mode = runner.config, runner.envs.facts.control_mode
     steps, about = runner.loop.env_steps, (config.learner, config.env.eval, runner.spaces)
@@ -170,6 +173,12 @@ def save_run(runner: EmbodiedRunner, folder: Path) -> Path:
 def take_up(runner: EmbodiedRunner, saved: SavedPolicy) -> None:
     """Go on from the state of a run; the learner has its own already."""
     state = saved.state
+    function = state.get("reward_function")  # the name of one that is the user's own
+    if function is not None and not isinstance(runner.rewards, FunctionScorer):
+        raise ConfigError(
+            f"reward is missing: the agent was trained on the function {one_line(str(function))!r}, and "
+            "functions are not saved. Give it again: gd.load_agent(path, env, reward=function)"
+        )
     runner.loop.load_state_dict(state["loop"], saved.folder)
     runner.alarms = list(state["alarms"])
     runner.evaluations = [

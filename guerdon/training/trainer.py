@@ -32,6 +32,7 @@ from guerdon.training.checkpoints import (
 from guerdon.training.env_worker import EnvWorker
 from guerdon.training.evaluation import Evaluation, FilmedEpisode, evaluate
 from guerdon.training.loop import Callback, Iteration, TrainingStep
+from guerdon.training.on_policy import OnPolicyLoop
 from guerdon.training.refits import Refits
 from guerdon.training.reward_workers import RewardWorkers
 from guerdon.training.robots import fit_for_robots
@@ -136,10 +137,11 @@ class EmbodiedRunner:
             return None
         if self.config.reward.control != "none":
             return None  # the policy of a control has no reason to do what the model rewards
+        judges = None if facts is None or facts.gives_rewards else facts  # others give rewards
         return RewardMonitor(
             self.config.monitor,
-            None if facts is None else facts.contract,  # a model of the zoo gives rewards
-            None if facts is None else facts.threshold,
+            None if judges is None else judges.contract,
+            None if judges is None else judges.threshold,
             self.folder,
             knows_success=self.loop.knows_success(),
         )
@@ -171,6 +173,17 @@ class EmbodiedRunner:
             raise
         finally:
             self.engine.close()
+
+    def init_workers(self) -> None:
+        """Warm start or resume, as `run` does by itself. The workers and their models are loaded already."""
+        self.begin()
+
+    def _apply_reward_model(self) -> None:
+        """From the scores of the latest rollout to its training rewards, as in each iteration of PPO."""
+        if not isinstance(self.loop, OnPolicyLoop):
+            algorithm = self.config.learner.algorithm
+            raise ConfigError(f"{algorithm} has no rollout: it relabels every batch that it samples")
+        self.loop.apply_reward_model()
 
     def learn(self, num_steps: int, callbacks: Sequence[Callback] = (), *, save: bool = True) -> str | None:
         """Train for at least so many more environment steps; the environments stay open, until `close`.

@@ -220,7 +220,7 @@ def test_wrong_arguments_of_learn_are_named():
     with gd.PPO(Dot, **PPO) as agent:
         with pytest.raises(ConfigError, match=r"^total_steps must be a whole number of at least 1, not 0"):
             agent.learn(0)
-        with pytest.raises(ConfigError, match="callbacks must be functions, not int"):
+        with pytest.raises(ConfigError, match=r"callback must be a function, called as .*, not 3"):
             agent.learn(8, callbacks=[3])
         with pytest.raises(ConfigError, match=r"^episodes must be"):
             agent.evaluate(0)

@@ -46,7 +46,7 @@ def test_labels_become_a_data_set(tmp_path):
 
 
 def test_read_speaks_of_its_argument(tmp_path):
-    with pytest.raises(ConfigError, match="path must be the path of a data set, not list"):
+    with pytest.raises(ConfigError, match=r"path must be the path of a data set, not \[\]"):
         gd.read([])
     with pytest.raises(DataError, match="does not exist"):
         gd.read(tmp_path / "nothing")

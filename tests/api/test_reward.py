@@ -101,7 +101,7 @@ def test_wrong_arguments_are_named(checkpoint, arguments, message):
 def test_what_is_no_checkpoint_is_said():
     with pytest.raises(DataError, match="nowhere"):
         gd.load_reward("nowhere")
-    with pytest.raises(ConfigError, match="path must be the path of a checkpoint, not int"):
+    with pytest.raises(ConfigError, match="path must be the path of a checkpoint, not 3"):
         gd.load_reward(3)
 
 
@@ -144,7 +144,7 @@ def test_fit_reward_learns_and_is_calibrated(fitted):
         ({"epoch": 3}, "fit_reward: unknown argument 'epoch'; did you mean 'epochs'"),
         ({"arch": "resnet11"}, "^arch must be"),
         ({"learning_rate": -1}, "^learning_rate must be"),
-        ({"device": "gpu"}, "^device must be 'cpu', 'cuda'"),
+        ({"device": "gpu"}, "^device must be such as 'cpu', 'cuda'"),
         ({"seed": -1}, "^seed must be"),
     ],
 )
@@ -179,7 +179,7 @@ def test_the_card(fitted, fresh, tmp_path, capsys):
     assert card.to_dict()["headline"] == card.headline and "html" not in card.to_dict()
     card.show()
     assert card.headline in capsys.readouterr().out
-    with pytest.raises(DataError, match="data: there is nothing at"):
+    with pytest.raises(DataError, match=r"data: .* does not exist"):
         fitted.card(tmp_path / "nothing")
 
 

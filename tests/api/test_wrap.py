@@ -41,7 +41,6 @@ def test_a_vector_environment(reward):
 
 
 def test_stable_baselines3(reward):
-    pytest.importorskip("stable_baselines3")
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     from guerdon.wrappers import KeepFinalFrame

@@ -148,7 +148,7 @@ def test_a_pair_for_dqn(caplog):
 def test_a_pair_for_ppo():
     cfg = load_serial(list(ppo_pair()))
     ppo = cfg.learner.ppo
-    assert cfg.learner.algorithm == "ppo" and cfg.learner.device == "cpu"  # no GPU here
+    assert cfg.learner.algorithm == "ppo" and cfg.learner.device == "auto"  # its `cuda: True`
     assert (ppo.num_steps, ppo.update_epochs, ppo.minibatch_size) == (16, 10, 64)
     assert (ppo.gamma, ppo.gae_lambda, ppo.lr) == (0.9, 0.8, 0.001)
     assert (ppo.clip_range, ppo.value_coef, ppo.entropy_coef) == (0.3, 0.4, 0.01)

@@ -1,8 +1,11 @@
 """RLinf's own config files, by files of the same shape."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
+from guerdon.config import RewardModelConfig, load_tree, to_plain
 from guerdon.config.load import load_config, load_rlinf
 from guerdon.core.errors import ConfigError
 
@@ -265,3 +268,43 @@ def test_a_missing_file(folder):
 def test_a_value_that_is_none_is_named(folder):
     with pytest.raises(ConfigError, match=r"a_ppo\.yaml holds a value that is none"):
         load_rlinf(written(folder, "a_ppo", TRAINING, PPO.replace("seed: 7", "seed: !!int x")))
+
+
+# The spellings of RLinf's guides
+
+
+def test_images_of_the_policy_and_the_collector_are_those_of_the_reward_model():
+    tree = {
+        "actor": {"model": {"image_keys": ["base_camera"], "image_size": [3, 64, 48]}},
+        "reward": {
+            "reward_model": {"image_keys": ["base_camera"], "image_size": [3, 64, 48]},
+            "data_collection": {"image_size": [3, 64, 48], "image_keys": ["base_camera"]},
+        },
+    }
+    cfg = load_tree(tree)
+    assert cfg.env.train.init_params == cfg.env.eval.init_params == {"image_size": [64, 48]}
+    assert cfg.reward.model.image_size == (3, 64, 48)
+    with pytest.raises(
+        ConfigError, match=r"actor\.model\.image_size is \[3, 32, 32\], and reward\.model\.image_size"
+    ):
+        load_tree(tree, ["actor.model.image_size=[3,32,32]"])
+    with pytest.raises(ConfigError, match=r"reward\.data_collection\.image_size is"):
+        load_tree(tree, ["reward.data_collection.image_size=[3,32,32]"])
+
+
+def test_a_bare_stage_one_collects():
+    folder = Path(__file__).parent.parent.parent / "examples" / "embodiment" / "config"
+    assert load_config("maniskill_ppo_cnn", [], folder).reward.collect_data
+    assert load_config("train_reward_model", [], folder).fit.export_path == "./checkpoints/reward_model.pt"
+
+
+def test_what_was_given_is_told_from_defaults():
+    given = load_tree({"reward": {"model": {"image_size": [3, 128, 128]}}}).reward.model
+    assert given == RewardModelConfig() and given.given == {"image_size"}
+    assert load_tree({}).reward.model.given == set()
+    older = load_tree({"reward": {"reward_model": {"hidden_dim": 8}}}, ["reward.model.dropout=0.1"])
+    assert older.reward.model.given == {"hidden_dim", "dropout"}  # not what the block implies
+    whole = load_tree(
+        {"reward": {"model": to_plain(RewardModelConfig())}}
+    )  # as `config.yaml` of a run has it
+    assert whole.reward.model.given is None

@@ -16,15 +16,7 @@ from typing import Any
 
 import pytest
 
-from guerdon.config import (
-    EnvsConfig,
-    GuerdonConfig,
-    RewardModelConfig,
-    load_config,
-    load_tree,
-    to_plain,
-)
-from guerdon.core.errors import ConfigError
+from guerdon.config import EnvsConfig, GuerdonConfig, load_config, load_tree
 
 Composed = Callable[[str], GuerdonConfig]
 PAGES = Path(__file__).parent / "documents"
@@ -410,40 +402,3 @@ def test_an_environment_block_for_maniskill_moves_to_tabletop(tmp_path: Path) ->
     assert envs.train.id == "guerdon/Tabletop-v0"
     assert envs.train.init_params == {"obs_mode": "state", "render_mode": "rgb_array"}
     assert envs.eval == EnvsConfig().eval
-
-
-def test_images_of_the_policy_and_the_collector_are_those_of_the_reward_model():
-    tree = {
-        "actor": {"model": {"image_keys": ["base_camera"], "image_size": [3, 64, 48]}},
-        "reward": {
-            "reward_model": {"image_keys": ["base_camera"], "image_size": [3, 64, 48]},
-            "data_collection": {"image_size": [3, 64, 48], "image_keys": ["base_camera"]},
-        },
-    }
-    cfg = load_tree(tree)
-    assert cfg.env.train.init_params == cfg.env.eval.init_params == {"image_size": [64, 48]}
-    assert cfg.reward.model.image_size == (3, 64, 48)
-    with pytest.raises(
-        ConfigError, match=r"actor\.model\.image_size is \[3, 32, 32\], and reward\.model\.image_size"
-    ):
-        load_tree(tree, ["actor.model.image_size=[3,32,32]"])
-    with pytest.raises(ConfigError, match=r"reward\.data_collection\.image_size is"):
-        load_tree(tree, ["reward.data_collection.image_size=[3,32,32]"])
-
-
-def test_a_bare_stage_one_collects():
-    folder = Path(__file__).parent.parent.parent / "examples" / "embodiment" / "config"
-    assert load_config("maniskill_ppo_cnn", [], folder).reward.collect_data
-    assert load_config("train_reward_model", [], folder).fit.export_path == "./checkpoints/reward_model.pt"
-
-
-def test_what_was_given_is_told_from_defaults():
-    given = load_tree({"reward": {"model": {"image_size": [3, 128, 128]}}}).reward.model
-    assert given == RewardModelConfig() and given.given == {"image_size"}
-    assert load_tree({}).reward.model.given == set()
-    older = load_tree({"reward": {"reward_model": {"hidden_dim": 8}}}, ["reward.model.dropout=0.1"])
-    assert older.reward.model.given == {"hidden_dim", "dropout"}  # not what the block implies
-    whole = load_tree(
-        {"reward": {"model": to_plain(RewardModelConfig())}}
-    )  # as `config.yaml` of a run has it
-    assert whole.reward.model.given is None

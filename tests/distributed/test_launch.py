@@ -12,7 +12,6 @@ import time
 import numpy as np
 import pytest
 
-from guerdon.cli.train_reward import train_reward
 from guerdon.config import ClusterConfig, load_config
 from guerdon.core.errors import ClusterError, DataError, GuerdonError
 from guerdon.distributed import WorkerSpec, make_engine
@@ -20,6 +19,7 @@ from guerdon.distributed.launch import Rank, _all_or_none, _placed, launch_ranks
 from guerdon.distributed.local_engine import LocalGroup, Ready
 from guerdon.distributed.placement import Node, make_plan
 from guerdon.fit.process_group import PeerLostError
+from guerdon.training.fit_run import train_reward
 from tests.distributed.ranks import one_fails, total
 from tests.fit.synthetic import write_store
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -295,7 +296,15 @@ def test_early_stop(data, tmp_path):
     settings = on(data, epochs=50, early_stop=EarlyStopConfig(patience=2, min_delta=0.05))
     result = fit_reward_model(MODEL, settings, folder=tmp_path / "run", seed=0)
     assert result.num_steps < 50 * 4
-    assert result.best_step <= result.num_steps  # an equal validation with a lower loss is kept
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    checks = [(row["val/auc"], -row["val/loss"], row["step"]) for row in rows if "val/auc" in row]
+    improved, bad = -math.inf, 0
+    for number, (value, _, _) in enumerate(checks, start=1):
+        improved, bad = (value, 0) if value > improved + 0.05 else (improved, bad + 1)
+        assert (bad == 2) == (number == len(checks))  # the second check without an improvement is the last
+    assert checks[-1][2] == result.num_steps
+    equal = [check for check in checks if check[0] == improved]
+    assert result.best_step == max(equal)[2]  # of equal ones the one with the lowest loss
 
 
 def test_a_threshold_that_hardly_fires_is_said_loudly(data, tmp_path, caplog, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import sys
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,6 @@ from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
 from guerdon.monitoring.assess import load_manager
 from tests.verdicts import CAMERA, SIZE, make_case
 
-av = pytest.importorskip("av")
 COUNT = 12
 
 

@@ -22,6 +22,10 @@ CARTPOLE = EnvConfig(id="CartPole-v1", num_envs=4)
 SHAPES = {"obs_shape": 4, "action_size": 2}
 
 
+def scripted(model, episodes=1, noise=None):
+    play_expert(model, CARTPOLE, expert="scripted", expert_episodes=episodes, expert_noise=noise, seed=0)
+
+
 def q_network(head):
     """With the names of DI-engine's DQN."""
     return {
@@ -71,14 +75,14 @@ def test_what_is_no_such_checkpoint(tmp_path):
 
 def test_a_script_plays_for_gail():
     model = create_reward_model({"type": "gail", **SHAPES, "expert_steps": 700})
-    play_expert(model, {"expert": "scripted", "expert_episodes": 3}, CARTPOLE, seed=0)
+    scripted(model, episodes=3)
     assert [len(each) for each in model.experts] == [500, 200]
     assert bool(model.experts[-1].truncated[-1])
 
 
 def test_t_rex_gets_better_and_worse_episodes():
     model = create_reward_model({"type": "trex", **SHAPES})
-    play_expert(model, {"expert": "scripted", "expert_episodes": 2}, CARTPOLE, seed=0)
+    scripted(model, episodes=2)
     returns = returns_of(model.experts)
     assert len(returns) == 10 and returns.max() == 500 and returns.min() < 100
 
@@ -86,7 +90,7 @@ def test_t_rex_gets_better_and_worse_episodes():
 def test_bad_noise_is_refused():
     model = create_reward_model({"type": "gail", **SHAPES})
     with pytest.raises(ConfigError, match="expert_noise"):
-        play_expert(model, {"expert": "scripted", "expert_noise": [2.0]}, CARTPOLE, seed=0)
+        scripted(model, noise=[2.0])
 
 
 def test_episodes_and_returns_of_di_engine(tmp_path):
@@ -160,6 +164,20 @@ PPO = {
         "collect": {"n_sample": 256, "unroll_len": 1, "discount_factor": 0.9, "gae_lambda": 0.95},
     },
 }
+IMITATION = [
+    {"type": "pdeil", "alpha": 0.5, "discrete_action": False, "expert_data_path": "expert_data.pkl"},
+    {"type": "gail", "input_size": 5, "hidden_size": 64, "batch_size": 64, "data_path": "."},
+    {"type": "pwil", "s_size": 4, "a_size": 2, "sample_size": 500, "expert_data_path": "expert_data.pkl"},
+    {
+        "type": "red",
+        "sample_size": 5000,
+        "input_size": 5,
+        "hidden_size": 64,
+        "update_per_collect": 200,
+        "batch_size": 128,
+        "expert_data_path": "expert_data.pkl",
+    },
+]
 
 
 @pytest.fixture
@@ -167,7 +185,7 @@ def expert_data(tmp_path, monkeypatch):
     """DI-engine's `expert_data.pkl` in the working directory."""
     monkeypatch.chdir(tmp_path)
     model = create_reward_model({"type": "gail", **SHAPES})
-    play_expert(model, {"expert": "scripted", "expert_episodes": 1}, CARTPOLE, seed=0)
+    scripted(model, episodes=1)
     rows = model.expert_rows
     items = [
         {
@@ -183,24 +201,7 @@ def expert_data(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "section",
-    [
-        {"type": "pdeil", "alpha": 0.5, "discrete_action": False, "expert_data_path": "expert_data.pkl"},
-        {"type": "gail", "input_size": 5, "hidden_size": 64, "batch_size": 64, "data_path": "."},
-        {"type": "pwil", "s_size": 4, "a_size": 2, "sample_size": 500, "expert_data_path": "expert_data.pkl"},
-        {
-            "type": "red",
-            "sample_size": 5000,
-            "input_size": 5,
-            "hidden_size": 64,
-            "update_per_collect": 200,
-            "batch_size": 128,
-            "expert_data_path": "expert_data.pkl",
-        },
-    ],
-    ids=lambda section: section["type"],
-)
+@pytest.mark.parametrize("section", IMITATION, ids=lambda section: section["type"])
 def test_the_imitation_cases(section, expert_data):
     main, create = {**deepcopy(DQN), "reward_model": section}, deepcopy(DQN_CREATE)
     create["reward_model"] = {"type": section["type"]}

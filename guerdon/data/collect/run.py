@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from guerdon.config import CollectConfig, EnvConfig
-from guerdon.core.errors import ConfigError
+from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.images import to_numpy
 from guerdon.core.progress import progress_bar
 from guerdon.core.types import FloatArray, display_path
 from guerdon.data.collect.archive import EpisodeArchive, open_archive
@@ -54,6 +55,10 @@ class CollectResult:
     reason: str
     """Why collecting stopped."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers, ready for JSON."""
+        return asdict(self)
+
     @property
     def counts(self) -> str:
         """Such as `success 12/50 fail 28/150`."""
@@ -87,7 +92,7 @@ def make_policy(cfg: CollectConfig, env: Any, seed: int) -> Policy:
     if env.single_action_space.shape != (ACTION_SIZE,) or native_of(env) is None:
         raise ConfigError(
             f"there is no scripted policy for {env.spec.id if env.spec else env}; use another policy, "
-            "such as collect.policy=random"
+            "such as random"
         )
     return ScriptedExpert(noise=cfg.policy_noise, seed=seed)
 
@@ -187,7 +192,7 @@ def _loop(env: VectorDataCollectorWrapper, policy: Policy, cfg: CollectConfig, s
                 if episodes >= limit:
                     return steps, f"gave up after {episodes} episodes"
                 seen = obs if getattr(policy, "takes_observations", False) else _states(env, obs)
-                actions = policy.act(seen)
+                actions = _checked_actions(policy.act(seen), env)
                 env.intended = getattr(policy, "intended", None)
                 obs, _, terminated, truncated, _ = env.step(actions)
                 done = np.asarray(terminated) | np.asarray(truncated)
@@ -200,6 +205,19 @@ def _loop(env: VectorDataCollectorWrapper, policy: Policy, cfg: CollectConfig, s
         except KeyboardInterrupt:
             return steps, "interrupted"
     return steps, "targets met"
+
+
+def _checked_actions(actions: Any, env: VectorDataCollectorWrapper) -> Any:
+    """What a policy gave for N environments, if it has the shape of their actions and is finite."""
+    wanted = env.action_space.shape
+    if wanted is None:  # a tuple or a dict of spaces
+        return actions
+    found = to_numpy(actions)
+    numbers = found.dtype.kind in "fiub"
+    if found.shape != wanted or not numbers or not np.isfinite(found).all():
+        what = f"shape {list(found.shape)}" if found.shape != wanted else "values that are not finite numbers"
+        raise DataError(f"policy: its actions have {what}; the environments take finite {list(wanted)}")
+    return actions
 
 
 def _states(env: VectorDataCollectorWrapper, obs: Any) -> FloatArray:

@@ -140,7 +140,8 @@ def find_checkpoint(path: Path) -> Path:
                 return inner
             if (inner / WEIGHTS_FILE).is_file():
                 return inner / WEIGHTS_FILE
-        raise DataError(f"{display_path(path)}: holds no checkpoint; looked for {', '.join(_IN_DIRECTORY)}")
+        known = ", ".join(sorted({Path(name).name for name in _IN_DIRECTORY}))
+        raise DataError(f"{display_path(path)}: holds no checkpoint; looked for {known}")
     # RLinf's workflow saves the first name and loads the second.
     saved = path.with_name("reward_model_best.pt")
     if path.name == "best_model.pt" and saved.is_file():

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from typing_extensions import Self
 
-from guerdon.config import RewardConfig, RewardModelConfig, load_tree
+from guerdon.config import RewardModelConfig
 from guerdon.core.atomic import locked_directory, make_directory
+from guerdon.core.devices import resolve_device
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import latest_frames
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array, display_path
@@ -30,6 +31,7 @@ from guerdon.rewards.image.accelerate import RawScores, Scorer, make_scorer
 from guerdon.rewards.image.base import RewardModel, pool_features
 from guerdon.rewards.image.checkpoint import load_checkpoint
 from guerdon.rewards.image.contract import Contract, changed_settings
+from guerdon.rewards.image.given import RewardGiven, reward_section
 from guerdon.rewards.image.int8 import int8_scorer
 from guerdon.rewards.image.int8_file import int8_path, load_int8
 from guerdon.rewards.model import SuccessScores
@@ -41,8 +43,6 @@ Scores: TypeAlias = SuccessScores
 """What is said of N frames; arrays [N]."""
 Frames: TypeAlias = Mapping[str, UInt8Array]
 """camera -> uint8 [N, H, W, C], or stacks of frames [N, k, H, W, C]; may be empty."""
-RewardGiven: TypeAlias = "RewardConfig | Mapping[str, Any] | str | os.PathLike[str]"
-"""The `reward` section, or the path of a checkpoint, with all else by default."""
 MINI_BATCH = 256
 """Frames that are scored at once."""
 COLOUR_FRAMES = 64
@@ -68,6 +68,8 @@ class RewardFacts:
     contract: Contract
     version: str
     """The data it was fitted to and where it was loaded from."""
+    gives_rewards: bool = False
+    """Whether its scores are rewards instead of probabilities: those of a function."""
 
 
 class ImageScorer:
@@ -80,7 +82,7 @@ class ImageScorer:
         threshold: above which a probability counts as success; None takes the calibrated one.
         int8: the file beside the checkpoint, for `precision: int8`.
         decides: whether decisions are taken; an int8 file is made for one threshold.
-        device: where to compute.
+        device: where to compute; `auto`: on a GPU where there is one, unless the model is int8.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class ImageScorer:
         threshold: float | None = None,
         int8: Path | None = None,
         decides: bool = True,
-        device: str = "cpu",
+        device: str = "auto",
     ) -> None:
         broken = [name for name, value in model.state_dict().items() if not bool(value.isfinite().all())]
         if broken:  # a fused ReLU would turn NaN into 0 and hide it
@@ -111,8 +113,8 @@ class ImageScorer:
             version=f"{contract.data_hash or 'unknown'}/{source}",
         )
         self._int8, self._decides = int8, decides
-        self._device = device
-        self._scorer: Scorer | None = self._make_scorer(device)
+        self._device = scoring_device(device, model.config.precision)
+        self._scorer: Scorer | None = self._make_scorer(self._device)
         self._checked_colours = False
 
     @classmethod
@@ -123,7 +125,7 @@ class ImageScorer:
         *,
         threshold: float | None = None,
         decides: bool = True,
-        device: str = "cpu",
+        device: str = "auto",
     ) -> Self:
         """Load a checkpoint.
 
@@ -155,17 +157,13 @@ class ImageScorer:
         precision = self.model.config.precision
         if precision != "int8":
             return make_scorer(self.model, precision, device=device)
-        if torch.device(device).type != "cpu":
-            raise ConfigError(f"int8 scoring runs on the CPU alone, not on {device}: use bf16 or fp32")
         assert self._int8 is not None
         threshold_logit = self.calibration.logit_at(self.threshold) if self._decides else None
         return int8_scorer(self.model, load_int8(self._int8, self.model, threshold_logit))
 
     def to_device(self, device: str) -> Self:
         """Compute elsewhere from now on; returns self."""
-        self._device = device
-        # An int8 scorer says at once that it cannot be moved; others are made when they are needed.
-        self._scorer = self._make_scorer(device) if self.model.config.precision == "int8" else None
+        self._device, self._scorer = scoring_device(device, self.model.config.precision), None
         return self
 
     def check(self, frames: Frames) -> None:
@@ -236,14 +234,14 @@ class ImageScorer:
 class RewardManager(ImageScorer):
     """Loads the reward model that a `reward` section names, and computes learned rewards from images."""
 
-    def __init__(self, cfg: RewardGiven, *, device: str = "cpu") -> None:
+    def __init__(self, cfg: RewardGiven, *, device: str = "auto") -> None:
         """Load `cfg.model.checkpoint_path`.
 
         Args:
             cfg: the `reward` section, or the path of a checkpoint. The checkpoint knows its model; a setting
                 of `cfg.model` that differs from both the checkpoint and the default was set by hand, and is
                 refused.
-            device: where to compute.
+            device: where to compute; `auto`: on a GPU where there is one, unless the model is int8.
         """
         self.cfg = cfg = reward_section(cfg, type(self).__name__)
         path = cfg.model.checkpoint_path
@@ -293,20 +291,6 @@ class RewardManager(ImageScorer):
         return map_rewards(self.score(self.images(observations)).prob_success, self.cfg, self.threshold)
 
 
-def reward_section(given: RewardGiven, who: str) -> RewardConfig:
-    """The `reward` section of what `who` was given."""
-    if isinstance(given, RewardConfig):
-        return given
-    if isinstance(given, str | os.PathLike):
-        return RewardConfig(model=RewardModelConfig(checkpoint_path=os.fspath(given)))
-    if isinstance(given, Mapping):  # plain, or OmegaConf's; the whole config or its section, in any spelling
-        return load_tree(given if "reward" in given else {"reward": given}).reward
-    raise ConfigError(
-        f"{who} takes a RewardConfig, a config as a mapping or the path of a checkpoint, not "
-        f"{type(given).__name__}"
-    )
-
-
 def join_scores(parts: Sequence[Scores]) -> Scores:
     """The scores of the frames of all parts, in their order; parts may be missing altogether."""
     none = [np.zeros(0, np.float32)]
@@ -316,9 +300,13 @@ def join_scores(parts: Sequence[Scores]) -> Scores:
     )
 
 
-def available_device() -> str:
-    """`cuda` where there is a GPU, `cpu` otherwise."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def scoring_device(device: str, precision: str) -> str:
+    """The device that `device` means for a model of this precision: int8 runs on the CPU alone."""
+    if precision != "int8":
+        return resolve_device(device)
+    if device not in ("auto", "cpu"):
+        raise ConfigError(f"int8 scoring runs on the CPU alone, not on {device}: use bf16 or fp32")
+    return "cpu"
 
 
 class DebugPictures:

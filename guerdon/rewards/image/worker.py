@@ -1,42 +1,34 @@
-"""Reward workers, under the names of RLinf's reward workflow; engines decide in which process they live."""
+"""The image reward worker, under RLinf's names; engines decide in which process it lives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from guerdon.config.schema import TaskType
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import FloatArray, IntArray
 from guerdon.envs.observations import images_from
 from guerdon.rewards.image import save_checkpoint
-from guerdon.rewards.image.scorer import (
-    Frames,
-    RewardFacts,
-    RewardGiven,
-    RewardManager,
-    Scores,
-    available_device,
-    reward_section,
-)
+from guerdon.rewards.image.given import RewardGiven, reward_section
+from guerdon.rewards.image.scorer import Frames, RewardFacts, RewardManager, Scores
 
 
 class ImageRewardWorker:
     """Scores images with a fitted model."""
 
-    def __init__(self, cfg: RewardGiven, *, device: str | None = None) -> None:
+    def __init__(self, cfg: RewardGiven, *, device: str = "auto") -> None:
         """Remember the settings; `init_worker` loads the model.
 
         Args:
-            cfg: the `reward` section, a whole config as a mapping, or the path of a checkpoint.
-            device: where to compute; None: a GPU if there is one.
+            cfg: the `reward` section, a whole config, or the path of a checkpoint.
+            device: where to compute; `auto`: on a GPU where there is one, unless the model is int8.
         """
         self.cfg = reward_section(cfg, "ImageRewardWorker")
-        self._device = available_device() if device is None else device
+        self._device = device
         self._manager: RewardManager | None = None
 
     def init_worker(self) -> None:
@@ -90,7 +82,7 @@ class ImageRewardWorker:
         found = images_from(observations, self.manager.image_keys)
         shape = next(iter(found.values())).shape
         if len(shape) != 5 or self.manager.facts.num_frames > 1:
-            return self.manager.compute_rewards(observations)
+            return self.manager.compute_rewards(found)
         flat = {name: frames.reshape(-1, *frames.shape[2:]) for name, frames in found.items()}
         return self.manager.compute_rewards(flat).reshape(shape[:2])
 
@@ -122,71 +114,3 @@ def _observations_in(held: Any) -> Any:
 
 EmbodiedRewardWorker = ImageRewardWorker
 """The older name."""
-
-
-class RewardWorker:
-    """The reward worker for any task: a fitted model scores images, rules score text."""
-
-    def __init__(
-        self,
-        cfg: RewardGiven,
-        *,
-        task_type: TaskType | None = None,
-        device: str | None = None,
-    ) -> None:
-        """Remember the settings; `init_worker` loads what is needed.
-
-        Args:
-            cfg: the `reward` section, a whole config as a mapping, or the path of a checkpoint.
-            task_type: `runner.task_type`; None: as the config says, `embodied` if it says nothing.
-            device: where to compute; None: a GPU if there is one.
-        """
-        if task_type is None:
-            runner = cfg.get("runner") if isinstance(cfg, Mapping) else None
-            named = runner.get("task_type") if isinstance(runner, Mapping) else None
-            task_type = "embodied" if named is None else named
-        cfg = reward_section(cfg, "RewardWorker")
-        if task_type not in get_args(TaskType):
-            raise ConfigError(f"task_type must be one of {get_args(TaskType)}, not {task_type!r}")
-        if task_type == "text" and cfg.use_reward_model:
-            raise ConfigError(
-                "a learned reward model is not supported for text tasks: set reward.use_reward_model=False "
-                "and choose rules in reward.text"
-            )
-        self.cfg, self.task_type = cfg, task_type
-        self._images = ImageRewardWorker(cfg, device=device) if task_type == "embodied" else None
-        self._rules: Callable[[Sequence[str], Sequence[str]], FloatArray] | None = None
-
-    def init_worker(self) -> None:
-        """Load the checkpoint, or make the rules."""
-        if self._images is not None:
-            self._images.init_worker()
-        else:
-            from guerdon.rewards.text.rules import create_text_reward
-
-            self._rules = create_text_reward(self.cfg.text)
-
-    @property
-    def embodied(self) -> ImageRewardWorker:
-        """The worker of an embodied task."""
-        if self._images is None:
-            raise ConfigError("a text task has no image reward worker")
-        return self._images
-
-    def compute_batch_rewards(self, observations: Any) -> FloatArray:
-        """Learned rewards of a batched observation -> float32 [N]."""
-        return self.embodied.compute_batch_rewards(observations)
-
-    def compute_rewards(self, inputs: Any, references: Sequence[str] | None = None) -> FloatArray:
-        """Rewards float32 [N]: of a batched observation, or of texts against their references."""
-        if self._images is not None:
-            return self._images.compute_batch_rewards(inputs)
-        if self._rules is None:
-            raise ConfigError("the reward worker has no rules yet: call init_worker() first")
-        if references is None:
-            raise DataError("text rewards need a reference for each response")
-        return self._rules(inputs, references)
-
-    def save_checkpoint(self, path: Path | str, step: int) -> Path:
-        """Save the image model; see `ImageRewardWorker`."""
-        return self.embodied.save_checkpoint(path, step)

@@ -272,7 +272,7 @@ def _from_store(path: Path) -> list[StepBatch]:
             each = store.read_episode(number)
             if each.actions is None or each.states is None:
                 lack = "actions" if each.actions is None else "states"
-                raise DataError(f"{shown} has no {lack} to learn from; collect with collect.keep_states=true")
+                raise DataError(f"{shown} has no {lack} to learn from; collect with keep_states")
             first, states = 1, each.states
             if each.initial_state is not None:
                 first, states = 0, np.concatenate((each.initial_state[None], each.states))

@@ -1,0 +1,108 @@
+"""A fit as a run: here, under `torchrun` or on Ray, with everything about it in the run's folder."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from guerdon.config import GuerdonConfig, to_plain
+from guerdon.config.unused import log_without_effect
+from guerdon.config.yaml_files import to_yaml
+from guerdon.core import strict_json
+from guerdon.core.atomic import write_atomic
+from guerdon.core.errors import RunInterrupted
+from guerdon.core.interrupts import Interrupts, also_ask
+from guerdon.fit import FitResult
+from guerdon.fit.distributed import run_job, torchrun_group
+from guerdon.fit.fit import FitJob
+from guerdon.training.folders import run_folder
+
+STOP = ".stop"
+"""A file in a run's folder that asks the actors of a fit to save and stop."""
+
+
+def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:
+    """Fit as the config says; leaves config, metrics, checkpoints and `summary.json` in the run's folder."""
+    log_without_effect(config)
+    if config.engine == "ray":
+        with run_folder(config) as folder:
+            _write_config(config, folder)
+            result = _fit_on_ray(config, _job(config, folder.resolve()))
+            _write_summary(folder, result)
+            return folder, result
+    with torchrun_group(config.fit) as group, ExitStack() as stack:
+        folder = group.on_main(lambda: _write_config(config, stack.enter_context(run_folder(config))))
+        result = run_job(_job(config, folder), group)
+        if group.is_main:
+            _write_summary(folder, result)
+    return folder, result
+
+
+def _job(config: GuerdonConfig, folder: Path) -> FitJob:
+    resume = config.runner.resume_dir
+    return FitJob(
+        model=config.reward.model,
+        cfg=config.fit,
+        folder=folder,
+        seed=config.seed,
+        resume_dir=None if resume is None else Path(resume),
+        tensorboard="tensorboard" in config.runner.logger.backends,
+    )
+
+
+def _fit_on_ray(config: GuerdonConfig, job: FitJob) -> FitResult:
+    """Every process of the fit in an actor of its own; folder and data must be readable by all."""
+    from guerdon.distributed.launch import launch_ranks  # Ray is an extra
+
+    count = config.fit.distributed.num_processes
+    threads = max(1, torch.get_num_threads() // count)
+    stop = job.folder / STOP
+    stop.unlink(missing_ok=True)
+    try:
+        with Interrupts(tell=stop.touch) as interrupts, interrupts.deferred():
+            results = launch_ranks(_rank, count, _placeable(job), cluster=config.cluster, threads=threads)
+    finally:
+        stop.unlink(missing_ok=True)
+    first: FitResult | RunInterrupted = results[0]
+    if isinstance(first, RunInterrupted):
+        raise first
+    return first
+
+
+def _rank(job: FitJob) -> FitResult | RunInterrupted:
+    """One process of a fit on Ray; Ctrl-C reaches it through a file in the run's folder."""
+    also_ask((job.folder / STOP).exists)
+    try:
+        return run_job(job)
+    except RunInterrupted as stopped:  # a result like any other: Ray would end the actor
+        return stopped
+
+
+def _placeable(job: FitJob) -> FitJob:
+    """The same job with paths that mean the same in a process that was started elsewhere."""
+
+    def absolute(section: Any, *names: str) -> dict[str, Any]:
+        paths = {name: getattr(section, name) for name in names}
+        return {name: str(Path(path).resolve()) for name, path in paths.items() if path is not None}
+
+    folders = absolute(job.cfg.data, "path", "positive_dir", "negative_dir", "debug_save_dir")
+    cfg = replace(
+        job.cfg, data=replace(job.cfg.data, **folders), **absolute(job.cfg, "save_dir", "export_path")
+    )
+    model = replace(job.model, **absolute(job.model, "pretrained_encoder_path"))
+    resume = None if job.resume_dir is None else job.resume_dir.resolve()
+    return replace(job, cfg=cfg, resume_dir=resume, model=model)
+
+
+def _write_summary(folder: Path, result: FitResult) -> None:
+    write_atomic(folder / "summary.json", strict_json.dumps(result.to_dict(), indent=1))
+
+
+def _write_config(config: GuerdonConfig, folder: Path) -> Path:
+    """Leave `config.yaml` in the run's folder."""
+    write_atomic(folder / "config.yaml", to_yaml(to_plain(config)))
+    return folder

@@ -1,0 +1,119 @@
+"""`device: auto`, and networks that are on the device that was asked for.
+
+There was never a GPU to run on. A stub says that there is one; `meta` tensors have shapes and a device and no
+values, and an operation on tensors of two devices fails with them as it does on a GPU.
+"""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from guerdon.agents.dqn import DQN
+from guerdon.agents.networks import STATE, ObsSpec
+from guerdon.agents.ppo import PPO
+from guerdon.config import DQNConfig, LearnerConfig, NetworkConfig, PPOConfig, load_config
+from guerdon.core.batches import TrainBatch
+from guerdon.core.devices import resolve_device
+from guerdon.core.errors import ConfigError
+from guerdon.fit.fit import device_of
+from guerdon.fit.process_group import ProcessGroup
+from guerdon.rewards import StepBatch, create_reward_model
+from guerdon.rewards.image.scorer import scoring_device
+from guerdon.training.acting import PolicySpec
+
+OBS, ACTIONS = gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Torch says that there are two GPUs; nothing can be put there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_auto_is_the_default_of_learner_and_fit():
+    config = load_config("train")
+    assert config.learner.device == config.fit.device == "auto"
+
+
+def test_auto_takes_a_gpu_where_there_is_one(gpu):
+    assert resolve_device("auto") == "cuda" and resolve_device("cpu") == "cpu"
+    assert resolve_device("cuda:1") == "cuda:1" and resolve_device(torch.device("cuda", 1)) == "cuda:1"
+    fit = load_config("train_reward", ["fit.gpu_id=1"]).fit
+    assert device_of(fit, ProcessGroup()) == torch.device("cuda", 1)
+
+
+def test_auto_takes_the_cpu_elsewhere(no_gpu):
+    assert resolve_device("auto") == "cpu"
+    with pytest.raises(ConfigError, match=r"learner\.device is 'cuda:1', and torch finds no GPU here"):
+        resolve_device("cuda:1", "learner.device")
+    with pytest.raises(ConfigError, match=r"learner\.device must be such as 'cpu'"):
+        resolve_device("gpu", "learner.device")
+
+
+@pytest.mark.parametrize(("device", "expected"), [("auto", "cuda"), ("cuda:1", "cuda"), ("cpu", "cpu")])
+def test_copies_of_the_policy_follow_the_learner(gpu, monkeypatch, device, expected):
+    asked = []
+    monkeypatch.setattr(
+        "guerdon.training.acting.make_agent", lambda cfg, *_, **__: asked.append(cfg.device) or cfg
+    )
+    PolicySpec(cfg=LearnerConfig(algorithm="dqn", device=device), spaces=(OBS, ACTIONS)).make()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # the copy's machine has none
+    PolicySpec(cfg=LearnerConfig(algorithm="dqn", device=device), spaces=(OBS, ACTIONS)).make()
+    assert asked == [expected, "cpu"]
+
+
+def meta_batch(count=6):
+    def numbers(*shape):
+        return torch.zeros(count, *shape, device="meta")
+
+    return TrainBatch(
+        obs={STATE: numbers(4)},
+        actions=torch.zeros(count, dtype=torch.int64, device="meta"),
+        training_rewards=numbers(),
+        next_obs={STATE: numbers(4)},
+        not_terminated=numbers(),
+        discount=numbers(),
+    )
+
+
+def test_dqn_computes_where_it_is():
+    agent = DQN(ObsSpec.of(OBS), ACTIONS, DQNConfig(), NetworkConfig(hidden=(8,)), seed=0, device="meta")
+    targets = agent.targets(meta_batch())
+    assert targets.device.type == "meta" and targets.shape == (6,)
+
+
+def test_ppo_is_where_it_was_put():
+    agent = PPO(ObsSpec.of(OBS), ACTIONS, PPOConfig(), NetworkConfig(hidden=(8,)), seed=0, device="meta")
+    assert {part.device.type for part in agent.actor.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("kind", ["gail", "rnd", "red"])
+def test_reward_models_compute_where_they_are(kind):
+    section = {"type": kind, "obs_shape": 4, "action_size": 2, "normalize_obs": False}  # which reads values
+    model = create_reward_model(section, "meta")
+    assert {part.device.type for part in model.network.parameters()} == {"meta"}
+    ends = torch.zeros(6, dtype=torch.bool)
+    steps = StepBatch(
+        obs=torch.zeros(6, 4),
+        actions=torch.from_numpy(np.zeros(6, np.int64)),
+        next_obs=torch.zeros(6, 4),
+        env_rewards=torch.zeros(6),
+        terminated=ends,
+        truncated=ends,
+    )
+    rewards = model.rewards(steps.to("meta"))
+    assert rewards.device.type == "meta" and rewards.shape == (6,)
+
+
+def test_int8_stays_on_the_cpu(gpu):
+    assert scoring_device("auto", "int8") == scoring_device("cpu", "int8") == "cpu"
+    assert scoring_device("auto", "fp32") == "cuda"
+    with pytest.raises(ConfigError, match="CPU alone, not on cuda:1"):
+        scoring_device("cuda:1", "int8")
