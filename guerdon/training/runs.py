@@ -24,6 +24,7 @@ from guerdon.core.errors import ClusterError, ConfigError, DataError, GuerdonErr
 from guerdon.core.images import stack_episode
 from guerdon.core.types import display_path
 from guerdon.data.files.bounds import one_line
+from guerdon.envs.observations import camera_behind
 from guerdon.monitoring.alarm_check import Alarm
 from guerdon.monitoring.report import write_report
 from guerdon.monitoring.video import write_video
@@ -248,11 +249,17 @@ def write_films(folder: Path, films: list[FilmedEpisode], rewards: ImageScorer |
     for number, film in enumerate(films):
         count = facts.num_frames
         stacks = {name: stack_episode(film.frames[name], count) for name in facts.image_keys}
+        shown = film.frames[camera_behind(facts.image_keys[0])]
+        try:
+            prob_success = rewards.score(stacks).prob_success
+        except DataError as error:  # the run is over: its results are worth more than the curve in a film
+            log.warning("films have no curve: the frames of env.eval do not fit the reward model: %s", error)
+            prob_success = np.full(len(shown), np.nan, np.float32)
         make_directory(folder / "videos")
         write_video(
             folder / "videos" / f"eval_{number}.gif",
-            film.frames[facts.image_keys[0]],
-            rewards.score(stacks).prob_success,
+            shown,
+            prob_success,
             facts.threshold,
             film.env_success,
             fps=10,

@@ -20,6 +20,7 @@ from guerdon.core.interrupts import Interrupts
 from guerdon.core.progress import progress_bar
 from guerdon.core.types import display_path
 from guerdon.distributed import Engine, make_engine
+from guerdon.envs.observations import camera_behind
 from guerdon.fit.logs import MetricLog
 from guerdon.monitoring.monitor import RewardMonitor
 from guerdon.rewards.image.scorer import ImageScorer, RewardManager
@@ -354,7 +355,8 @@ class EmbodiedRunner:
         self, episodes: int, num_films: int = 0, seed: int | None = None
     ) -> tuple[Evaluation, list[FilmedEpisode]]:
         """Measure the policy on fresh episodes; the result joins `evaluations`."""
-        cameras = () if self.rewards is None else self.rewards.facts.image_keys
+        keys = () if self.rewards is None else self.rewards.facts.image_keys
+        cameras = tuple(dict.fromkeys((*map(camera_behind, keys[:1]), *keys)))  # people see the whole picture
         result, films = evaluate(
             lambda obs: self.learner.act(obs, deterministic=True),
             self.config.env.eval,

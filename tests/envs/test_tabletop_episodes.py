@@ -6,9 +6,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from guerdon.core.errors import DataError
 from guerdon.envs import ScriptedExpert, TabletopEnv, TabletopVectorEnv
-from guerdon.envs.tabletop.scene import (
-    VELOCITY,
-)
+from guerdon.envs.tabletop.scene import CUBE_TO_GOAL, GRASPED, GRIPPER_TO_CUBE, VELOCITY
 from tests.envs.moves import CLOSE, OPEN, act, make
 
 MODES = list(AutoresetMode)
@@ -173,3 +171,26 @@ def _assert_equal(left, right):
             _assert_equal(a, b)
     else:
         np.testing.assert_array_equal(left, right)
+
+
+class TestEasyStarts:
+    def test_a_share_of_episodes_starts_part_way_and_the_others_as_always(self):
+        usual, some, all_easy = (make(400, easy_starts=share).state() for share in (0.0, 0.3, 1.0))
+        changed = (usual != some).any(axis=1)
+        assert 0.2 < changed.mean() < 0.4
+        np.testing.assert_array_equal(
+            some[changed], all_easy[changed]
+        )  # the same start, if it is an easy one
+        assert (usual != all_easy).any(axis=1).all()
+        held = all_easy[:, GRASPED] > 0.5
+        assert 0.4 < held.mean() < 0.6 and not usual[:, GRASPED].any()
+        over = all_easy[~held, GRIPPER_TO_CUBE]
+        assert np.abs(over[:, :2]).max() < 1e-6 and over[:, 2].max() <= 0.0 and over[:, 2].min() > -0.11
+
+    def test_a_cube_that_is_held_stays_so_and_is_not_there_yet(self):
+        env = make(400, easy_starts=1.0)
+        held = env.state()[:, GRASPED] > 0.5
+        info = act(env, 0.0, 0.0, 0.0, CLOSE)[-1]
+        assert info["is_grasped"][held].all()
+        assert not info["success"][~held].any()
+        assert (np.linalg.norm(env.state()[held, CUBE_TO_GOAL], axis=1) > 0.025).mean() > 0.5
