@@ -92,7 +92,9 @@ def test_a_policy_that_was_trained_on_a_gpu_is_loaded_without_one(no_gpu, tmp_pa
     saved = load_policy(save_policy(tmp_path, agent, elsewhere, EnvConfig(), (OBS, ACTIONS), 5, {}))
     assert saved.learner.device.type == "cpu" and saved.config.device == "cuda:1"
     obs = np.ones((3, 4), np.float32)
-    np.testing.assert_array_equal(saved.learner.act(obs, deterministic=True), agent.act(obs, deterministic=True))
+    np.testing.assert_array_equal(
+        saved.learner.act(obs, deterministic=True), agent.act(obs, deterministic=True)
+    )
 
 
 def test_agents_keep_auto_for_whoever_goes_on_elsewhere(no_gpu):
@@ -147,7 +149,7 @@ def test_ppo_takes_statistics_of_observations_where_it_is(monkeypatch):
     monkeypatch.setattr(agent, "_statistics", lambda notes: {})
     monkeypatch.setattr(agent.actor, "observe", lambda obs: seen.append(obs[STATE].device.type))
     flat = torch.zeros(3, 2)
-    names = "log_probs values env_rewards training_rewards final_values".split()
+    names = ["log_probs", "values", "env_rewards", "training_rewards", "final_values"]
     ends = {name: flat.bool() for name in ("terminated", "truncated", "success")}
     rollout = Rollout(
         obs={STATE: torch.zeros(3, 2, 4)},

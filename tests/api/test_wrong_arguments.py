@@ -200,7 +200,10 @@ def test_the_number_of_discrete_actions_is_compared():
     [
         (lambda a: a.learn(8, callbacks=3), "callback must be a function, called as callback(step), not 3"),
         (lambda a: a.learn(8, callbacks=lambda: 0), "callback is called as callback(step), and what was"),
-        (lambda a: a.evaluate(1, env="CartPole-v1"), "env has observations of [4] numbers; the policy was made for [1] numbers"),
+        (
+            lambda a: a.evaluate(1, env="CartPole-v1"),
+            "env has observations of [4] numbers; the policy was made for [1] numbers",
+        ),
         (lambda a: a.evaluate(1, seed=-1), "seed must be a whole number of at least 0, not -1"),
         (lambda a: a.predict(np.full(1, np.nan)), "obs holds NaN or infinite values"),
         (lambda a: a.save(None), "path must be a path, not None"),
