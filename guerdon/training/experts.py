@@ -63,8 +63,8 @@ def play_expert(
     """
     if expert is None or not isinstance(model, ZooModel) or not model.needs_experts or model.experts:
         return
-    named = [expert] if isinstance(expert, str | os.PathLike) else list(expert)
-    experts = [os.fspath(each) for each in named]
+    several = (expert,) if isinstance(expert, str | os.PathLike) else tuple(expert)
+    experts = [os.fspath(each) for each in several]
     episodes, noise = int(expert_episodes), expert_noise
     if noise is None:
         ranked = isinstance(model, TREX) and not isinstance(model, DREX) and len(experts) == 1
