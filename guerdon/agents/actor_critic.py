@@ -7,6 +7,7 @@ follows the loss of the critics alone.
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,9 @@ from guerdon.agents.flat import BatchedMLP, FlatAdam, FlatAgent
 from guerdon.agents.networks import Obs, ObsEncoder, ObsSpec, num_rows, shift_images
 from guerdon.config import BCConfig, NetworkConfig
 from guerdon.core.errors import ConfigError
+
+GENERATOR_BYTES = {16, 5056}
+"""How long the states of torch's generators are: on a GPU, and on the CPU."""
 
 
 class ActorCriticAgent(FlatAgent):
@@ -157,6 +161,15 @@ class ActorCriticAgent(FlatAgent):
         return {**noise, "num_updates": self.num_updates}
 
     def _set_counters(self, state: Mapping[str, Any]) -> None:
-        self._noise.set_state(state["noise"].cpu())
-        self._act_noise.set_state(state["act_noise"].cpu())
+        _restore(self._noise, state["noise"])
+        _restore(self._act_noise, state["act_noise"])
         self.num_updates = int(state["num_updates"])
+
+
+def _restore(generator: torch.Generator, state: Tensor) -> None:
+    """Draw on from a saved state; one of another kind of device becomes a seed."""
+    state, sizes = state.cpu(), {state.numel(), generator.get_state().numel()}
+    if len(sizes) == 2 and sizes == GENERATOR_BYTES:
+        generator.manual_seed(zlib.crc32(state.numpy().tobytes()))
+    else:
+        generator.set_state(state)

@@ -158,7 +158,8 @@ class PPO(OnPolicyAgent):
                 break
             notes.append(note)
         if not self._cloned:  # with other statistics a cloned policy would do something else at once
-            self.actor.observe(rollout.obs)  # only now: the policy that was played had them as they were
+            seen = {name: part.to(self.device) for name, part in rollout.obs.items()}
+            self.actor.observe(seen)  # only now: the policy that was played had them as they were
         return {**self._statistics(notes), **_explained(rollout, returns), "lr": lr}
 
     def _minibatches(self, count: int) -> Iterator[Tensor]:

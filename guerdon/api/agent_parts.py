@@ -31,7 +31,7 @@ _WITHOUT = (
     *("algorithm", "total_steps", "settings", "device", *REWARD_WITHOUT),
     *("standalone", "refit_interval", "refit_epochs", "refit_frames"),  # for robots, and for the command
 )
-FITTED_MODELS_ONLY = (*("reward_type", "success_reward", "fail_reward", "relabel_at", "timeout_seconds"),)
+FITTED_MODELS_ONLY = ("reward_type", "success_reward", "fail_reward", "relabel_at", "timeout_seconds")
 """Settings of the `reward` section that a reward function does not have."""
 _COMMON = {
     "net_arch": "learner.network.hidden",

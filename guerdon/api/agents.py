@@ -140,7 +140,7 @@ class Agent:
                     ClusterConfig, "component_placement", placement or {}, "placement"
                 )
             ),
-            learner=replace(config.learner, device=resolve_device(device)),
+            learner=replace(config.learner, device="auto" if device == "auto" else resolve_device(device)),
             monitor=MonitorConfig(action=check_field(MonitorConfig, "action", monitor, "monitor")),
             runner=RunnerConfig(
                 resume_dir=None if saved is None else str(saved.folder), logger=LoggerConfig(backends=())

@@ -18,7 +18,7 @@ from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
 from guerdon.core.types import display_path
 from guerdon.envs.wrappers import GOAL_KEYS, flat_batch
-from guerdon.training.checkpoints import SavedPolicy
+from guerdon.training.checkpoints import SavedPolicy, space_text
 from guerdon.training.evaluation import Act, Evaluation, evaluate
 
 
@@ -60,8 +60,10 @@ def check_spaces(name: str, env: AnyVectorEnv, spaces: Spaces) -> None:
     """Raise unless a policy of these spaces can act in the environments that were given as `name`."""
     found = env.single_observation_space, env.single_action_space
     for kind, own, other in zip(("observations", "actions"), spaces, found, strict=True):
-        if type(own) is not type(other) or own.shape != other.shape:
-            raise ConfigError(f"{name} has {kind} {other}; the policy was made for {own}")
+        if space_text(own) != space_text(other):
+            raise ConfigError(
+                f"{name} has {kind} of {space_text(other)}; the policy was made for {space_text(own)}"
+            )
 
 
 def play(policy: Any, env: EnvGiven, episodes: int, seed: int, spaces: Spaces) -> Evaluation:

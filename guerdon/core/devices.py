@@ -28,6 +28,17 @@ def resolve_device(device: torch.device | str, name: str = "device") -> str:
         found = torch.device(device)
     except (RuntimeError, TypeError):
         raise ConfigError(f"{name} must be such as 'cpu', 'cuda' or 'cuda:1', not {device!r:.80}") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"{name} is {str(device)!r}, and torch finds no GPU here")
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (found.index or 0) >= count:
+            there = f"GPUs up to cuda:{count - 1}" if count else "no GPU"
+            raise ConfigError(f"{name} is {str(device)!r}, and torch finds {there} here")
     return str(found)
+
+
+def device_here(device: str) -> str:
+    """What a device of another machine means here: a GPU, under whatever number, or the CPU without one."""
+    import torch
+
+    on_cpu = device != "auto" and torch.device(device).type == "cpu"
+    return "cpu" if on_cpu or not torch.cuda.is_available() else "cuda"

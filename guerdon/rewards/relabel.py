@@ -177,7 +177,8 @@ def controlled(
     """Learned rewards of a batch as a control has them: zero, or each at the place of another step.
 
     Which step gets which reward depends on `env_steps` and nothing else. Samples of a replay buffer come in
-    random order, so one permutation serves all updates between two steps.
+    random order, so one permutation serves all updates between two steps. A reward that is alone in its batch
+    has no other place to go, and would be the learned one: it is zero.
 
     Args:
         learned: of any shape.
@@ -192,7 +193,7 @@ def controlled(
     places = np.arange(learned.size) if judged is None else np.flatnonzero(judged)
     order = np.random.default_rng(env_steps).permutation(places)
     shuffled = learned.reshape(-1).copy()
-    shuffled[order] = shuffled[np.roll(order, 1)]  # one cycle: no reward stays where it was
+    shuffled[order] = shuffled[np.roll(order, 1)] if len(order) > 1 else 0.0  # one cycle: none stays
     return shuffled.reshape(learned.shape)
 
 

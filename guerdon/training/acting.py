@@ -15,6 +15,7 @@ from guerdon.agents.networks import Obs, to_obs
 from guerdon.agents.policies import Share
 from guerdon.agents.registry import make_agent
 from guerdon.config import LearnerConfig
+from guerdon.core.devices import device_here
 from guerdon.distributed.engine import Handle
 
 
@@ -27,9 +28,8 @@ class PolicySpec:
 
     def make(self) -> AnyAgent:
         """A copy, on a GPU only if the learner is on one and there is one here, under whatever number."""
-        wanted = "cuda" if self.cfg.device == "auto" else torch.device(self.cfg.device).type
-        device = wanted if torch.cuda.is_available() else "cpu"
-        return make_agent(replace(self.cfg, device=device), *self.spaces, seed=0, only_acts=True)
+        cfg = replace(self.cfg, device=device_here(self.cfg.device))
+        return make_agent(cfg, *self.spaces, seed=0, only_acts=True)
 
 
 class RolloutPolicy(Protocol):

@@ -22,6 +22,7 @@ from guerdon.agents.networks import ObsSpec, cnn_output_size
 from guerdon.agents.registry import make_agent
 from guerdon.config import EnvConfig, LearnerConfig, build, to_plain
 from guerdon.core.atomic import make_directory, write_atomic
+from guerdon.core.devices import device_here
 from guerdon.core.errors import ConfigError, DataError, GuerdonError
 from guerdon.core.types import display_path
 from guerdon.data.files.bounds import one_line, parse_json, read_small
@@ -87,10 +88,10 @@ class SavedPolicy:
             ("observes", self.observation_space, spaces[0]),
             ("acts in", self.action_space, spaces[1]),
         ):
-            if _shape(own) != _shape(wanted):
+            if space_text(own) != space_text(wanted):
                 raise ConfigError(
-                    f"{place} holds a policy that {name} {_shape(own)}, but the environment has "
-                    f"{_shape(wanted)}"
+                    f"{place} holds a policy that {name} {space_text(own)}, but the environment has "
+                    f"{space_text(wanted)}"
                 )
 
 
@@ -143,7 +144,7 @@ def load_policy(place: Path | str, seed: int = 0) -> SavedPolicy:
     except Exception as error:  # hostile bytes can fail in any way
         raise DataError(f"{shown} holds no readable policy: {_reason(error)}") from error
     try:
-        learner = make_agent(cfg, *spaces, seed)
+        learner = make_agent(replace(cfg, device=device_here(cfg.device)), *spaces, seed)
         learner.load_state_dict(content["learner"])
     except Exception as error:
         raise DataError(f"{shown}: the weights do not fit the description: {_reason(error)}") from error
@@ -288,10 +289,10 @@ def _check_folder(folder: Path) -> None:
             read_safetensors(path)
 
 
-def _shape(space: gym.Space[Any]) -> str:
-    """A space in a few words."""
+def space_text(space: gym.Space[Any]) -> str:
+    """A space in a few words, equal for spaces that one policy can act in."""
     if isinstance(space, gym.spaces.Dict):
-        return ", ".join(f"{name} {_shape(part)}" for name, part in sorted(space.spaces.items()))
+        return ", ".join(f"{name} {space_text(part)}" for name, part in sorted(space.spaces.items()))
     if isinstance(space, gym.spaces.Discrete):
         return f"{space.n} choices"
     return f"{list(space.shape or ())} numbers"

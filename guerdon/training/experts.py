@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -44,7 +45,7 @@ def play_expert(
     model: BaseRewardModel,
     env: EnvConfig,
     *,
-    expert: str | Sequence[str] | None,
+    expert: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
     expert_episodes: int,
     expert_noise: Sequence[float] | None,
     seed: int,
@@ -62,7 +63,8 @@ def play_expert(
     """
     if expert is None or not isinstance(model, ZooModel) or not model.needs_experts or model.experts:
         return
-    experts = [expert] if isinstance(expert, str) else list(expert)
+    several = (expert,) if isinstance(expert, str | os.PathLike) else tuple(expert)
+    experts = [os.fspath(each) for each in several]
     episodes, noise = int(expert_episodes), expert_noise
     if noise is None:
         ranked = isinstance(model, TREX) and not isinstance(model, DREX) and len(experts) == 1

@@ -11,6 +11,7 @@ from guerdon.config import GuerdonConfig
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import fields_of
 from guerdon.distributed import Engine
+from guerdon.rewards.image.function import FunctionScorer
 from guerdon.rewards.image.scorer import ImageScorer, RewardManager
 from guerdon.rewards.model import BaseRewardModel
 from guerdon.rewards.zoo.image_success import ImageSuccess
@@ -58,6 +59,11 @@ class RunParts:
                 self.rewards = model
             elif direct:
                 self.rewards = RewardManager(config.reward)
+            elif isinstance(model, FunctionScorer):
+                raise ConfigError(
+                    "a reward function stays in this process and at its pace: it needs engine=local and "
+                    "asynchronous.enabled=false"
+                )
             else:
                 self.rewards = RewardWorkers(self.engine, config.reward)
         if self.rewards is not None:

@@ -176,8 +176,9 @@ def take_up(runner: EmbodiedRunner, saved: SavedPolicy) -> None:
     state = saved.state
     function = state.get("reward_function")  # the name of one that is the user's own
     if function is not None and not isinstance(runner.rewards, FunctionScorer):
+        given = "is missing" if runner.rewards is None and runner.online is None else "is another one"
         raise ConfigError(
-            f"reward is missing: the agent was trained on the function {one_line(str(function))!r}, and "
+            f"reward {given}: the agent was trained on the function {one_line(str(function))!r}, and "
             "functions are not saved. Give it again: gd.load_agent(path, env, reward=function)"
         )
     runner.loop.load_state_dict(state["loop"], saved.folder)

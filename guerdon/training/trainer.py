@@ -184,6 +184,8 @@ class EmbodiedRunner:
         if not isinstance(self.loop, OnPolicyLoop):
             algorithm = self.config.learner.algorithm
             raise ConfigError(f"{algorithm} has no rollout: it relabels every batch that it samples")
+        if not hasattr(self.loop, "rollout"):
+            raise ConfigError("there is no rollout to give rewards to yet")
         self.loop.apply_reward_model()
 
     def learn(self, num_steps: int, callbacks: Sequence[Callback] = (), *, save: bool = True) -> str | None:

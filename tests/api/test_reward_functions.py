@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 import guerdon as gd
+from guerdon.config import load_tree
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.rewards.image.function import FunctionScorer
+from guerdon.training.trainer import EmbodiedRunner
 from tests.api.dot import SIZE, Dot
 
 PPO = {"num_envs": 4, "n_steps": 16, "batch_size": 32, "net_arch": (16,), "seed": 1}
@@ -45,12 +48,14 @@ def test_settings_that_combine_rewards_hold_for_functions():
 
 
 @pytest.mark.parametrize("make", [gd.PPO, gd.SAC])
-def test_going_on_needs_the_function_again(make, tmp_path):
+def test_going_on_needs_the_function_again(make, checkpoint, tmp_path):
     settings = PPO if make is gd.PPO else SAC
     agent = make(Dot, reward=nearness, **settings).learn(64, progress=False)
     agent.save(tmp_path / "agent")
     with pytest.raises(ConfigError, match=r"trained on the function 'nearness'.*reward=function"):
         gd.load_agent(tmp_path / "agent", Dot)
+    with pytest.raises(ConfigError, match="reward is another one: the agent was trained on the function"):
+        gd.load_agent(tmp_path / "agent", Dot, reward=checkpoint)
     more = gd.load_agent(tmp_path / "agent", Dot, reward=nearness, num_envs=settings.get("num_envs"))
     assert more.learn(32, progress=False).num_steps > agent.num_steps == 64
     assert gd.load_agent(tmp_path / "agent").evaluate(2, env=Dot).episodes >= 2  # acting needs none
@@ -84,6 +89,15 @@ def test_what_a_function_cannot_do_is_said(settings, message):
 def test_a_function_that_answers_wrongly_is_named(function, message):
     with pytest.raises(DataError, match=message):
         gd.PPO(Dot, reward=function, **PPO).learn(64, progress=False)
+
+
+def test_a_function_is_refused_where_rewards_come_from_workers(tmp_path):
+    section = {"use_reward_model": True, "reward_type": "continuous"}
+    config = load_tree(
+        {"reward": section, "learner": {"algorithm": "sac"}, "asynchronous": {"enabled": True}}
+    )
+    with pytest.raises(ConfigError, match=r"stays in this process.*asynchronous\.enabled=false"):
+        EmbodiedRunner(config, tmp_path, reward_model=FunctionScorer(nearness))
 
 
 def test_a_path_is_a_reward(checkpoint):

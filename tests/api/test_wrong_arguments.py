@@ -1,5 +1,6 @@
 """Errors speak about the argument that was given, in one or two lines, and never come from deep inside."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -173,7 +174,7 @@ def test_rewards_and_wrap(call, message, reward):
     [
         ({"env": "CartPole-v9"}, "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
         ({"env": "CartPole-v1", "env_kwargs": [1]}, "env_kwargs must be a dict"),
-        ({"eval_env": "CartPole-v1"}, "eval_env has observations Box("),
+        ({"eval_env": "CartPole-v1"}, "eval_env has observations of [4] numbers; the policy"),
         ({"label_fn": 3}, "label_fn must be a function"),
         ({"placement": {"env": "0"}}, "placement is for engine='ray'"),
         ({"resume": 3}, "resume must be a path, not 3"),
@@ -186,12 +187,23 @@ def test_agents(arguments, message):
     refused(lambda: gd.PPO(**{"env": Dot, **PPO, **arguments}), message)
 
 
+def test_the_number_of_discrete_actions_is_compared():
+    other = Dot(discrete=True)
+    other.action_space = gym.spaces.Discrete(2)
+    with gd.DQN(lambda: Dot(discrete=True), net_arch=(8,)) as agent:
+        message = "env has actions of 2 choices; the policy was made for 3 choices"
+        refused(lambda: agent.evaluate(1, env=other), message)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda a: a.learn(8, callbacks=3), "callback must be a function, called as callback(step), not 3"),
         (lambda a: a.learn(8, callbacks=lambda: 0), "callback is called as callback(step), and what was"),
-        (lambda a: a.evaluate(1, env="CartPole-v1"), "env has observations Box("),
+        (
+            lambda a: a.evaluate(1, env="CartPole-v1"),
+            "env has observations of [4] numbers; the policy was made for [1] numbers",
+        ),
         (lambda a: a.evaluate(1, seed=-1), "seed must be a whole number of at least 0, not -1"),
         (lambda a: a.predict(np.full(1, np.nan)), "obs holds NaN or infinite values"),
         (lambda a: a.save(None), "path must be a path, not None"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from guerdon.core import strict_json
 from guerdon.monitoring.proof import SeedResult, difference, judge, wilson
 from guerdon.monitoring.proof_page import proof_page
 
@@ -127,6 +128,23 @@ def test_without_success_returns_are_compared():
     assert "took the return from 3.1 to 9.7" in proof.verdict
     assert "does not tell success" in " ".join(reasons(proof))
     assert "<svg" in proof_page(proof, "a run")
+
+
+def test_the_interval_of_returns_is_students():
+    found = difference(arm(0.3, 0.4, 0.8), arm(0.1, 0.1, 0.1), "return")  # differences 2, 3 and 7
+    half = 4.303 * np.sqrt(7 / 3)  # their variance is 7
+    np.testing.assert_allclose((found.value, found.low, found.high), (4, 4 - half, 4 + half), rtol=1e-5)
+    more = difference(arm(*np.linspace(0, 1, 21)), arm(*[0] * 21), "return")
+    assert more.high - more.value == pytest.approx(
+        2.086 * np.std(np.linspace(0, 10, 21), ddof=1) / 21**0.5, rel=0.002
+    )
+
+
+def test_the_return_of_a_single_seed_shows_nothing():
+    alone = {name: [replace(results[0], success=None)] for name, results in GOOD.items()}
+    proof = judge(alone)
+    assert proof.level == "bad" and proof.verdict.startswith("No gain from the learned reward is shown")
+    assert json.loads(strict_json.dumps(proof.to_plain()))["differences"]["start"]["low"] is None
 
 
 def test_the_page_has_a_curve_and_a_band_for_every_arm():

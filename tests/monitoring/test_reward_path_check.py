@@ -114,6 +114,20 @@ def test_a_control_passes(settings, control):
     Path(RewardConfig(**settings, control=control)).check()
 
 
+@pytest.mark.parametrize("control", ["off", "shuffled"])
+def test_a_control_passes_with_a_single_end_of_an_episode(control):
+    done = np.zeros_like(DONE)
+    done[3, 1] = True
+    cfg, held = RewardConfig(reward_mode="terminal", control=control), []
+
+    def relabel(prob):
+        held[:] = [training_rewards(prob, np.zeros(done.shape), done, cfg, 0.5)]
+        return held[0]
+
+    check_reward_path(relabel, lambda: held[0], done, cfg, 0.5)
+    assert not held[0].any()
+
+
 def test_a_control_whose_reward_gets_through_is_found():
     with pytest.raises(RewardPathError, match="control is off, but the learned reward changes"):
         Path(RewardConfig(control="off"), lambda prob, rewards: prob).check()

@@ -160,6 +160,18 @@ def test_shuffled_terminal_rewards_stay_at_the_ends_of_episodes():
     assert not (rewards[done] == prob[done]).any()
 
 
+def test_a_shuffled_reward_that_is_alone_in_its_batch_does_not_stay():
+    """Few of a sample's steps end an episode; with a single one the learned reward would get through."""
+    cfg = RewardConfig(control="shuffled", reward_mode="terminal", reward_type="continuous")
+    rng = np.random.default_rng(0)
+    own, given = [], []
+    for env_steps in range(2_000):
+        prob, done = rng.random(32).astype(np.float32), rng.random(32) < 0.05
+        rewards = training_rewards(prob, np.zeros(32), done, cfg, 0.5, env_steps=env_steps)
+        own, given = [*own, *prob[done]], [*given, *rewards[done]]
+    assert abs(np.corrcoef(own, given)[0, 1]) < 0.08  # 0.34 if it stayed
+
+
 def test_the_environments_success_in_place_of_the_models():
     prob, success = np.array([0.9, np.nan, 0.1], np.float32), np.array([False, True, True])
     done = np.array([False, False, True])

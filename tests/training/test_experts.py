@@ -71,6 +71,9 @@ def test_what_is_no_such_checkpoint(tmp_path):
             expert_policy(str(place), "CartPole-v1")
     with pytest.raises(DataError, match="there is no expert at"):
         expert_policy(str(tmp_path / "absent"), "CartPole-v1")
+    model = create_reward_model({"type": "gail", **SHAPES})
+    with pytest.raises(DataError, match="there is no expert at"):
+        play_expert(model, CARTPOLE, expert=tmp_path / "absent", expert_episodes=1, expert_noise=None, seed=0)
 
 
 def test_a_script_plays_for_gail():

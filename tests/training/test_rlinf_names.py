@@ -98,6 +98,8 @@ def test_apply_reward_model_gives_the_rollout_its_rewards(settings, tmp_path):
     runner = make_runner(settings, tmp_path)
     try:
         runner.init_workers()
+        with pytest.raises(ConfigError, match="no rollout to give rewards to yet"):
+            runner._apply_reward_model()
         runner.loop.advance(0.0)
         rollout = runner.loop.rollout
         given = rollout.training_rewards.clone()
