@@ -98,7 +98,7 @@ def test_labels_by_a_setting_reach_training_and_evaluation(tmp_path):
 def test_frames_of_another_size_cost_the_film_its_curve_and_not_the_run_its_end(
     settings, checkpoint, tmp_path, caplog
 ):
-    run_with(settings, tmp_path, ["env.eval.init_params.image_size=[32,32]"])
+    make_runner(settings, tmp_path, ["env.eval.init_params.image_size=[32,32]"]).run()
     assert "films have no curve: the frames of env.eval do not fit" in caplog.text
     assert (tmp_path / "run" / "videos" / "eval_0.gif").is_file()
     assert (tmp_path / "run" / "summary.json").is_file()
