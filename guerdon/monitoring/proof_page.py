@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -22,14 +23,22 @@ svg.plot .band { fill: var(--key); opacity: .14; stroke: none; }
 .arm-start { --key: var(--muted); } .arm-learned { --key: var(--accent); } .arm-off { --key: var(--bad); }
 .arm-shuffled { --key: var(--care); } .arm-true { --key: var(--good); }
 svg.plot .arm.arm-start { stroke-dasharray: 5 4; }
+.films { display: flex; gap: 18px; } .films figure { margin: 0; }
 .key span { display: inline-block; margin-right: 14px; }
 .key span::before { content: ""; display: inline-block; width: 14px; height: 3px; margin-right: 5px;
   vertical-align: middle; background: var(--key); }
 """
 
 
-def proof_page(proof: Proof, title: str, header: str = "") -> str:
-    """The page as HTML; `header` (HTML) stands under the title."""
+def proof_page(proof: Proof, title: str, header: str = "", films: Mapping[str, str] | None = None) -> str:
+    """The page as HTML.
+
+    Args:
+        proof: what it shows.
+        title: of the page.
+        header: HTML under the title.
+        films: arm -> the film of an episode, the same one in all arms, as an address relative to the page.
+    """
     unit = "by the environment, 95% interval"
     numbers = [
         (name, shown(arm["mean"], proof.measure), f"{_interval(arm, proof)} · {len(arm['seeds'])} seed(s)")
@@ -52,10 +61,23 @@ def proof_page(proof: Proof, title: str, header: str = "") -> str:
             verdict_box(proof.level, proof.verdict, proof.reasons),
             tiles(numbers),
             section(f"{proof.measure.capitalize()} over env steps", arms_plot(proof), f"Measured {unit}."),
+            *_films(films or {}),
             section("Every run", table(rows, ("", proof.measure, "env steps", "seconds"))),
         ],
         STYLE,
     )
+
+
+def _films(films: Mapping[str, str]) -> list[str]:
+    if not films:
+        return []
+    captions = {name: f"<figcaption>{name}: {escape(WORDS[name])}</figcaption>" for name in films}
+    pictures = "".join(
+        f'<figure><img src="{escape(place)}" alt="{name}">{captions[name]}</figure>'
+        for name, place in films.items()
+    )
+    note = "The curve is the learned probability of success, the bar below it the environment's own success."
+    return [section("The same episode before and after", f'<div class="films">{pictures}</div>', note)]
 
 
 def arms_plot(proof: Proof, width: int = 800, height: int = 280) -> str:

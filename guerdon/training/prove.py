@@ -166,10 +166,16 @@ def _write(
     return {**json.loads(text), "folder": str(root)}
 
 
+def _films(root: Path) -> dict[str, str]:
+    """The first evaluation episode of the first seed in the arms that were filmed: arm -> file."""
+    found = {name: sorted(root.glob(f"seed_*/{name}/videos/eval_0.gif")) for name in ("start", "learned")}
+    return {name: paths[0].relative_to(root).as_posix() for name, paths in found.items() if paths}
+
+
 def write_page(root: Path, proof: Proof, title: str) -> Path:
     """Write `prove.html` with links to the reports of the runs."""
     reports = sorted(path.relative_to(root) for path in root.glob("seed_*/*/report.html"))
     links = " · ".join(f'<a href="{path.as_posix()}">{path.parent.as_posix()}</a>' for path in reports)
-    page = proof_page(proof, title, f'<p class="note">Reports: {links}</p>' if links else "")
+    page = proof_page(proof, title, f'<p class="note">Reports: {links}</p>' if links else "", _films(root))
     write_atomic(root / "prove.html", page)
     return root / "prove.html"

@@ -57,6 +57,9 @@ def test_what_is_left(proof):
     assert saved["verdict"] == outcome["verdict"] and saved["arms"] == outcome["arms"]
     page = (root / "prove.html").read_text()
     assert "arm-shuffled" in page and 'href="seed_1/off/report.html"' in page
+    for arm in ("start", "learned"):  # the same episode before and after
+        assert f'src="seed_0/{arm}/videos/eval_0.gif"' in page
+        assert (root / "seed_0" / arm / "videos" / "eval_0.gif").is_file()
     controls = {name: "env" if name == "true" else name for name in ("off", "shuffled", "true")}
     for name, control in controls.items():
         summary = json.loads((root / "seed_0" / name / "summary.json").read_text())
