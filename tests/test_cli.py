@@ -308,7 +308,7 @@ def test_check_says_what_works(capsys):
 @pytest.mark.slow
 def test_the_demo_leaves_a_summary(capsys, tmp_path):
     small = ["collect.target_success=20", "collect.target_failure=20", "fit.epochs=4", "reward.model.width=8"]
-    size = ["env.train.init_params.image_size=[32,32]", "reward.model.image_size=[3,32,32]"]
+    size = ["env.train.init_params.image_size=[32,32]", "reward.model.image_size=[3,16,16]"]
     size += ["learner.total_steps=6400", "learner.eval_episodes=50"]
     code, out, _ = run(capsys, "demo", "--json", f"runner.output_dir={tmp_path}", *small, *size)
     assert code == 0

@@ -189,7 +189,8 @@ class ActorCritic(nn.Module):
         self.encoder = ObsEncoder(spec, cfg)
         self.norm = Statistics((spec.state_size,)) if normalize_obs and spec.state_size else None
         self.policy = mlp(self.encoder.num_features, self.distribution.size, cfg, out_gain=0.01)
-        self.value = mlp(self.encoder.num_features, 1, cfg)
+        # Values begin at zero: those of random weights would move the policy where there is no reward at all.
+        self.value = mlp(self.encoder.num_features, 1, cfg, out_gain=0.0)
         self.log_std: nn.Parameter | None = None
         if isinstance(self.distribution, Gaussian):
             self.log_std = nn.Parameter(torch.full((self.distribution.size,), float(initial_log_std)))

@@ -71,6 +71,13 @@ def test_training_rewards_decide_what_is_learned():
     assert ppo.act(obs, deterministic=True).mean() > 0.95
 
 
+def test_without_a_reward_the_policy_stays_as_it_is():
+    """The values begin at zero: the errors of random ones, scaled to advantages, would move the policy."""
+    start = {name: part.clone() for name, part in learner(cartpoles(), CARTPOLE).actor.state_dict().items()}
+    ppo = train(cartpoles(), CARTPOLE, 4_000, relabel=lambda r: torch.zeros_like(r.env_rewards))
+    assert all(torch.equal(part, start[name]) for name, part in ppo.actor.state_dict().items())
+
+
 @pytest.mark.slow
 def test_continuous_actions_improve_on_the_tabletop():
     make = lambda: TabletopVectorEnv(64, autoreset_mode=SAME_STEP, reward="dense")  # noqa: E731

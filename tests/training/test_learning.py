@@ -32,8 +32,9 @@ def demo(tmp_path_factory):
     """What `make demo` does, more briefly, with a model that looks at every frame: summary and folder."""
     torch.set_num_threads(1)
     output = tmp_path_factory.mktemp("demo")
-    briefly = ["learner.total_steps=72_000", "fit.epochs=4", "reward.model.only_at_rest=false"]
-    briefly += ["fit.data.num_samples_per_episode=18", "reward.model.image_size=[3,128,128]"]
+    briefly = ["learner.total_steps=96_000", "fit.epochs=4", "reward.model.only_at_rest=false"]
+    briefly += ["reward.model.image_keys=[base_camera]", "reward.model.image_size=[3,128,128]"]
+    briefly += ["env.train.init_params.image_size=[64,64]"]
     cameras = "collect.cameras=[base_camera,wrist_camera]"
     summary, _ = run_demo([f"runner.output_dir={output}", *briefly, cameras])
     return summary, Path(summary["folder"])

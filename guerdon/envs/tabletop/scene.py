@@ -109,7 +109,7 @@ NUM_ROWS = 54
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _EPISODE_STEP = np.uint64(0xD1B54A32D192ED03)
 # Numbers of the draws; each group starts at a fixed one.
-_TASK_DRAWS, _DECOY_DRAWS, _LOOK_DRAWS = (0, 9), (16, 2), (32, 28)
+_TASK_DRAWS, _DECOY_DRAWS, _LOOK_DRAWS, _EASY_DRAWS = (0, 9), (16, 2), (32, 28), (64, 3)
 _ANGLES = np.arange(64) * (2.0 * np.pi / 64.0)
 _COMPASS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)])  # [2, 64]
 
@@ -149,8 +149,24 @@ def initial_rows(seeds: SeedArray, episodes: IntArray, config: TabletopConfig) -
     rows[HAS_DECOY] = float(config.decoy)
     rows[DECOY] = _draw_decoys(uniforms(keys, *_DECOY_DRAWS), rows[CUBE], rows[GOAL])
     _draw_looks(rows, uniforms(keys, *_LOOK_DRAWS), config.domain_randomization)
+    _ease(rows, uniforms(keys, *_EASY_DRAWS), config.easy_starts)
     update_relations(rows)
     return rows
+
+
+def _ease(rows: Rows, draw: Rows, share: float) -> None:
+    """Let a share of the episodes start part-way, in place; from three draws [3, n].
+
+    In one half of them the gripper holds the cube, on its way to the goal; in the other it is open and above
+    the cube, up to the usual height.
+    """
+    easy, first_half, way = draw[0] < share, draw[1] < 0.5, draw[2]
+    held, above = easy & first_half, easy & ~first_half
+    rows[CUBE] += np.where(held, 0.8 * way, 0.0) * (rows[GOAL] - rows[CUBE])
+    rows[GRIPPER] = np.where(easy, rows[CUBE], rows[GRIPPER])
+    rows[GRIPPER][2] += np.where(above, 0.1 * way, 0.0)
+    rows[OPENING] = np.where(held, CUBE_OPENING, rows[OPENING])
+    rows[GRASPED] = held
 
 
 def update_relations(rows: Rows) -> None:
