@@ -76,7 +76,7 @@ def test_every_config_that_ships_composes_in_todays_spelling(
     assert caplog.records == []
     on_tabletop = load_config(file.stem, ["env=tabletop"], config_path=folder)
     assert on_tabletop.env.train.id == on_tabletop.env.eval.id == "guerdon/Tabletop-v0"
-    assert on_tabletop.env.train.init_params.keys() <= {"obs_mode", "cameras"}  # none of the simulator's
+    assert on_tabletop.env.train.init_params.keys() <= {"obs_mode", "cameras", "reward"}  # none of the simulator's
     assert (on_tabletop.collect, on_tabletop.fit) == (config.collect, config.fit)
 
 

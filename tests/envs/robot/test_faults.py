@@ -20,11 +20,13 @@ FAULTS = {
 def test_episodes_come_out_right_despite_all_faults(make_env, server):
     env = make_env(operator=lambda config: ScriptedOperator(config, seed=1), success_hold_steps=5)
     server.world.set_faults(FAULTS)
-    for seed in range(8):
+    record = server.world.record
+    for seed in range(40):
+        if seed >= 8 and min(record.faults.values()) >= 1:  # a busy machine asks for fewer pictures
+            break
         infos, terminated = play(env, seed=seed)
         assert terminated and infos[-1]["success"], f"episode {seed}"
         assert server.world.truth()["inserted"], f"episode {seed} was labelled a success and is none"
-    record = server.world.record
     assert record.outside == 0
     assert min(record.faults.values()) >= 1, f"not every fault struck: {record.faults}"
 
