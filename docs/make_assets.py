@@ -94,7 +94,7 @@ def robot(strip: Path, page: Path) -> None:
 
 
 def demo() -> None:
-    """Run the demo: what it prints, and the tops of its reward card, report and proof (some minutes)."""
+    """Run the demo: what it prints, a film, and the tops of its reward card, report and proof (minutes)."""
     with tempfile.TemporaryDirectory() as folder:
         fill("demo", run(Path(folder), "demo"))
         (place,) = Path(folder).glob("runs/demo/*")
@@ -102,6 +102,21 @@ def demo() -> None:
         (report,) = place.glob("train/seed_*/learned/report.html")
         screenshot(report, IMAGES / "report.png", width=1000, height=1270)
         screenshot(place / "train" / "prove.html", IMAGES / "prove.png", width=1000, height=760)
+        before_and_after(place / "train", IMAGES / "demo.gif")
+
+
+def before_and_after(proof: Path, path: Path) -> None:
+    """The same episode before and after training, side by side."""
+    films = [Image.open(next(proof.glob(f"seed_*/{arm}/videos/eval_0.gif"))) for arm in ("start", "learned")]
+    shown = []
+    for step in range(min(getattr(film, "n_frames", 1) for film in films)):
+        for film in films:
+            film.seek(step)
+        parts = [np.asarray(film.convert("RGB")) for film in films]
+        gap = np.full((len(parts[0]), 12, 3), 255, np.uint8)
+        shown.append(Image.fromarray(np.concatenate([parts[0], gap, parts[1]], axis=1)))
+    pictures = [picture.quantize(method=Image.Quantize.FASTOCTREE) for picture in shown]
+    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=100, loop=0)
 
 
 def run(folder: Path, *commands: str) -> str:

@@ -55,6 +55,7 @@ def success_rate(ppo: PPO, num_envs: int = 64, **settings: Any) -> float:
     return float(succeeded.mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize_obs", [False, True])
 def test_a_cloned_state_policy_succeeds(expert_data: Path, normalize_obs: bool):
     network = NetworkConfig(hidden=(128, 128), activation="relu")

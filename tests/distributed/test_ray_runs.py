@@ -33,7 +33,8 @@ def curve(settings, folder, more=()):
     return [without_times(entry) for entry in lines(folder)], summary
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_one_env_worker_gives_the_numbers_of_one_process(settings, tmp_path, algorithm):
     more = [*SAC, "learner.total_steps=1600"] if algorithm == "sac" else []
     local, _ = curve(settings, tmp_path / "local", more)

@@ -92,6 +92,7 @@ def test_a_full_disk_is_named_and_what_was_there_stays(tmp_path, tensorboard):
     in_child(run)
 
 
+@pytest.mark.slow
 def test_a_fit_on_a_full_disk_says_so_in_one_line(tmp_path):
     data = write_store(tmp_path / "data", count=12)
     program = (  # a process of its own: after a fork torch may wait for threads that are not there

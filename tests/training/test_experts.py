@@ -204,6 +204,7 @@ def expert_data(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", IMITATION, ids=lambda section: section["type"])
 def test_the_imitation_cases(section, expert_data):
     main, create = {**deepcopy(DQN), "reward_model": section}, deepcopy(DQN_CREATE)
