@@ -9,6 +9,7 @@ import sys
 import pytest
 import yaml
 
+import guerdon
 from guerdon.cli.completion import words_of
 from guerdon.cli.main import GROUPS, VERBS, main
 from guerdon.cli.parser import STAGES, parse
@@ -34,6 +35,8 @@ def help_of(capsys, *words):
 
 def test_the_help_lists_every_verb_once_under_its_stage(capsys):
     text = help_of(capsys)
+    start = text.partition(f"\n{STAGES['start']}:\n")[0]
+    assert guerdon.__doc__.splitlines()[0] in start and "__all__" not in start  # no notes for developers
     headings = [text.index(f"\n{heading}:\n") for heading in STAGES.values()]
     assert headings == sorted(headings)
     sections = dict(

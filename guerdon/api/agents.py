@@ -9,10 +9,9 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from guerdon.api.agent_parts import OWN, agent_keywords, check_function, environments, with_reward
 from guerdon.api.envs import EnvGiven
