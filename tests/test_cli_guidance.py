@@ -113,12 +113,12 @@ def origins(*arguments, **options):
 def test_config_show_says_where_each_value_comes_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("defaults: [train, _self_]\nlearner: {total_steps: 7}\nseed: 3\n")
-    told = origins("mine", ["seed=4", "+env.train.init_params.reward=none"], tmp_path)
-    assert told["seed"] == told["env.train.init_params.reward"] == "command line"
-    assert told["learner.total_steps"] == "mine.yaml"
-    assert told["learner.ppo.num_steps"] == "guerdon/conf/train.yaml"
-    assert told["env.eval.id"] == "guerdon/conf/env/tabletop.yaml"
-    assert told["engine"] == "default"
+    reported = origins("mine", ["seed=4", "+env.train.init_params.reward=none"], tmp_path)
+    assert reported["seed"] == reported["env.train.init_params.reward"] == "command line"
+    assert reported["learner.total_steps"] == "mine.yaml"
+    assert reported["learner.ppo.num_steps"] == "guerdon/conf/train.yaml"
+    assert reported["env.eval.id"] == "guerdon/conf/env/tabletop.yaml"
+    assert reported["engine"] == "default"
 
 
 def test_config_show_follows_groups_references_and_older_spellings(tmp_path):
@@ -127,10 +127,12 @@ def test_config_show_follows_groups_references_and_older_spellings(tmp_path):
     assert reference == "guerdon/conf/demo.yaml: ${runner.output_dir}/${runner.experiment_name}/data"
     old = tmp_path / "old.yaml"
     old.write_text("reward:\n  reward_model: {hidden_dim: 8}\n  num_epochs: 3\n")
-    told = origins(str(old), ["reward.mode=add", "fit.data.image_keys=[a,b]", "fit.data.image_keys.0=c"])
-    assert told["reward.model.hidden_dim"] == told["fit.epochs"] == str(old)
-    assert told["reward.model.width"] == "implied by other settings"  # RLinf's classifier is wider than ours
-    assert told["reward.combine_mode"] == told["fit.data.image_keys"] == "command line"
+    reported = origins(str(old), ["reward.mode=add", "fit.data.image_keys=[a,b]", "fit.data.image_keys.0=c"])
+    assert reported["reward.model.hidden_dim"] == reported["fit.epochs"] == str(old)
+    assert (
+        reported["reward.model.width"] == "implied by other settings"
+    )  # RLinf's classifier is wider than ours
+    assert reported["reward.combine_mode"] == reported["fit.data.image_keys"] == "command line"
     assert origins(str(old), ["~reward.model.hidden_dim"])["reward.model.hidden_dim"] == "default"
 
 
@@ -144,10 +146,10 @@ def test_what_config_show_prints_is_that_config(name, load, capsys, tmp_path):
     (tmp_path / f"{name}.yaml").write_text(out)
     assert to_plain(load(str(tmp_path / f"{name}.yaml"))) == to_plain(load(name, ["seed=5"]))
     code, out, _ = run(capsys, "config", "show", name, "seed=5", "--changed", "--json")
-    told = json.loads(out)
-    assert (code, told["config"]) == (0, name)
-    assert told["settings"]["seed"] == {"value": 5, "from": "command line"}
-    assert "default" not in {one["from"] for one in told["settings"].values()}
+    reported = json.loads(out)
+    assert (code, reported["config"]) == (0, name)
+    assert reported["settings"]["seed"] == {"value": 5, "from": "command line"}
+    assert "default" not in {one["from"] for one in reported["settings"].values()}
 
 
 @pytest.mark.parametrize(

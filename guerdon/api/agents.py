@@ -138,7 +138,7 @@ class Agent:
         if played is not None:
             check_spaces("eval_env", played, self.runner.spaces)
         if saved is not None:
-            self.runner.begin()
+            self.runner.start_or_resume()
 
     @classmethod
     def _defaults(cls, saved: SavedPolicy | None = None) -> GuerdonConfig:
@@ -231,7 +231,7 @@ class Agent:
         """
         check_count("episodes", episodes)
         seed = None if seed is None else check_seed(seed)
-        self.runner.begin()
+        self.runner.start_or_resume()
         with shown(progress):
             if env is None:
                 return self.runner.evaluate(episodes, seed=seed)[0]
@@ -252,7 +252,7 @@ class Agent:
         Returns:
             The action, or actions [N, ...]; and None.
         """
-        self.runner.begin()
+        self.runner.start_or_resume()
         return predict(self.policy, self.runner.spaces[0], obs, deterministic)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -261,7 +261,7 @@ class Agent:
         A reward function is not saved: give it to `load_agent` again.
         """
         folder = check_path("path", path)
-        self.runner.begin()
+        self.runner.start_or_resume()
         return self.runner.save(folder)
 
     def close(self) -> None:
