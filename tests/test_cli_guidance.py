@@ -17,6 +17,7 @@ from guerdon.cli.verb import next_command, setting
 from guerdon.config import load_config, to_plain
 from guerdon.config.load import load_serial
 from guerdon.config.origins import explain_config
+from guerdon.data.formats import FORMATS
 from tests.fit.synthetic import write_store
 
 
@@ -53,7 +54,9 @@ def test_the_help_lists_every_verb_once_under_its_stage(capsys):
 def test_the_example_of_a_verb_is_a_command_that_the_parser_takes(verb, capsys):
     words = shlex.split(verb.example.removeprefix('eval "$(').removesuffix(')"'))
     assert words[0] == "guerdon"
-    assert parse(words[1:], VERBS, GROUPS).verb is verb
+    parsed = parse(words[1:], VERBS, GROUPS)
+    assert parsed.verb is verb
+    assert getattr(parsed, "to", "native") in FORMATS  # a format that there is
     assert f"example: {verb.example}" in help_of(capsys, *verb.name.split())
 
 
