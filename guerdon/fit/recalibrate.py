@@ -93,7 +93,7 @@ def recalibrate(
     _check_int8(int8_path(file), int8_path(written), model, new)
     twin = file.parent.parent / TWIN_FILE
     if out is None and file.name == WEIGHTS_FILE and twin.is_file():
-        log.info("%s keeps the threshold that it has", display_path(twin))
+        log.info("%s is not changed and keeps its threshold", display_path(twin))
     return Recalibration(
         checkpoint=written, contract=new, threshold=found, previous_threshold=contract.threshold
     )
@@ -110,8 +110,8 @@ def _scores(
             log.warning("not used: %s: %s", display_path(fault.path), fault.reason)
         if store.content_hash == contract.data_hash:
             log.warning(
-                "%s is what the model was fitted to: on frames that it has learned, a threshold promises too "
-                "much. Give episodes that it has not seen.",
+                "%s is what the model was fitted to: on frames that it has learned, its errors look smaller "
+                "than they are. Give episodes that it has not seen.",
                 display_path(data),
             )
         episodes = np.flatnonzero(store.complete)

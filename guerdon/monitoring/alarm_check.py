@@ -219,7 +219,7 @@ class AlarmCheck(ABC):
         rises = signal.check(float(self.value()), self.cfg.patience)
         if was_raised and not signal.raised:
             name = as_words(self.name)
-            log.info("monitor: %s is over at step %d (%.3g)", name, statistics.step, signal.value)
+            log.info("monitor: the alarm %s ended at step %d (%.3g)", name, statistics.step, signal.value)
         pictures, self._pictures = self._pictures, []
         return self._raise(statistics.step, pictures) if rises else None
 

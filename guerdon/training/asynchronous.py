@@ -266,7 +266,7 @@ class AsynchronousLoop(ReplayLearning):
             try:
                 self._store_request(worker, worker.requests[0])
             except FramesLostError:
-                log.warning("steps of env worker %d are lost with the frames they led to", worker.rank)
+                log.warning("steps of env worker %d are lost, because their frames are lost", worker.rank)
                 return
 
     def _replace(self, worker: EnvStream, error: WorkerLostError) -> None:
@@ -313,7 +313,7 @@ class AsynchronousLoop(ReplayLearning):
             self.replay.rng.bit_generator.state = state["parts_rng"]
         elif len(self.replay.parts) > 1:
             log.warning(
-                "the checkpoint is of an older version: batches are drawn from the workers' buffers afresh"
+                "the checkpoint is of an older version: batches are sampled in another order than before"
             )
 
 

@@ -204,7 +204,7 @@ class ScoredIteration:
         try:
             return rewards.features_of([part.frames for part in self.parts], rows)
         except FramesLostError:
-            log.warning("the frames of a lost machine are left out of the monitor's look at features")
+            log.warning("frames of a lost machine are left out of the monitor's check for drift")
             return None
 
     def metrics(

@@ -217,7 +217,7 @@ def test_an_alarm_that_clears_can_rise_again(tmp_path, caplog):
     found = watch(make(tmp_path), stream(0, 60, cheat=lambda n: 0.9 * (n < 15 or n >= 40)))
     gaps = [number for number, alarm in found if alarm.name == "success_gap"]
     assert len(gaps) == 2 and gaps[0] < 12 and 42 <= gaps[1] <= 50
-    assert "success gap is over at step" in caplog.text
+    assert "the alarm success gap ended at step" in caplog.text
     assert len((tmp_path / "alarms.jsonl").read_text().splitlines()) == len(found)
 
 

@@ -460,7 +460,7 @@ def test_a_verdict_that_takes_too_long_is_waited_for(settings, tmp_path, make, m
     runner.loop.advance(0.0)
     held = steps_of(runner.loop.replay.parts[0])["prob_success"]
     assert slow and len(held) and np.isfinite(held).all()
-    assert "the reward model has given no answer for 0.3 s; it is waited for" in caplog.text
+    assert "the reward model has given no answer for 0.3 s; still waiting" in caplog.text
     assert not runner.engine.restarts
 
 
