@@ -233,6 +233,19 @@ def next_steps(err):
     return [shlex.split(line[len("next: ") :], comments=True) for line in lines]
 
 
+def test_a_proof_ends_with_the_command_that_measures_its_policy(capsys, tmp_path, monkeypatch):
+    from guerdon.cli import prove
+
+    seed = {"seed": 4, "success": 0.5, "env_return": 1.0}
+    arm = {"mean": 0.5, "low": 0.4, "high": 0.6, "seeds": [seed]}
+    outcome = {"measure": "success", "arms": {"learned": arm}, "reasons": [], "verdict": "It did."}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(prove, "prove", lambda *_, **__: {**outcome, "folder": str(tmp_path / "proof")})
+    code, out, err = run(capsys, "prove")
+    assert (code, next_steps(err)) == (0, [["guerdon", "evaluate", "--checkpoint", "proof/seed_4/learned"]])
+    assert "proof/prove.html" in out
+
+
 def test_training_ends_with_commands_that_measure_and_prove(capsys, tmp_path, monkeypatch):
     from guerdon.cli import train
 
