@@ -42,12 +42,12 @@ def mistaken_demonstrations(num_envs: int = 200) -> tuple[dict[str, torch.Tensor
     expert, actions = ScriptedExpert(noise=0.2, seed=3), []
     seen: dict[str, list[UInt8Array]] = {camera: [] for camera in TABLETOP_CAMERAS}
     for _ in range(50):
-        told = env.state()
+        reported = env.state()
         for camera, images in seen.items():
             images.append(env.render_frames(camera))
-        told[:, GOAL] = env._rows[DECOY].T
-        told[:, CUBE_TO_GOAL] = told[:, GOAL] - told[:, CUBE]
-        actions.append(expert.act(told))
+        reported[:, GOAL] = env._rows[DECOY].T
+        reported[:, CUBE_TO_GOAL] = reported[:, GOAL] - reported[:, CUBE]
+        actions.append(expert.act(reported))
         env.step(actions[-1])
     shown = {camera: torch.from_numpy(np.concatenate(images)) for camera, images in seen.items()}
     return shown, torch.from_numpy(np.concatenate(actions))

@@ -88,8 +88,8 @@ def run(name: str, seed: int, control: str | None) -> dict[str, Any]:
     measure = case.get("measure", "env_return")
     values = [float(getattr(each, measure)) for _, _, each in result.evaluations]
     points = [(steps, fitting + seconds) for steps, seconds, _ in result.evaluations]
-    told = [(*point, value) for point, value in zip(points, values, strict=True)]
-    return {"env_steps": result.env_steps, "last": values[-1], "best": max(values), "told": told}
+    reported = [(*point, value) for point, value in zip(points, values, strict=True)]
+    return {"env_steps": result.env_steps, "last": values[-1], "best": max(values), "reported": reported}
 
 
 def peer(library: str, name: str, seed: int, place: Path, data: Path, limit: float) -> dict[str, Any]:
@@ -103,9 +103,9 @@ def peer(library: str, name: str, seed: int, place: Path, data: Path, limit: flo
     lines = [line[line.index("{") :] for line in done.stdout.splitlines() if '{"env_steps"' in line]
     if not lines:
         raise SystemExit(f"{library} {kind}: {done.stderr.strip().splitlines()[-1:]}")
-    told = [tuple(json.loads(line).values()) for line in lines]
-    best = max(value for _, _, value in told)
-    return {"env_steps": told[-1][0], "last": told[-1][2], "best": best, "told": told}
+    reported = [tuple(json.loads(line).values()) for line in lines]
+    best = max(value for _, _, value in reported)
+    return {"env_steps": reported[-1][0], "last": reported[-1][2], "best": best, "reported": reported}
 
 
 def write_demonstrations(folder: Path) -> None:
@@ -134,14 +134,14 @@ def _write(path: Path, episodes: Sequence[StepBatch], **more: Any) -> None:
 
 def reached(outcome: dict[str, Any], mark: float) -> tuple[float, float] | None:
     """(environment steps, seconds) of the first evaluation at `mark`."""
-    return next(((steps, seconds) for steps, seconds, value in outcome["told"] if value >= mark), None)
+    return next(((steps, seconds) for steps, seconds, value in outcome["reported"] if value >= mark), None)
 
 
 def line(name: str, who: str, outcomes: list[dict[str, Any]], target: float) -> str:
     """A row of the table."""
     last = np.array([item["last"] for item in outcomes])
     met = sum(item["best"] >= target for item in outcomes)
-    speed = np.median([item["told"][-1][0] / max(item["told"][-1][1], 1e-9) for item in outcomes])
+    speed = np.median([item["reported"][-1][0] / max(item["reported"][-1][1], 1e-9) for item in outcomes])
     spread = f"{last.mean():.4g} ({last.min():.4g} to {last.max():.4g})"
     cells = [name, who, spread, f"{met} of {len(outcomes)}", f"{speed:,.0f}"]
     for mark in MARKS if name.startswith("cartpole") else (target, None):

@@ -103,8 +103,8 @@ def run(command: Command, work: Path) -> dict[str, object]:
     outcome: dict[str, object] = {"minutes": (time.perf_counter() - started) / 60, "code": code}
     summary = None if command.run_folder is None else work / command.run_folder / "summary.json"
     if summary is not None and summary.exists():
-        told = json.loads(summary.read_text())
-        outcome |= {name: told[name] for name in ("reward", "env_steps", "success_once", "success_at_end")}
+        printed = json.loads(summary.read_text())
+        outcome |= {name: printed[name] for name in ("reward", "env_steps", "success_once", "success_at_end")}
     return outcome
 
 

@@ -277,8 +277,8 @@ def film(place: Path, out: Path, seed: int = EVAL_SEED + 1) -> dict[str, Any]:
         rests = per_env(info, AT_REST_INFO, 1, done)
         verdict = worker.score(source.frames(reached, done, one)).prob_success[0]
         prob.append(verdict if rests is None or rests[0] >= 0.5 else 0.0)
-        told = per_env(info, "success", 1, done)
-        success.append(told is not None and bool(told[0] >= 0.5))
+        reported = per_env(info, "success", 1, done)
+        success.append(reported is not None and bool(reported[0] >= 0.5))
         native: Any = env.unwrapped
         pictures.append(native.render_frames(env_ids=one, size=(FILM, FILM), final=True)[0])
     env.close()

@@ -80,9 +80,9 @@ def synchronous(costs: Costs, shape: Shape, iterations: int = 20, seed: int = 0)
         playing += float((ends - spread).sum())
         arrived = 0.0
         for worker in np.argsort(ends).tolist():
-            judged = judges[worker % shape.nodes].serve(ends[worker], shape.chunk * costs.judge)
+            scored = judges[worker % shape.nodes].serve(ends[worker], shape.chunk * costs.judge)
             sent = card.serve(ends[worker], shape.chunk * costs.bytes_per_step / costs.bandwidth)
-            arrived = max(arrived, judged, sent + costs.message)
+            arrived = max(arrived, scored, sent + costs.message)
         total = shape.chunk * shape.workers
         now = learner.serve(arrived, total * (costs.update + costs.insert) + shape.workers * costs.message)
     return _outcome(shape, iterations * shape.chunk * shape.workers, now, playing, judges, card, learner)
@@ -117,8 +117,8 @@ def asynchronous(costs: Costs, shape: Shape, chunks: int | None = None, seed: in
     while done < chunks:
         now, _, kind, worker = heapq.heappop(events)
         if kind == "played":
-            judged = judges[worker % shape.nodes].serve(now, shape.chunk * costs.judge)
-            push(judged, "judged", worker)
+            scored = judges[worker % shape.nodes].serve(now, shape.chunk * costs.judge)
+            push(scored, "judged", worker)
         elif kind == "judged":
             push(card.serve(now, shape.chunk * costs.bytes_per_step / costs.bandwidth), "arrived", worker)
         elif kind == "arrived":

@@ -65,10 +65,10 @@ def cell(file: Path, control: bool, steps: int, limit: float) -> str:
         return f"not in {limit:g} s"
     if done.returncode:
         return f"failed: {done.stderr.strip().splitlines()[-1]}"
-    told = json.loads(done.stdout.splitlines()[-1])
-    if told["solved"]:
-        return f"{told['seconds']:.1f} s / {told['env_steps']:,}"
-    return f"not in {told['env_steps']:,} steps (best {told['best']:.0f}, {told['seconds']:.1f} s)"
+    printed = json.loads(done.stdout.splitlines()[-1])
+    if printed["solved"]:
+        return f"{printed['seconds']:.1f} s / {printed['env_steps']:,}"
+    return f"not in {printed['env_steps']:,} steps (best {printed['best']:.0f}, {printed['seconds']:.1f} s)"
 
 
 def main() -> int:
@@ -89,9 +89,9 @@ def main() -> int:
     print(heading("zoo_di_engine", {"limit": given.limit, "steps": given.steps, "threads": 1}))
     print("| config | to 195 | reward of zero |\n|---|---|---|", flush=True)
     for file in files:
-        told = [cell(file, control, given.steps, given.limit) for control in (False, True)]
+        printed = [cell(file, control, given.steps, given.limit) for control in (False, True)]
         name = file.stem.removesuffix("_config")
-        print(f"| `{name}` | {' | '.join(told)} |", flush=True)
+        print(f"| `{name}` | {' | '.join(printed)} |", flush=True)
     return 0
 
 

@@ -75,8 +75,8 @@ def robot(strip: Path, page: Path) -> None:
         cfg = load_config(
             "realworld_collect_data", [], str(ROOT / "examples" / "embodiment" / "config")
         ).env.eval
-        told = {**cfg.override_cfg, "url": sim.url, "time_scale": TIME_SCALE, "robot_ip": None}
-        cfg = replace(cfg, operator="scripted", operator_params=operator, override_cfg=told)
+        reported = {**cfg.override_cfg, "url": sim.url, "time_scale": TIME_SCALE, "robot_ip": None}
+        cfg = replace(cfg, operator="scripted", operator_params=operator, override_cfg=reported)
         recorded = (item.episode for item in read_recorded(folder) if isinstance(item, RecordedEpisode))
         episode = next(each for each in recorded if each.success)
         steps = np.linspace(0, int(np.argmax(episode.labels)) + 2, 6).astype(int)

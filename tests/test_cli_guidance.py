@@ -9,6 +9,7 @@ import sys
 import pytest
 import yaml
 
+import guerdon
 from guerdon.cli.completion import words_of
 from guerdon.cli.main import GROUPS, VERBS, main
 from guerdon.cli.parser import STAGES, parse
@@ -16,6 +17,7 @@ from guerdon.cli.verb import next_command, setting
 from guerdon.config import load_config, to_plain
 from guerdon.config.load import load_serial
 from guerdon.config.origins import explain_config
+from guerdon.data.formats import FORMATS
 from tests.fit.synthetic import write_store
 
 
@@ -34,6 +36,8 @@ def help_of(capsys, *words):
 
 def test_the_help_lists_every_verb_once_under_its_stage(capsys):
     text = help_of(capsys)
+    start = text.partition(f"\n{STAGES['start']}:\n")[0]
+    assert guerdon.__doc__.splitlines()[0] in start and "__all__" not in start  # no notes for developers
     headings = [text.index(f"\n{heading}:\n") for heading in STAGES.values()]
     assert headings == sorted(headings)
     sections = dict(
@@ -50,7 +54,9 @@ def test_the_help_lists_every_verb_once_under_its_stage(capsys):
 def test_the_example_of_a_verb_is_a_command_that_the_parser_takes(verb, capsys):
     words = shlex.split(verb.example.removeprefix('eval "$(').removesuffix(')"'))
     assert words[0] == "guerdon"
-    assert parse(words[1:], VERBS, GROUPS).verb is verb
+    parsed = parse(words[1:], VERBS, GROUPS)
+    assert parsed.verb is verb
+    assert getattr(parsed, "to", "native") in FORMATS  # a format that there is
     assert f"example: {verb.example}" in help_of(capsys, *verb.name.split())
 
 
@@ -110,12 +116,12 @@ def origins(*arguments, **options):
 def test_config_show_says_where_each_value_comes_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("defaults: [train, _self_]\nlearner: {total_steps: 7}\nseed: 3\n")
-    told = origins("mine", ["seed=4", "+env.train.init_params.reward=none"], tmp_path)
-    assert told["seed"] == told["env.train.init_params.reward"] == "command line"
-    assert told["learner.total_steps"] == "mine.yaml"
-    assert told["learner.ppo.num_steps"] == "guerdon/conf/train.yaml"
-    assert told["env.eval.id"] == "guerdon/conf/env/tabletop.yaml"
-    assert told["engine"] == "default"
+    reported = origins("mine", ["seed=4", "+env.train.init_params.reward=none"], tmp_path)
+    assert reported["seed"] == reported["env.train.init_params.reward"] == "command line"
+    assert reported["learner.total_steps"] == "mine.yaml"
+    assert reported["learner.ppo.num_steps"] == "guerdon/conf/train.yaml"
+    assert reported["env.eval.id"] == "guerdon/conf/env/tabletop.yaml"
+    assert reported["engine"] == "default"
 
 
 def test_config_show_follows_groups_references_and_older_spellings(tmp_path):
@@ -124,10 +130,12 @@ def test_config_show_follows_groups_references_and_older_spellings(tmp_path):
     assert reference == "guerdon/conf/demo.yaml: ${runner.output_dir}/${runner.experiment_name}/data"
     old = tmp_path / "old.yaml"
     old.write_text("reward:\n  reward_model: {hidden_dim: 8}\n  num_epochs: 3\n")
-    told = origins(str(old), ["reward.mode=add", "fit.data.image_keys=[a,b]", "fit.data.image_keys.0=c"])
-    assert told["reward.model.hidden_dim"] == told["fit.epochs"] == str(old)
-    assert told["reward.model.width"] == "implied by other settings"  # RLinf's classifier is wider than ours
-    assert told["reward.combine_mode"] == told["fit.data.image_keys"] == "command line"
+    reported = origins(str(old), ["reward.mode=add", "fit.data.image_keys=[a,b]", "fit.data.image_keys.0=c"])
+    assert reported["reward.model.hidden_dim"] == reported["fit.epochs"] == str(old)
+    assert (
+        reported["reward.model.width"] == "implied by other settings"
+    )  # RLinf's classifier is wider than ours
+    assert reported["reward.combine_mode"] == reported["fit.data.image_keys"] == "command line"
     assert origins(str(old), ["~reward.model.hidden_dim"])["reward.model.hidden_dim"] == "default"
 
 
@@ -141,10 +149,10 @@ def test_what_config_show_prints_is_that_config(name, load, capsys, tmp_path):
     (tmp_path / f"{name}.yaml").write_text(out)
     assert to_plain(load(str(tmp_path / f"{name}.yaml"))) == to_plain(load(name, ["seed=5"]))
     code, out, _ = run(capsys, "config", "show", name, "seed=5", "--changed", "--json")
-    told = json.loads(out)
-    assert (code, told["config"]) == (0, name)
-    assert told["settings"]["seed"] == {"value": 5, "from": "command line"}
-    assert "default" not in {one["from"] for one in told["settings"].values()}
+    reported = json.loads(out)
+    assert (code, reported["config"]) == (0, name)
+    assert reported["settings"]["seed"] == {"value": 5, "from": "command line"}
+    assert "default" not in {one["from"] for one in reported["settings"].values()}
 
 
 @pytest.mark.parametrize(
@@ -223,6 +231,19 @@ def next_steps(err):
     """The commands that follow `next:`, as words."""
     lines = err[err.index("next: ") :].splitlines()
     return [shlex.split(line[len("next: ") :], comments=True) for line in lines]
+
+
+def test_a_proof_ends_with_the_command_that_measures_its_policy(capsys, tmp_path, monkeypatch):
+    from guerdon.cli import prove
+
+    seed = {"seed": 4, "success": 0.5, "env_return": 1.0}
+    arm = {"mean": 0.5, "low": 0.4, "high": 0.6, "seeds": [seed]}
+    outcome = {"measure": "success", "arms": {"learned": arm}, "reasons": [], "verdict": "It did."}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(prove, "prove", lambda *_, **__: {**outcome, "folder": str(tmp_path / "proof")})
+    code, out, err = run(capsys, "prove")
+    assert (code, next_steps(err)) == (0, [["guerdon", "evaluate", "--checkpoint", "proof/seed_4/learned"]])
+    assert "proof/prove.html" in out
 
 
 def test_training_ends_with_commands_that_measure_and_prove(capsys, tmp_path, monkeypatch):

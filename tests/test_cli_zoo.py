@@ -39,9 +39,11 @@ def test_the_list_has_every_model(capsys):
 def test_a_config_runs(demos, tmp_path, capsys):
     arguments = ["zoo", "--config-name", "fixed_cartpole_gail", *TINY, f"output_dir={tmp_path}"]
     assert main([*arguments, f"reward_model.data_path={demos}", "seed=2", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["env_steps"], told["seed"], told["reward_model_type"]) == (400, 2, "gail")
-    assert told["last_return"] > 0.0 and told["folder"].startswith(str(tmp_path / "fixed_cartpole_gail"))
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["env_steps"], printed["seed"], printed["reward_model_type"]) == (400, 2, "gail")
+    assert printed["last_return"] > 0.0 and printed["folder"].startswith(
+        str(tmp_path / "fixed_cartpole_gail")
+    )
     assert main([*arguments, f"reward_model.data_path={demos}", "output_dir=null"]) == 0
     out = capsys.readouterr().out
     assert "gail with ppo on guerdon/FixedCartPole-v0" in out and "400 in" in out

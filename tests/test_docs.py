@@ -177,3 +177,11 @@ def test_the_two_readmes_have_the_same_commands():
         [re.sub(r"#.*", "", line).strip() for line in "".join(b).splitlines()] for b in (english, chinese)
     ]
     assert strip[0] == strip[1]
+
+
+def test_the_two_readmes_have_the_same_numbers_tables_and_links():
+    english, chinese = ((ROOT / name).read_text() for name in ("README.md", "README.zh-CN.md"))
+    for pattern in (r"\d+(?:\.\d+)?", r"^#+ ", r"^\|"):
+        assert sorted(re.findall(pattern, english, re.M)) == sorted(re.findall(pattern, chinese, re.M))
+    links = [set(re.findall(r"\]\((docs/[^)]+)\)", text)) for text in (english, chinese)]
+    assert links[1] - links[0] == {"docs/zh/rlinf.md", "docs/zh/di-engine.md"} and links[0] <= links[1]

@@ -1,5 +1,6 @@
 """The package as others get it: texts agree, workflows run our targets, the wheel works elsewhere."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
 TEXTS = ("guerdon/__init__.py", "CHANGELOG.md", "CITATION.cff")
+DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv_python", "hydra": "hydra_core", "yaml": "pyyaml"}
+"""Modules whose distribution has another name."""
 
 
 def load_script(name):
@@ -67,6 +71,28 @@ def test_ci_runs_the_python_versions_that_the_package_names():
     named = set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT))
     tested = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["strategy"]
     assert set(tested["matrix"]["python"]) == named
+    (least,) = re.findall(r'^requires-python = ">=(3\.\d+)"$', PYPROJECT, re.M)
+    assert least == min(named, key=lambda version: int(version.partition(".")[2]))
+    assert f"Guerdon needs Python {least} or later" in (ROOT / "docs/howto/install.md").read_text()
+
+
+def imported_modules():
+    """Top-level names of the modules that the package imports, but for Python's and its own."""
+    nodes = [
+        node for file in (ROOT / "guerdon").rglob("*.py") for node in ast.walk(ast.parse(file.read_text()))
+    ]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"guerdon"}
+
+
+def test_what_the_package_imports_is_among_its_dependencies():
+    project = tomllib.loads(PYPROJECT)["project"]
+    extras = project["optional-dependencies"]
+    listed = [*project["dependencies"], *(each for name in extras if name != "dev" for each in extras[name])]
+    declared = {re.split(r"[\[>=]", text)[0].replace("-", "_").lower() for text in listed}
+    imported = {DISTRIBUTIONS.get(name, name).lower() for name in imported_modules()}
+    assert {"torch", "pyyaml", "omegaconf"} <= imported <= declared
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,9 @@ def command(tmp_path_factory):
 
 
 def test_the_list_shows_what_a_plugin_brings(command):
-    code, told, err = command("zoo", "list", program=(sys.executable, "-m", "guerdon.cli.main"))
+    code, reported, err = command("zoo", "list", program=(sys.executable, "-m", "guerdon.cli.main"))
     assert code == 0, err
-    kinds = {i["name"]: i["kind"] for i in told["plugins"] if i["distribution"] == "acme-guerdon"}
+    kinds = {i["name"]: i["kind"] for i in reported["plugins"] if i["distribution"] == "acme-guerdon"}
     assert kinds == {
         "acme_upright": "reward model",
         "acme_ppo": "agent",
@@ -170,13 +170,13 @@ def test_a_format_is_written_detected_and_read(command, tmp_path):
     with get_format("native").writer(tmp_path / "native") as writer:
         writer.add_many([Episode(frames={"front": frames}, labels=labels, success=True)])
     lines = tmp_path / "x.acme"
-    code, told, err = command("data", "convert", tmp_path / "native", lines, "--to", "acme-lines")
-    assert (code, told["num_episodes"]) == (0, 1), err
-    code, told, err = command("data", "inspect", lines)
-    assert (code, told["format"], told["num_positive_frames"]) == (0, "acme-lines", 2), err
+    code, reported, err = command("data", "convert", tmp_path / "native", lines, "--to", "acme-lines")
+    assert (code, reported["num_episodes"]) == (0, 1), err
+    code, reported, err = command("data", "inspect", lines)
+    assert (code, reported["format"], reported["num_positive_frames"]) == (0, "acme-lines", 2), err
     assert "'acme-broken' (guerdon.formats) of acme-guerdon cannot be loaded" in err  # and no other is hidden
-    code, told, err = command("data", "convert", lines, tmp_path / "back", "--to", "native")
-    assert (code, told["num_episodes"]) == (0, 1), err
+    code, reported, err = command("data", "convert", lines, tmp_path / "back", "--to", "native")
+    assert (code, reported["num_episodes"]) == (0, 1), err
     (back,) = get_format("native").read(tmp_path / "back")
     np.testing.assert_array_equal(back.frames["front"], frames)
     code, _, err = command("data", "convert", lines, tmp_path / "y", "--to", "acme-line")
@@ -184,19 +184,19 @@ def test_a_format_is_written_detected_and_read(command, tmp_path):
 
 
 def train(command, *settings):
-    code, told, err = command("zoo", "--config-name", "cartpole_rnd", *SHORT, *settings)
-    assert (code, told and told["env_steps"]) == (0, 200), err
-    return told
+    code, reported, err = command("zoo", "--config-name", "cartpole_rnd", *SHORT, *settings)
+    assert (code, reported and reported["env_steps"]) == (0, 200), err
+    return reported
 
 
 def test_a_reward_model_trains_a_policy(command):
-    told = train(command, "~reward_model", "+reward_model.type=acme_upright")
-    assert told["reward_model_type"] == "acme_upright"
+    reported = train(command, "~reward_model", "+reward_model.type=acme_upright")
+    assert reported["reward_model_type"] == "acme_upright"
 
 
 def test_an_environment_is_trained_in(command):
-    told = train(command, "env.train.env_type=acme_sim", "env.eval.env_type=acme_sim")
-    assert told["last_return"] > 0.0
+    reported = train(command, "env.train.env_type=acme_sim", "env.eval.env_type=acme_sim")
+    assert reported["last_return"] > 0.0
 
 
 def test_an_agent_learns(command):

@@ -119,7 +119,7 @@ def test_a_new_alarm(copy):
         from pathlib import Path
         import numpy as np
         from guerdon.config import load_config
-        from guerdon.monitoring.monitor import RewardMonitor, Watched
+        from guerdon.monitoring.monitor import RewardMonitor, ScoredRollout
         from guerdon.rewards.image.contract import Contract
 
         cfg = load_config("train", ["monitor.max_missed_successes=0.4"]).monitor
@@ -130,7 +130,7 @@ def test_a_new_alarm(copy):
             for number in range(12):
                 done = np.zeros((10, 8), bool)
                 done[-1] = True
-                alarms = monitor.observe(number, Watched(
+                alarms = monitor.observe(number, ScoredRollout(
                     prob_success=np.full((10, 8), seen, np.float32), done=done, env_success=done | True,
                     elapsed=np.repeat(np.arange(10)[:, None], 8, axis=1),
                     frame=lambda t, n: np.zeros((4, 4, 3), np.uint8),
@@ -163,9 +163,13 @@ def test_a_new_format(copy):
     changed = follow("data format", copy.root)
     assert changed[0] == "guerdon/data/formats/npz_episodes.py"
     result = copy("-m", "guerdon.cli.main", "data", "inspect", data, "--json")
-    told = json.loads(result.stdout)
-    assert (told["format"], told["num_episodes"], told["num_success_episodes"]) == ("npz-episodes", 3, 2)
-    assert [Path(fault["path"]).name for fault in told["faults"]] == ["9.npz"]
+    printed = json.loads(result.stdout)
+    assert (printed["format"], printed["num_episodes"], printed["num_success_episodes"]) == (
+        "npz-episodes",
+        3,
+        2,
+    )
+    assert [Path(fault["path"]).name for fault in printed["faults"]] == ["9.npz"]
     result = copy("-m", "guerdon.cli.main", "data", "convert", data, copy.root / "store", "--to", "native")
     assert result.returncode == 0 and "3 episodes" in result.stdout
 
@@ -177,10 +181,11 @@ def test_a_new_verb(copy):
     before = copy("-m", "guerdon.cli.main", "data", "count", "data")
     assert before.returncode == 2 and "invalid choice" in before.stderr
     assert follow("verb", copy.root) == ["guerdon/cli/data.py", "guerdon/cli/main.py"]
-    told = json.loads(copy("-m", "guerdon.cli.main", "data", "count", "data", "--json").stdout)
-    assert told["num_episodes"] > 0
+    printed = json.loads(copy("-m", "guerdon.cli.main", "data", "count", "data", "--json").stdout)
+    assert printed["num_episodes"] > 0
     assert (
-        copy("-m", "guerdon.cli.main", "data", "count", "data").stdout == f"{told['num_episodes']} episodes\n"
+        copy("-m", "guerdon.cli.main", "data", "count", "data").stdout
+        == f"{printed['num_episodes']} episodes\n"
     )
     assert "the number of episodes" in copy("-m", "guerdon.cli.main", "data", "--help").stdout
     assert copy("-m", "guerdon.cli.main", "data", "count", "nowhere").returncode == 1

@@ -132,9 +132,9 @@ def by_card(case, tmp_path, monkeypatch):
     shown = []
     write = judging.write_card
     monkeypatch.setattr(judging, "write_card", lambda out, inputs: shown.append(inputs) or write(out, inputs))
-    told = card(case.data, case.checkpoint, tmp_path / "card.html", precision="fp32")
+    reported = card(case.data, case.checkpoint, tmp_path / "card.html", precision="fp32")
     (inputs,) = shown
-    assert inputs.calibration == case.calibration and told["fires"] == case.fires.sum()
+    assert inputs.calibration == case.calibration and reported["fires"] == case.fires.sum()
     return inputs.scores.prob_success, fires(inputs.scores.prob_success, inputs.threshold.threshold)
 
 
@@ -212,12 +212,12 @@ def test_the_card_prints_the_same_rates(case, tmp_path, capsys):
     page = tmp_path / "card.html"
     command = ["reward", "card", "--data", str(case.data), "--checkpoint", str(case.checkpoint)]
     assert main([*command, "--out", str(page), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    reported = json.loads(capsys.readouterr().out)
     positive = EpisodeStore(case.data).labels >= 0.5
     rates = [case.fires[positive].mean(), case.fires[~positive].mean()]
     names = ("true_positive_rate", "false_positive_rate")
-    assert [told["metrics"][name] for name in names] == pytest.approx(rates)
-    assert told["threshold"] == case.threshold and page.stat().st_size > 10_000
+    assert [reported["metrics"][name] for name in names] == pytest.approx(rates)
+    assert reported["threshold"] == case.threshold and page.stat().st_size > 10_000
 
 
 def test_image_success_keeps_calibration_and_threshold_with_its_weights(case, tmp_path):

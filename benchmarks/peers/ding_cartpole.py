@@ -92,8 +92,8 @@ class Clock:
             self.measuring += now - start
             seconds = self.fitting + now - self.begin - self.measuring
             value = float(sum(info["eval_episode_return"]) / len(info["eval_episode_return"]))
-            told = {"env_steps": int(envstep), "seconds": seconds, "env_return": value}
-            print(json.dumps(told), flush=True)
+            reported = {"env_steps": int(envstep), "seconds": seconds, "env_return": value}
+            print(json.dumps(reported), flush=True)
             if value >= self.target or seconds > self.limit:
                 raise Done
             return False, info

@@ -80,8 +80,8 @@ def main() -> None:
         value, _ = evaluate_policy(learner, measure, n_eval_episodes=20, deterministic=True, warn=False)
         measuring += time.perf_counter() - start
         seconds = time.perf_counter() - begin - measuring
-        told = {"env_steps": learner.num_timesteps, "seconds": seconds, "env_return": float(value)}
-        print(json.dumps(told), flush=True)
+        reported = {"env_steps": learner.num_timesteps, "seconds": seconds, "env_return": float(value)}
+        print(json.dumps(reported), flush=True)
         if value >= target or seconds > limit:
             raise Done
 

@@ -31,7 +31,7 @@ class Demonstration:
     """float32 [M, A]."""
     intended: FloatArray | None
     """float32 [M, A]; the same without the noise of the demonstrator, where the data tells."""
-    reached: dict[str, NDArray[np.generic]]
+    next_obs: dict[str, NDArray[np.generic]]
     """Like `obs`; what each action led to."""
     first: int
     """The step of the episode that comes first here, 0 or 1."""
@@ -91,16 +91,16 @@ def _demonstration(episode: Episode, spec: ObsSpec, path: Path | str) -> Demonst
         check_motion_is_seen(episode, path)
     first = 1 if spec.images or (spec.state_size and episode.initial_state is None) else 0
     obs: dict[str, NDArray[np.generic]] = {name: episode.frames[name][:-1] for name, _ in spec.images}
-    reached: dict[str, NDArray[np.generic]] = {name: episode.frames[name][1:] for name, _ in spec.images}
+    next_obs: dict[str, NDArray[np.generic]] = {name: episode.frames[name][1:] for name, _ in spec.images}
     if spec.state_size:
         states = _states(episode, spec.state_size, path)
         start = len(states) - 1 - len(episode.actions[first:])
-        obs[STATE], reached[STATE] = states[start:-1], states[start + 1 :]
+        obs[STATE], next_obs[STATE] = states[start:-1], states[start + 1 :]
     return Demonstration(
         obs=obs,
         actions=episode.actions[first:],
         intended=None if episode.intended is None else episode.intended[first:],
-        reached=reached,
+        next_obs=next_obs,
         first=first,
         episode=episode,
     )

@@ -144,12 +144,12 @@ class ReplayBuffer:
         self._row = (row + 1) % self.num_rows
         self._size = min(self._size + 1, self.num_rows)
 
-    def cut(self, final_obs: Any, envs: slice = slice(None)) -> None:
+    def truncate_running_episodes(self, final_obs: Any, envs: slice = slice(None)) -> None:
         """The running episodes will not go on: mark the latest step as truncated, with what it led to.
 
         Args:
             final_obs: of all environments.
-            envs: whose episodes are cut off; all by default.
+            envs: whose episodes are truncated; all by default.
         """
         if not self._size:
             return
@@ -353,10 +353,10 @@ class ReplayParts:
             ]
         )
 
-    def cut(self, final_obs: Sequence[Any]) -> None:
+    def truncate_running_episodes(self, final_obs: Sequence[Any]) -> None:
         """The running episodes of all parts will not go on; `final_obs` are those of each part."""
         for part, obs in zip(self.parts, final_obs, strict=True):
-            part.cut(obs)
+            part.truncate_running_episodes(obs)
 
     def save(self, path: Path) -> None:
         """Write a file for each part; a single one is the file of a plain buffer."""

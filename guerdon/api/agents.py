@@ -7,17 +7,18 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from guerdon.api.agent_parts import OWN, agent_keywords, check_function, environments, with_reward
 from guerdon.api.envs import EnvGiven
 from guerdon.api.play import LoadedAgent, check_spaces, play, predict
+from guerdon.api.result import TrainingResult
 from guerdon.api.settings import check_count, check_path, check_seed, shown
+from guerdon.api.zoo import check_fits
 from guerdon.config import (
     ClusterConfig,
     EnvsConfig,
@@ -41,32 +42,6 @@ from guerdon.training.evaluation import Evaluation
 from guerdon.training.folders import held
 from guerdon.training.loop import Callback
 from guerdon.training.trainer import EmbodiedRunner
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingResult:
-    """How far an agent is."""
-
-    env_steps: int
-    """All environments together."""
-    seconds: float
-    """Of training."""
-    stopped: str | None
-    """Why the last `learn` ended early; None: it did not."""
-    alarms: tuple[str, ...]
-    """Of the monitor."""
-    evaluations: tuple[Evaluation, ...]
-    folder: Path | None
-    """Where metrics and checkpoints are; None: nothing is kept."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain containers, ready for JSON."""
-        return {
-            **vars(self),
-            "alarms": list(self.alarms),
-            "evaluations": [each.to_dict() for each in self.evaluations],
-            "folder": None if self.folder is None else str(self.folder),
-        }
 
 
 class Agent:
@@ -159,10 +134,11 @@ class Agent:
         self._eval_env = played
         self.runner = EmbodiedRunner(config, self._folder, env=made, eval_env=played, reward_model=model)
         self.runner.resume_setting = "resume"
+        check_fits(model, *self.runner.spaces)
         if played is not None:
             check_spaces("eval_env", played, self.runner.spaces)
         if saved is not None:
-            self.runner.begin()
+            self.runner.start_or_resume()
 
     @classmethod
     def _defaults(cls, saved: SavedPolicy | None = None) -> GuerdonConfig:
@@ -238,22 +214,29 @@ class Agent:
         return self
 
     def evaluate(
-        self, episodes: int = 50, *, env: EnvGiven | None = None, seed: int | None = None
+        self,
+        episodes: int = 50,
+        *,
+        env: EnvGiven | None = None,
+        seed: int | None = None,
+        progress: bool = True,
     ) -> Evaluation:
         """Measure the policy, without exploration, on fresh episodes by the environment's own success.
 
         Args:
             episodes: how many, at least.
             env: where to play; None: in `eval_env`.
-            seed: of the episodes, with `env`; None: another one than in training.
+            seed: of the episodes; None: another one than in training.
+            progress: whether to show a progress bar.
         """
         check_count("episodes", episodes)
         seed = None if seed is None else check_seed(seed)
-        self.runner.begin()
-        if env is None:
-            return self.runner.evaluate(episodes, seed=seed)[0]
-        seed = self.runner.config.seed + 1_000_003 if seed is None else seed
-        return play(self.policy, env, episodes, seed, self.runner.spaces)
+        self.runner.start_or_resume()
+        with shown(progress):
+            if env is None:
+                return self.runner.evaluate(episodes, seed=seed)[0]
+            seed = self.runner.config.seed + 1_000_003 if seed is None else seed
+            return play(self.policy, env, episodes, seed, self.runner.spaces)
 
     def predict(
         self, obs: Any, state: None = None, episode_start: Any = None, deterministic: bool = False
@@ -269,7 +252,7 @@ class Agent:
         Returns:
             The action, or actions [N, ...]; and None.
         """
-        self.runner.begin()
+        self.runner.start_or_resume()
         return predict(self.policy, self.runner.spaces[0], obs, deterministic)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -278,7 +261,7 @@ class Agent:
         A reward function is not saved: give it to `load_agent` again.
         """
         folder = check_path("path", path)
-        self.runner.begin()
+        self.runner.start_or_resume()
         return self.runner.save(folder)
 
     def close(self) -> None:

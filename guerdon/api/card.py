@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from guerdon.api.data import Dataset, data_path
 from guerdon.api.settings import check_path, shown
 from guerdon.core.atomic import make_directory, write_atomic
+from guerdon.core.notebook import html_frame
 from guerdon.monitoring.assess import assess
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ class Card:
         return f"Card({self.headline!r}, auc={self.metrics['auc']:.4f}, threshold={self.threshold:.4g})"
 
     def _repr_html_(self) -> str:
-        """The page in a frame, so that its styles stay its own."""
-        return f'<iframe srcdoc="{escape(self.html)}" width="100%" height="640" frameborder="0"></iframe>'
+        return html_frame(self.html)
 
 
 def make_card(reward: Reward, data: Dataset | str | os.PathLike[str], *, progress: bool = True) -> Card:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from guerdon.api.settings import Keywords, check_count, check_env_kwargs, check_path, check_seed, shown
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy, to_uint8_hwc
+from guerdon.core.notebook import html_table
 from guerdon.core.types import DataSummary, Episode, Fault, FloatArray, display_path
 from guerdon.data.datasets.audit import AuditReport, audit
 from guerdon.data.datasets.pictures import preview
@@ -33,7 +33,7 @@ class Dataset:
 
     Attributes:
         path: where they are.
-        format: such as `native`; see `docs/data-formats.md`.
+        format: such as `native`; see `docs/reference/data-formats.md`.
         result: what `collect` did; None if the data were read.
 
     Examples:
@@ -151,12 +151,6 @@ class Dataset:
 
     def _repr_html_(self) -> str:
         return html_table("Dataset", self._facts())
-
-
-def html_table(title: str, rows: Mapping[str, str]) -> str:
-    """A small table for notebooks."""
-    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
-    return f"<b>{escape(title)}</b><table>{cells}</table>"
 
 
 def read(path: str | os.PathLike[str], format: str | None = None) -> Dataset:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.api.envs import AnyVectorEnv, EnvGiven, vector_env
-from guerdon.api.settings import check_count, check_seed
+from guerdon.api.settings import check_count, check_seed, shown
 from guerdon.config import EnvConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_numpy
@@ -34,10 +34,16 @@ class LoadedAgent:
         """Actions; see `Agent.predict`."""
         return predict(self.policy, self.saved.observation_space, obs, deterministic)
 
-    def evaluate(self, episodes: int = 50, *, env: EnvGiven | None = None, seed: int = 0) -> Evaluation:
+    def evaluate(
+        self, episodes: int = 50, *, env: EnvGiven | None = None, seed: int = 0, progress: bool = True
+    ) -> Evaluation:
         """Measure the policy on fresh episodes, in its own environment unless `env` is given."""
         check_count("episodes", episodes)
         check_seed(seed)
+        with shown(progress):
+            return self._evaluate(episodes, env, seed)
+
+    def _evaluate(self, episodes: int, env: EnvGiven | None, seed: int) -> Evaluation:
         if env is not None:
             spaces = self.saved.observation_space, self.saved.action_space
             return play(self.policy, env, episodes, seed, spaces)

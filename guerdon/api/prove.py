@@ -12,6 +12,8 @@ from guerdon.api.agents import Agent
 from guerdon.api.settings import check_count, shown
 from guerdon.config import GuerdonConfig
 from guerdon.core.errors import ConfigError
+from guerdon.core.notebook import html_frame
+from guerdon.core.types import display_path
 from guerdon.monitoring.proof import ARMS
 from guerdon.rewards.image.function import FunctionScorer
 from guerdon.training.prove import load
@@ -45,8 +47,11 @@ class ProofResult:
         rows = [f"{name:<10}{_interval(arm)}" for name, arm in self.arms.items()]
         return "\n".join([self.verdict, *rows, *self.reasons])
 
+    def __repr__(self) -> str:
+        return f"ProofResult({self.verdict!r}, level={self.level}, folder={display_path(self.folder)})"
+
     def _repr_html_(self) -> str:
-        return (self.folder / "prove.html").read_text(encoding="utf-8")
+        return html_frame((self.folder / "prove.html").read_text(encoding="utf-8"))
 
 
 def _interval(arm: Mapping[str, Any]) -> str:
@@ -83,7 +88,10 @@ def prove(
     """
     config = _config_of(agent) if isinstance(agent, Agent) else agent
     if isinstance(config, str | os.PathLike):
-        config = load(os.fspath(config))
+        try:
+            config = load(os.fspath(config))
+        except ConfigError as error:
+            raise ConfigError(f"agent: {error}") from error
     if not isinstance(config, GuerdonConfig):
         raise ConfigError(f"agent must be an agent, a config or the name or path of one, not {agent!r:.80}")
     learner, runner = config.learner, config.runner

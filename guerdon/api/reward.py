@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from guerdon.api.data import Dataset, data_path, html_table
+from guerdon.api.data import Dataset, data_path
 from guerdon.api.settings import Keywords, check_path, check_seed, shown
 from guerdon.config import GuerdonConfig, RewardConfig, RewardModelConfig, load_config
 from guerdon.config.build import check_field
@@ -19,6 +19,7 @@ from guerdon.core.atomic import make_directory
 from guerdon.core.devices import resolve_device
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import stack_episode, to_numpy, to_uint8_hwc
+from guerdon.core.notebook import html_table
 from guerdon.core.types import FloatArray, UInt8Array
 from guerdon.fit import FitResult, fit_reward_model
 from guerdon.fit.recalibrate import recalibrate
@@ -78,7 +79,7 @@ class Reward(RewardManager):
 
     fit_result: FitResult | None = None
 
-    def predict(self, frames: Any, *, episode: bool = False) -> FloatArray:
+    def predict(self, frames: Any, *, episode: bool = False, progress: bool = True) -> FloatArray:
         """Calibrated probabilities of success.
 
         Args:
@@ -87,6 +88,7 @@ class Reward(RewardManager):
                 that scores k frames together takes stacks [N, k, H, W, C]. Or the path of a picture, a
                 folder of pictures, a video or a data set.
             episode: the images are the steps of one episode in order; stacks of k frames are made of them.
+            progress: whether to show a progress bar, with a path.
 
         Returns:
             float32 [N].
@@ -94,7 +96,7 @@ class Reward(RewardManager):
         Examples:
             >>> probabilities = reward.predict(np.zeros((8, 64, 64, 3), np.uint8))
         """
-        with _about_frames():
+        with _about_frames(), shown(progress):
             if isinstance(frames, str | os.PathLike):
                 return predict(self, frames)
             return self.score(self._frames(frames, episode)).prob_success
@@ -157,6 +159,7 @@ class Reward(RewardManager):
         threshold: float | None = None,
         out: str | os.PathLike[str] | None = None,
         seed: int = 0,
+        progress: bool = True,
     ) -> Reward:
         """Another calibration and threshold without a refit; `guerdon reward recalibrate`.
 
@@ -166,13 +169,15 @@ class Reward(RewardManager):
             threshold: this threshold instead.
             out: write the checkpoint here; None changes the one that was loaded.
             seed: of folds and resamples.
+            progress: whether to show a progress bar.
 
         Returns:
             The model with the new threshold.
         """
         path, seed = data_path(data), check_seed(seed)
         place, target = str(self.cfg.model.checkpoint_path), None if out is None else Path(out)
-        done = recalibrate(place, path, fpr=fpr, threshold=threshold, out=target, seed=seed)
+        with shown(progress):
+            done = recalibrate(place, path, fpr=fpr, threshold=threshold, out=target, seed=seed)
         model = replace(self.cfg.model, checkpoint_path=str(done.checkpoint))
         cfg = replace(self.cfg, model=model, reward_threshold="calibrated")
         return Reward(cfg, device=self._device)

@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from guerdon.api.envs import made_env
 from guerdon.api.reward import REWARD_WITHOUT
 from guerdon.api.settings import Keywords, check_count
+from guerdon.api.zoo import check_fits
 from guerdon.config import RewardConfig
 from guerdon.config.schema_zoo import MixConfig
 from guerdon.core.errors import ConfigError
@@ -63,6 +64,9 @@ def wrap(env: Any, reward: Any, *, train_every: int = 0, **settings: Any) -> Any
         env = gym.make(env, render_mode="rgb_array")
     elif callable(env) and not isinstance(env, gym.Env | VectorEnv) and not _is_sb3(env):
         env = made_env(env, "env")
+    if isinstance(reward, BaseRewardModel) and hasattr(env, "observation_space"):
+        prefix = "single_" if isinstance(env, VectorEnv) else ""
+        check_fits(reward, *(getattr(env, f"{prefix}{kind}_space") for kind in ("observation", "action")))
     if isinstance(env, VectorEnv):
         return LearnedRewardVectorWrapper(env, reward, cfg, train_every)
     if isinstance(env, gym.Env):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from dataclasses import fields
 from typing import Any
+
+import gymnasium as gym
 
 from guerdon.api.envs import EnvGiven, vector_env
 from guerdon.api.settings import check_seed
@@ -72,3 +75,22 @@ def reward_model(
         except DataError as error:
             raise DataError(f"demos: {error}") from error
     return model
+
+
+def check_fits(model: Any, observations: gym.Space[Any], actions: gym.Space[Any]) -> None:
+    """Raise if `reward` is a model of the zoo that was made for another environment than `env`."""
+    looks_at_obs = isinstance(model, ZooModel) and model.obs_key is None
+    if not (looks_at_obs and isinstance(observations, gym.spaces.Box)):  # of dicts, some parts are taken
+        return
+    env = space_shapes(observations, actions)
+    own = (model.cfg.obs_size, model.cfg.action_size, model.cfg.discrete_actions)
+    has = (math.prod(env["obs_shape"]), env["action_size"], env["discrete_actions"])
+    if own != has:
+        raise ConfigError(
+            f"reward: {type(model).__name__} was made for {_shapes(*own)}; env has {_shapes(*has)}"
+        )
+
+
+def _shapes(obs_size: int, action_size: int, discrete: bool) -> str:
+    kind = f"{action_size} discrete actions" if discrete else f"continuous actions of size {action_size}"
+    return f"observations of size {obs_size} and {kind}"

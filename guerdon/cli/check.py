@@ -16,7 +16,7 @@ EXTRAS = {
     "mani_skill": ("maniskill", "the ManiSkill simulator", "maniskill"),
     "stable-baselines3": ("sb3", "the reward in Stable-Baselines3", "sb3"),
     "onnxruntime": ("serve", "int8 scoring", "serve"),
-    "av": ("video", "video files, LeRobot data sets with video", "video"),
+    "av": ("video", "scoring video files", "video"),
 }
 """distribution -> (name shown, what it is for, extra)."""
 CORE = ("torch", "numpy", "gymnasium", "hydra-core", "pyarrow", "pillow", "safetensors")

@@ -46,7 +46,8 @@ def _parser(argv: Sequence[str], verbs: Sequence[Verb], groups: Mapping[str, str
     common.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
     common.add_argument("--debug", action="store_true", help="show tracebacks and debug logs")
     parser = argparse.ArgumentParser(
-        prog="guerdon", **_texts("guerdon", "VERB", guerdon.__doc__ or "", overview(verbs))
+        prog="guerdon",
+        **_texts("guerdon", "VERB", (guerdon.__doc__ or "").partition("\n")[0], overview(verbs)),
     )
     parser.add_argument("--version", action="version", version=f"guerdon {guerdon.__version__}")
     actions = parser.add_subparsers(required=True, prog="guerdon", metavar="VERB", help=argparse.SUPPRESS)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from guerdon.cli.verb import Result, aligned
+from guerdon.cli.verb import Result, aligned, next_command
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 from guerdon.monitoring.proof import ARMS, shown
@@ -28,7 +28,9 @@ def prove_verb(arguments: argparse.Namespace) -> Result:
         episodes=arguments.episodes,
         workers=arguments.workers,
     )
-    return Result(outcome, _lines(outcome))
+    first = outcome["arms"]["learned"]["seeds"][0]["seed"]
+    run = display_path(Path(outcome["folder"]) / f"seed_{first}" / "learned")
+    return Result(outcome, _lines(outcome), next_steps=[next_command("evaluate", "--checkpoint", run)])
 
 
 def _lines(outcome: dict[str, Any]) -> list[str]:

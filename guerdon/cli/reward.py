@@ -101,7 +101,7 @@ def quantize_verb(arguments: argparse.Namespace) -> Result:
     lines = [
         f"int8 decides as fp32 does on {result['agreement']:.3%} of "
         f"{result['num_check_frames']} held-out frames",
-        f"{result['judged_twice']:.1%} of them are near the threshold and judged again in fp32",
+        f"{result['judged_twice']:.1%} of them are near the threshold and scored again in fp32",
         f"-> {display_path(result['file'])}",
     ]
     checkpoint = setting("reward.model.checkpoint_path", arguments.checkpoint)

@@ -185,12 +185,12 @@ def _drive(
         shown = {name: np.stack(frames) for name, frames in latest.items()}
         stacks = {name: stack_episode(shown[name], count)[-1:] for name in manager.image_keys}
         prob = float(manager.score(stacks).prob_success[0])
-        judged = {name: frames if count > 1 else frames[-1:] for name, frames in shown.items()}
+        scored = {name: frames if count > 1 else frames[-1:] for name, frames in shown.items()}
         view.show(
             Shown(
                 step=steps,
                 frames={name: obs[name] for name in cameras},
-                judged=judged,
+                scored=scored,
                 prob_success=prob,
             )
         )

@@ -33,7 +33,7 @@ class Shown:
     step: int
     frames: Mapping[str, UInt8Array]
     """Camera -> uint8 [H, W, 3]."""
-    judged: Mapping[str, UInt8Array]
+    scored: Mapping[str, UInt8Array]
     """Camera -> uint8 [k, H, W, 3]; the frames that the verdict was made of."""
     prob_success: float
     wrong: bool = False
@@ -86,11 +86,11 @@ class LiveView:
             if shown.wrong:
                 return f"step {shown.step} is saved already"
             called = bool(fires(shown.prob_success, self.threshold))
-            count = len(next(iter(shown.judged.values())))
+            count = len(next(iter(shown.scored.values())))
             labels = np.zeros(count, np.float32)
             labels[-1] = 0.0 if called else 1.0
             episode = Episode(
-                frames=shown.judged,
+                frames=shown.scored,
                 labels=labels,
                 success=not called,
                 source=self._source,

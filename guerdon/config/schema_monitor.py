@@ -1,4 +1,4 @@
-"""The `monitor` section: what is watched while a policy trains on a learned reward."""
+"""The `monitor` section: what the monitor checks while a policy trains on a learned reward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MonitorConfig(Checked):
     """`monitor`: signs that the policy exploits the reward model instead of solving the task."""
 
     action: Literal["warn", "stop", "off"] = "warn"
-    """What an alarm does: a line in the log, the end of the run, or nothing is watched."""
+    """What an alarm does: a line in the log, the end of the run, or (`off`) no monitor at all."""
     max_success_gap: Fraction = 0.3
     """Share of episodes that the model calls a success and the environment does not."""
     max_fire_ratio: PositiveFloat = 5.0

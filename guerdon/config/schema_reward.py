@@ -41,7 +41,7 @@ class RewardModelConfig(Checked):
     image_size: ImageSize = (3, 128, 128)
     """[C, H, W]; frames of another size are resized inside the model."""
     num_frames: PositiveInt = 1
-    """Latest frames of an episode that are judged together; with 2 the model can see what moves."""
+    """Latest frames of an episode that are scored together; with 2 the model can see what moves."""
     only_at_rest: bool = False
     """Look only where the robot stands still, which it knows by itself (info `is_robot_static`); a frame of a
     robot in motion is no success and is not rendered. For tasks whose success asks for rest."""
@@ -65,7 +65,7 @@ class RewardModelConfig(Checked):
     precision: Literal["fp32", "bf16", "int8"] = "fp32"
     """Arithmetic used for scoring."""
     debug_save_dir: str | None = None
-    """Write every judged frame there; the variable DEBUG_IMAGE_SAVE_DIR does the same."""
+    """Write every scored frame there; the variable DEBUG_IMAGE_SAVE_DIR does the same."""
 
     def remember_given(self, keys: Iterable[str]) -> None:
         """Tell which settings were given: a given one must fit the checkpoint, a default need not."""
@@ -73,7 +73,7 @@ class RewardModelConfig(Checked):
 
     @property
     def given(self) -> frozenset[str] | None:
-        """What `remember_given` was told; None if nobody told it."""
+        """The settings that `remember_given` recorded; None if it was not called."""
         return getattr(self, "_given", None)
 
     def __post_init__(self) -> None:
@@ -162,9 +162,9 @@ class RewardConfig(CombineConfig):
     reward_type: Literal["binary", "continuous"] = "binary"
     """Reward from the thresholded decision or from the probability."""
     success_reward: float = 1.0
-    """Learned reward of a frame judged a success."""
+    """Learned reward of a frame that counts as a success."""
     fail_reward: float = 0.0
-    """Learned reward of any other judged frame."""
+    """Learned reward of any other scored frame."""
     reward_threshold: Fraction | Literal["calibrated"] = "calibrated"
     """Probability above which a frame counts as success; `calibrated` takes the checkpoint's own."""
     relabel_at: Literal["insertion", "sampling"] = "insertion"

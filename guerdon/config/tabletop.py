@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, TypeAlias, get_args
-
-from typing_extensions import Self
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 from guerdon.config.build import Checked
 from guerdon.config.limits import Fraction, PositiveInt, Range

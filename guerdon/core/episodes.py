@@ -40,7 +40,7 @@ class EpisodeTracker:
         self._num_envs = num_envs
         self.reset()
 
-    def cut(self, envs: slice) -> None:
+    def reset_envs(self, envs: slice) -> None:
         """Forget the running episodes of some environments."""
         self.lengths[envs], self._returns[envs], self._succeeded[envs] = 0, 0.0, False
 

@@ -8,9 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 SAID = b"\ninterrupted: saving as soon as this step is over; Ctrl-C again ends at once\n"
 _PLAIN = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}

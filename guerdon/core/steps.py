@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import FloatArray

@@ -164,7 +164,7 @@ class FrameBatch:
     """A batch of frames drawn from a data set, with their labels."""
 
     frames: Mapping[str, UInt8Array]
-    """camera name -> uint8 [N, H, W, C]; [N, k, H, W, C] if each is judged with the k - 1 before it."""
+    """camera name -> uint8 [N, H, W, C]; [N, k, H, W, C] if each is scored with the k - 1 before it."""
     labels: RewardLabels
     """labels, episode and step of the N frames."""
 

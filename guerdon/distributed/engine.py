@@ -133,5 +133,5 @@ class Engine(ABC):
 
 def worker_error(role: str, rank: int, error: BaseException) -> WorkerError:
     """An error of a worker in one line."""
-    told = str(error).strip().splitlines() or ["no message"]
-    return WorkerError(f"{role} worker {rank} failed: {type(error).__name__}: {told[0]}")
+    lines = str(error).strip().splitlines() or ["no message"]
+    return WorkerError(f"{role} worker {rank} failed: {type(error).__name__}: {lines[0]}")

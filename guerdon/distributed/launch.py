@@ -131,7 +131,7 @@ def _environment(rank: int, nodes: Sequence[str]) -> dict[str, str]:
 def _all_or_none(group: Group, pending: Sequence[Pending], timeout_seconds: float | None) -> list[Any]:
     """Wait for all; the first failure ends the waiting.
 
-    When a rank dies, the others fail in its wake; so a failure is told only after a look at the others.
+    When a rank dies, the others fail after it, so a failure is reported only after all ranks were looked at.
     """
     waiting, answers = dict(enumerate(pending)), dict[int, Any]()
     failure: GuerdonError | None = None

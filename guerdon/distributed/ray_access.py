@@ -75,7 +75,7 @@ def check_loopback() -> None:
 
 @contextlib.contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for what starts meanwhile; Ray reads them anew."""
+    """Environment variables for what starts meanwhile; Ray reads them again."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     _read_again()

@@ -159,7 +159,7 @@ class RayGroup(Group):
         return refs.index(ready[0]) if ready else None
 
     def restart(self, rank: int, reason: str) -> None:
-        """Kill what may be left, and make the worker anew, on another machine if its own has gone."""
+        """Kill what may be left, and make the worker again, on another machine if its own has gone."""
         self._lost_in_a_row[rank] += 1
         if self._lost_in_a_row[rank] > MAX_RESTARTS_IN_A_ROW:
             raise ClusterError(
@@ -189,11 +189,11 @@ class RayGroup(Group):
         refs = list(self._unheard.values())
         ready, _ = ray.wait(refs, num_returns=len(refs), timeout=seconds)
         self._unheard = {rank: ref for rank, ref in self._unheard.items() if ref not in ready}
-        told: list[tuple[int, str]] = []
+        reported: list[tuple[int, str]] = []
         for ref in ready:
             with contextlib.suppress(RayError):  # a worker that is lost is noticed when it is needed
-                told += ray.get(ref)
-        return told
+                reported += ray.get(ref)
+        return reported
 
     def close(self) -> None:
         """Kill the actors."""

@@ -276,10 +276,10 @@ def taken_actions(info: Mapping[str, Any], chosen: NDArray[Any], done: BoolArray
     An action of the policy that the robot's safety cut short stays the policy's own: that it is cut short is
     how the world answers to it, and a critic has to learn that.
     """
-    told = per_env(info, INTERVENED_INFO, len(done), done)
-    if told is None:
+    reported = per_env(info, INTERVENED_INFO, len(done), done)
+    if reported is None:
         return {"actions": chosen}
-    intervened: BoolArray = told >= 0.5
+    intervened: BoolArray = reported >= 0.5
     actions = np.array(chosen)
     final = info.get("final_info")
     for env in np.flatnonzero(intervened).tolist():

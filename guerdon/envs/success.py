@@ -26,7 +26,7 @@ LabelFunction: TypeAlias = Callable[[Any, Mapping[str, Any]], Any]
 
 
 def success_of(info: Mapping[str, Any], num_envs: int, done: BoolArray) -> NDArray[Any] | None:
-    """Success of each environment, [N], of the ended episode where one ended; None if it is not told."""
+    """Success of each environment, [N], of the ended episode where one ended; None if it is not reported."""
     found = (per_env(info, key, num_envs, done) for key in SUCCESS_KEYS)
     return next((values for values in found if values is not None), None)
 
@@ -94,9 +94,9 @@ class SuccessLabels:
             labels = np.array([bool(self._function(obs, row)) for obs, row in rows], np.bool_)
         else:
             assert self._key is not None
-            told = per_env(info, self._key, len(done), done)
-            self._look_for(told is not None, bool(done.any()), info)
-            labels = np.zeros(len(done), np.bool_) if told is None else told >= 0.5
+            reported = per_env(info, self._key, len(done), done)
+            self._look_for(reported is not None, bool(done.any()), info)
+            labels = np.zeros(len(done), np.bool_) if reported is None else reported >= 0.5
         everyone = np.ones(len(done), np.bool_)
         labelled = {**info, "success": labels, "_success": everyone}
         final = info.get("final_info")

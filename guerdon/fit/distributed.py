@@ -22,7 +22,7 @@ import traceback
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from torch.multiprocessing.spawn import (
@@ -31,7 +31,6 @@ from torch.multiprocessing.spawn import (
     ProcessExitedException,
     start_processes,
 )
-from typing_extensions import Self
 
 from guerdon.config import FitConfig
 from guerdon.core.atomic import write_atomic

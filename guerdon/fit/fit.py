@@ -9,11 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from typing_extensions import Self
 
 from guerdon.config import FitConfig, RewardModelConfig
 from guerdon.core.errors import ConfigError, DataError

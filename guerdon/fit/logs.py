@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from guerdon.core import strict_json
 from guerdon.core.atomic import append_whole, storage_errors, write_atomic

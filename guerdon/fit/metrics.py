@@ -313,14 +313,14 @@ def phases(scores: LabelledScores) -> dict[str, BoolArray]:
     np.maximum.at(last, scores.episode, scores.step)
     third = np.minimum(3 * scores.step // (last[scores.episode] + 1), 2)
     first = _first_step(scores, scores.positive)[scores.episode]
-    reached = np.isfinite(first)
+    succeeds = np.isfinite(first)
     return {
         "first third": third == 0,
         "middle third": third == 1,
         "last third": third == 2,
-        "before the first success": reached & (scores.step < first),
-        "from the first success on": reached & (scores.step >= first),
-        "episodes without success": ~reached,
+        "before the first success": succeeds & (scores.step < first),
+        "from the first success on": succeeds & (scores.step >= first),
+        "episodes without success": ~succeeds,
     }
 
 

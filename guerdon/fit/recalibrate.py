@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.progress import progress
 from guerdon.core.types import display_path
 from guerdon.data.datasets.frames import RewardDataset, open_store, rows_of
 from guerdon.fit.calibrate import calibrate
@@ -47,13 +48,13 @@ def recalibrate(
     out: Path | str | None = None,
     seed: int = 0,
 ) -> Recalibration:
-    """Calibrate a checkpoint anew on `data`, and write threshold and calibration map into it.
+    """Calibrate a checkpoint again on `data`, and write threshold and calibration map into it.
 
     Args:
         checkpoint: a file or folder.
         data: labelled episodes that the model was not fitted to, in any format.
         fpr: at most this share of the failure frames may fire; None: what was asked for at the last
-            calibration, or 0.01. The calibration map is found anew, too.
+            calibration, or 0.01. The calibration map is fitted again, too.
         threshold: this threshold instead. The calibration map stays, because the number is one of its
             probabilities; only the rates are measured again.
         out: write the checkpoint here, and leave the old one as it is.
@@ -72,7 +73,7 @@ def recalibrate(
     calibration, scores = _scores(
         ImageScorer(model, contract, source=display_path(file), threshold=0.5),
         Path(data),
-        anew=threshold is None,
+        refit_map=threshold is None,
         seed=seed,
     )
     if threshold is None:
@@ -92,14 +93,16 @@ def recalibrate(
     _check_int8(int8_path(file), int8_path(written), model, new)
     twin = file.parent.parent / TWIN_FILE
     if out is None and file.name == WEIGHTS_FILE and twin.is_file():
-        log.info("%s keeps the threshold that it has", display_path(twin))
+        log.info("%s is not changed and keeps its threshold", display_path(twin))
     return Recalibration(
         checkpoint=written, contract=new, threshold=found, previous_threshold=contract.threshold
     )
 
 
-def _scores(scorer: ImageScorer, data: Path, *, anew: bool, seed: int) -> tuple[Calibration, LabelledScores]:
-    """A calibration map, fitted `anew` or the present one, and the probabilities that it gives."""
+def _scores(
+    scorer: ImageScorer, data: Path, *, refit_map: bool, seed: int
+) -> tuple[Calibration, LabelledScores]:
+    """A calibration map, fitted again (`refit_map`) or the present one, and the probabilities it gives."""
     contract = scorer.contract
     with tempfile.TemporaryDirectory() as copy:
         store, faults = open_store(str(data), None, None, Path(copy))
@@ -107,8 +110,8 @@ def _scores(scorer: ImageScorer, data: Path, *, anew: bool, seed: int) -> tuple[
             log.warning("not used: %s: %s", display_path(fault.path), fault.reason)
         if store.content_hash == contract.data_hash:
             log.warning(
-                "%s is what the model was fitted to: on frames that it has learned, a threshold promises too "
-                "much. Give episodes that it has not seen.",
+                "%s is what the model was fitted to: on frames that it has learned, its errors look smaller "
+                "than they are. Give episodes that it has not seen.",
                 display_path(data),
             )
         episodes = np.flatnonzero(store.complete)
@@ -116,7 +119,7 @@ def _scores(scorer: ImageScorer, data: Path, *, anew: bool, seed: int) -> tuple[
         if not len(rows):
             raise DataError(f"{display_path(data)} has no finished episode to calibrate on")
         dataset = RewardDataset(store, cameras=scorer.image_keys, rows=rows, num_frames=contract.num_frames)
-        edges = range(0, len(rows), MINI_BATCH)
+        edges = progress(range(0, len(rows), MINI_BATCH), "scoring", unit="batch")
         batches = (dataset.batch(np.arange(at, min(at + MINI_BATCH, len(rows)))).frames for at in edges)
         logits = np.concatenate([scorer.logits(frames)[0] for frames in batches])
         positive = store.labels[rows] >= 0.5
@@ -124,7 +127,7 @@ def _scores(scorer: ImageScorer, data: Path, *, anew: bool, seed: int) -> tuple[
             lacking = "failure" if positive.all() else "success"
             raise DataError(f"{display_path(data)} has no {lacking} frame; calibration needs both kinds")
         calibration = contract.calibration_map
-        if anew:
+        if refit_map:
             calibration = calibrate(logits, store.labels[rows], store.episode[rows], seed=seed)
         return calibration, labelled_scores(calibration.apply(logits), store, rows)
 

@@ -1,7 +1,7 @@
 """Refit a reward model while a policy trains on it: the policy's false fires are its hardest negatives.
 
 Frames that the policy reached are kept with the simulator's own label, false fires above all. A refit goes on
-from the present weights with them beside the data of the first fit, and calibrates anew on held-out episodes
+from the present weights with them beside the data of the first fit, and calibrates again on held-out episodes
 of both.
 """
 

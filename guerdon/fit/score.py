@@ -14,6 +14,7 @@ import numpy as np
 
 from guerdon.core.errors import DataError
 from guerdon.core.images import stack_rows, to_numpy
+from guerdon.core.progress import progress
 from guerdon.core.types import FloatArray, IntArray, UInt8Array, display_path
 from guerdon.data.datasets.frames import RewardDataset, check_store_shows_motion, frames_at_rest, open_store
 from guerdon.data.datasets.media import VIDEO_CONTAINERS, Clip, find_clips
@@ -109,7 +110,8 @@ def score_path(scorer: ImageScorer, path: Path, copy: Path) -> ScoredFrames:
     store, _ = open_store(str(path), None, None, copy)
     dataset = RewardDataset(store, cameras=scorer.image_keys, num_frames=scorer.contract.num_frames)
     edges = range(0, len(dataset), MINI_BATCH)
-    batches = (dataset.batch(np.arange(at, min(at + MINI_BATCH, len(dataset)))).frames for at in edges)
+    shown = progress(edges, "scoring", unit="batch")
+    batches = (dataset.batch(np.arange(at, min(at + MINI_BATCH, len(dataset)))).frames for at in shown)
     prob, seconds = _scores(scorer, batches, path)
     if scorer.contract.only_at_rest:
         prob[~frames_at_rest(store)] = 0.0
@@ -148,7 +150,7 @@ def _score_clips(scorer: ImageScorer, path: Path, clips: list[Clip]) -> ScoredFr
             "such frames (reward.model.only_at_rest): score a data set that was collected with it"
         )
     parts, seconds = [], 0.0
-    for clip in clips:
+    for clip in progress(clips, "scoring", unit="clip"):
         batches = _with_history(clip.batches(contract.frame_sizes, MINI_BATCH), contract.num_frames)
         prob, spent = _scores(scorer, batches, path)
         parts.append(prob)

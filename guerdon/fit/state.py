@@ -125,12 +125,15 @@ class Checkpoints:
     def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
         """Weights, state of the optimiser and progress that `save` wrote, by any number of processes.
 
-        The best model so far comes along; without it, the search for the best begins anew.
+        The best model so far comes along; without it, the search for the best starts again.
         """
         weights, extra = self._group.on_main(lambda: self._read(path))
         state = Progress.of(extra["progress"], display_path(path))
         if state.best_step and not self._group.on_main(lambda: self._bring_best(path, state.best_step)):
-            log.warning("the best model so far is not beside %s: from here on anew", display_path(path))
+            log.warning(
+                "the best model so far is not beside %s: the search for the best starts again",
+                display_path(path),
+            )
             state.best_value, state.best_step, state.bad_checks = math.nan, 0, 0
         return weights, extra["optimizer_state_dict"], state
 

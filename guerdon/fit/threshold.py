@@ -192,7 +192,7 @@ def _replay(
     """Choose on one resample of the episodes, measure on another.
 
     A threshold that was lowered or raised from `lowest`, the one that the target asks for, is not chosen
-    anew: below it stays what it is (always, with `lowest` infinite), above it is a floor.
+    again: below it stays what it is (always, with `lowest` infinite), above it is a floor.
 
     Returns:
         float64 [3, R]: false-positive rate on all negative frames, the same on those of failure episodes,

@@ -31,7 +31,7 @@ from guerdon.rewards.image.scorer import RewardManager
 from guerdon.rewards.image.scorer import Scores as FrameScores
 from guerdon.rewards.image.worker import ImageRewardWorker
 from guerdon.rewards.model import Scores
-from guerdon.rewards.relabel import fires, judged_frames, learned_rewards
+from guerdon.rewards.relabel import fires, learned_rewards, scored_frames
 from guerdon.rewards.steps import to_items
 from guerdon.training.frames import EpisodeStacks
 
@@ -131,7 +131,7 @@ class FrameStepScorer(StepScorer):
 
     def step(self, step: EnvStep) -> RewardStep:
         """Score the frames that count; with `standalone` success ends the episode."""
-        scored = np.ones_like(step.done) if self.standalone else judged_frames(step.done, self.cfg)
+        scored = np.ones_like(step.done) if self.standalone else scored_frames(step.done, self.cfg)
         prob = self._probabilities(step, scored)
         ended = fires(prob, self._model.threshold) if self.standalone else np.zeros_like(scored)
         done, stepped = step.done | ended, step.stepped

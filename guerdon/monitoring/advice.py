@@ -25,7 +25,7 @@ WANTED_RECALL = 0.8
 """Of the threshold that is proposed where few success frames fire."""
 SHOWN_EPISODES = 5
 PHASES = ("before the first success", "from the first success on", "episodes without success")
-"""Parts of the data that false fires are told apart by."""
+"""Parts of the data in which false fires are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,37 +65,39 @@ class MonitorSetup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
-    """T steps of N environments, as the reward model and the environment judged them."""
+class ScoredRollout:
+    """T steps of N environments, as the reward model and the environment scored them."""
 
     prob_success: FloatArray
-    """float32 [T, N]; NaN where a frame was not judged."""
+    """float32 [T, N]; NaN where a frame was not scored."""
     done: BoolArray
     """bool [T, N]; the episode ended with this step, terminated or truncated."""
     elapsed: IntArray
     """int64 [T, N]; the step within the episode, from 0."""
     frame: Callable[[int, int], UInt8Array] | None = None
-    """(t, n) -> uint8 [H, W, C], the judged frame of that step and environment; None: no pictures."""
+    """(t, n) -> uint8 [H, W, C], the scored frame of that step and environment; None: no pictures."""
     env_success: BoolArray | None = None
     """bool [T, N]; None where the environment does not tell."""
     disagreement: FloatArray | None = None
     """float32 [T, N]; deviation between the members of an ensemble."""
     features: FloatArray | None = None
-    """float32 [K, F]; pooled encoder features of K judged frames, drawn at random."""
+    """float32 [K, F]; pooled encoder features of K scored frames, drawn at random."""
     rewards: FloatArray | None = None
     """float32 [T, N]; what a model that gives no probabilities gave instead; see `of_rewards`."""
 
     def __post_init__(self) -> None:
         shape = self.prob_success.shape
         if len(shape) != 2:
-            raise DataError(f"Watched.prob_success must have shape [T, N], not {list(shape)}")
+            raise DataError(f"ScoredRollout.prob_success must have shape [T, N], not {list(shape)}")
         for name in ("done", "elapsed", "env_success", "disagreement", "rewards"):
             value = getattr(self, name)
             if value is not None and value.shape != shape:
-                raise DataError(f"Watched.{name} must have shape {list(shape)}, not {list(value.shape)}")
+                raise DataError(
+                    f"ScoredRollout.{name} must have shape {list(shape)}, not {list(value.shape)}"
+                )
 
     @classmethod
-    def of_rewards(cls, rewards: FloatArray, scored: BoolArray | None = None, **others: Any) -> Watched:
+    def of_rewards(cls, rewards: FloatArray, scored: BoolArray | None = None, **others: Any) -> ScoredRollout:
         """What a model gave that answers with rewards [T, N], at the steps `scored` [T, N] (None: at all).
 
         The `others` are `done`, `elapsed` and, where there are any, `env_success` and `frame`.
@@ -106,7 +108,7 @@ class Watched:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistics(Watched):
+class RolloutStatistics(ScoredRollout):
     """The same steps with what the alarms count, and counts of the episodes that ended in them."""
 
     step: int
@@ -190,10 +192,10 @@ class AlarmCheck(ABC):
         return ""
 
     @abstractmethod
-    def count(self, statistics: Statistics) -> tuple[float, float, int]:
+    def count(self, statistics: RolloutStatistics) -> tuple[float, float, int]:
         """(sum, number of cases, ended episodes) that a batch adds."""
 
-    def offenders(self, statistics: Statistics) -> Offenders:
+    def offenders(self, statistics: RolloutStatistics) -> Offenders:
         """The frames that show the problem: those that fire without a success."""
         return statistics.wrong, statistics.prob_success
 
@@ -201,7 +203,7 @@ class AlarmCheck(ABC):
         """The measured quantity since the last evaluation."""
         return self.signal.total / self.signal.count
 
-    def check(self, statistics: Statistics) -> Alarm | None:
+    def check(self, statistics: RolloutStatistics) -> Alarm | None:
         """Take in a batch, and evaluate once there is enough; offending frames are kept meanwhile."""
         signal = self.signal
         total, count, episodes = self.count(statistics)
@@ -217,7 +219,7 @@ class AlarmCheck(ABC):
         rises = signal.check(float(self.value()), self.cfg.patience)
         if was_raised and not signal.raised:
             name = as_words(self.name)
-            log.info("monitor: %s is over at step %d (%.3g)", name, statistics.step, signal.value)
+            log.info("monitor: the alarm %s ended at step %d (%.3g)", name, statistics.step, signal.value)
         pictures, self._pictures = self._pictures, []
         return self._raise(statistics.step, pictures) if rises else None
 
@@ -257,7 +259,7 @@ def as_words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _pick(statistics: Statistics, offenders: Offenders, count: int) -> list[UInt8Array]:
+def _pick(statistics: RolloutStatistics, offenders: Offenders, count: int) -> list[UInt8Array]:
     """Copies of up to `count` offending frames, the worst of each environment first."""
     chosen, score = offenders
     steps, envs = np.nonzero(chosen)

@@ -16,7 +16,7 @@ import numpy as np
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import FloatArray
-from guerdon.monitoring.alarm_check import AlarmCheck, MonitorSetup, Offenders, Statistics
+from guerdon.monitoring.alarm_check import AlarmCheck, MonitorSetup, Offenders, RolloutStatistics
 from guerdon.monitoring.reward_alarms import NonfiniteRewards, RewardCollapse, SuccessDrop
 
 MAX_DISTANCES = 4096
@@ -42,7 +42,7 @@ class SuccessGap(AlarmCheck):
     def missing(cls, setup: MonitorSetup) -> str:
         return "" if setup.knows_success else "the environment does not tell success"
 
-    def count(self, statistics: Statistics) -> tuple[float, float, int]:
+    def count(self, statistics: RolloutStatistics) -> tuple[float, float, int]:
         return statistics.episodes_wrong, statistics.episodes, statistics.episodes
 
 
@@ -98,7 +98,7 @@ class WrongFires(_FireRatio):
             return upper, f"the threshold {threshold:g} is below the calibrated one of {contract.threshold:g}"
         return upper, ""
 
-    def count(self, statistics: Statistics) -> tuple[float, float, int]:
+    def count(self, statistics: RolloutStatistics) -> tuple[float, float, int]:
         failures = statistics.scored & ~statistics.success
         return statistics.wrong.sum(), failures.sum(), statistics.episodes
 
@@ -129,7 +129,7 @@ class FireRate(_FireRatio):
             return math.nan, "the checkpoint does not say how often success was seen"
         return positive / (successes * frames / episodes), ""
 
-    def count(self, statistics: Statistics) -> tuple[float, float, int]:
+    def count(self, statistics: RolloutStatistics) -> tuple[float, float, int]:
         return statistics.fired.sum(), statistics.scored.sum(), statistics.episodes
 
 
@@ -149,10 +149,10 @@ class EarlyFires(AlarmCheck):
         unknown = math.isnan(first_success_step(setup))
         return 'the checkpoint has no metrics["first_success_step"]' if unknown else ""
 
-    def count(self, statistics: Statistics) -> tuple[float, float, int]:
+    def count(self, statistics: RolloutStatistics) -> tuple[float, float, int]:
         return statistics.episodes_early, statistics.episodes, statistics.episodes
 
-    def offenders(self, statistics: Statistics) -> Offenders:
+    def offenders(self, statistics: RolloutStatistics) -> Offenders:
         return statistics.early & ~statistics.success, statistics.prob_success
 
 
@@ -178,14 +178,14 @@ class Drift(AlarmCheck):
         known = setup.contract.feature_mean is not None and setup.contract.feature_std is not None
         return "" if known else "the checkpoint has no feature statistics"
 
-    def count(self, statistics: Statistics) -> tuple[float, float, int]:
+    def count(self, statistics: RolloutStatistics) -> tuple[float, float, int]:
         if statistics.features is None:
             return 0.0, 0, statistics.episodes
         fresh = self._drift.distances(statistics.features)
         self.memory["distances"] = [*self.memory["distances"], *fresh.tolist()][-MAX_DISTANCES:]
         return 0.0, len(fresh), statistics.episodes
 
-    def offenders(self, statistics: Statistics) -> Offenders:
+    def offenders(self, statistics: RolloutStatistics) -> Offenders:
         return statistics.scored, np.zeros_like(statistics.prob_success)
 
     def value(self) -> float:
@@ -210,13 +210,13 @@ class Disagreement(AlarmCheck):
         single = int(setup.contract.model.get("num_members", 1)) < 2
         return "the model is no ensemble (reward.model.num_members)" if single else ""
 
-    def count(self, statistics: Statistics) -> tuple[float, float, int]:
+    def count(self, statistics: RolloutStatistics) -> tuple[float, float, int]:
         if statistics.disagreement is None:
             return 0.0, 0, 0
         values = statistics.disagreement[statistics.fired]
         return values.sum(), len(values), statistics.episodes_fired
 
-    def offenders(self, statistics: Statistics) -> Offenders:
+    def offenders(self, statistics: RolloutStatistics) -> Offenders:
         unsure = statistics.prob_success if statistics.disagreement is None else statistics.disagreement
         return statistics.fired, unsure
 

@@ -330,7 +330,7 @@ def _data(inputs: CardInputs) -> str:
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested settings as rows with dotted names; long lists are told by their length."""
+    """Nested settings as rows with dotted names; of long lists only the length is given."""
     rows = []
     for name, item in value.items():
         if isinstance(item, Mapping):

@@ -17,12 +17,19 @@ from numpy.typing import NDArray
 from guerdon.config import MonitorConfig
 from guerdon.core.errors import DataError
 from guerdon.core.types import BoolArray
-from guerdon.monitoring.alarm_check import Alarm, AlarmCheck, MonitorSetup, Statistics, Watched, as_words
+from guerdon.monitoring.alarm_check import (
+    Alarm,
+    AlarmCheck,
+    MonitorSetup,
+    RolloutStatistics,
+    ScoredRollout,
+    as_words,
+)
 from guerdon.monitoring.alarms import ALARMS, first_success_step
 from guerdon.rewards.image.contract import Contract
 from guerdon.rewards.relabel import fires
 
-__all__ = ["RewardMonitor", "Watched"]
+__all__ = ["RewardMonitor", "ScoredRollout"]
 
 log = logging.getLogger("guerdon")
 
@@ -89,7 +96,7 @@ class RewardMonitor:
             else:
                 self.checks[alarm.name] = alarm(self.setup)
 
-    def observe(self, step: int, batch: Watched) -> list[Alarm]:
+    def observe(self, step: int, batch: ScoredRollout) -> list[Alarm]:
         """Take in what happened up to environment step `step`; returns the alarms that rise now."""
         if self.setup.cfg.action == "off":
             return []
@@ -130,13 +137,13 @@ class RewardMonitor:
         self._running = {name: np.array(values, RUNNING[name]) for name, values in running.items()}
         self.num_alarms = int(state["num_alarms"])
 
-    def _statistics(self, step: int, batch: Watched) -> Statistics:
+    def _statistics(self, step: int, batch: ScoredRollout) -> RolloutStatistics:
         """Carry the running episodes on through [T, N] steps, and count those that end."""
         if self.setup.knows_success and batch.env_success is None:
             raise DataError("the monitor expects env_success in every batch, and this one has none")
         if self.setup.gives_rewards != (batch.rewards is not None):
-            told = "gives rewards" if self.setup.gives_rewards else "gives probabilities"
-            raise DataError(f"the monitor watches a model that {told}: make batches that say the same")
+            kind = "gives rewards" if self.setup.gives_rewards else "gives probabilities"
+            raise DataError(f"the monitor watches a model that {kind}: give batches of the same kind")
         scored = ~np.isnan(batch.prob_success)
         fired = scored & fires(batch.prob_success, self.setup.threshold)
         success = np.zeros_like(fired)
@@ -163,7 +170,7 @@ class RewardMonitor:
                     counts[name] += int((ended & which(running)).sum())
                 returns += float(running["return"][ended].sum())
                 _forget(running, ended)
-        return Statistics(
+        return RolloutStatistics(
             **vars(batch),
             step=step,
             scored=scored,

@@ -114,7 +114,7 @@ def judge_run(run: Run) -> tuple[Level, list[Reason]]:
     elif any(name.startswith("monitor/") for name in run.series):
         reasons.append(("good", "No alarm was raised."))
     elif learned:
-        reasons.append(("care", "The run was not watched for reward hacking."))
+        reasons.append(("care", "The run was not monitored for reward hacking."))
     if run.summary.get("stopped"):
         reasons.append(("care", f"The run was stopped early: {run.summary['stopped']}."))
     reasons = worst_first(reasons)
@@ -197,7 +197,7 @@ def _plot(
 def _alarms(run: Run) -> str:
     if not run.alarms:
         watched = any(name.startswith("monitor/") for name in run.series)
-        return "<p>None.</p>" if watched else "<p>The run was not watched.</p>"
+        return "<p>None.</p>" if watched else "<p>The run was not monitored.</p>"
     parts = []
     for alarm in run.alarms:
         name, value, limit = escape(as_words(alarm.name)), plain(alarm.value), plain(alarm.limit)

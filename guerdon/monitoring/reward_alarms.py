@@ -9,13 +9,13 @@ import numpy as np
 
 from guerdon.core.running_stats import Moments
 from guerdon.core.types import FloatArray
-from guerdon.monitoring.alarm_check import AlarmCheck, MonitorSetup, Offenders, Statistics
+from guerdon.monitoring.alarm_check import AlarmCheck, MonitorSetup, Offenders, RolloutStatistics
 
 NOTHING = (0.0, 0.0, 0.0)
 """`Moments` of no rewards."""
 
 
-def rewards_of(statistics: Statistics) -> FloatArray:
+def rewards_of(statistics: RolloutStatistics) -> FloatArray:
     """[T, N]; alarms for rewards are made for models that give them alone."""
     assert statistics.rewards is not None
     return statistics.rewards
@@ -26,7 +26,7 @@ class _RewardAlarm(AlarmCheck):
 
     for_rewards = True
 
-    def offenders(self, statistics: Statistics) -> Offenders:
+    def offenders(self, statistics: RolloutStatistics) -> Offenders:
         """The steps with the highest rewards."""
         return statistics.scored, rewards_of(statistics)
 
@@ -54,7 +54,7 @@ class SuccessDrop(_RewardAlarm):
     def missing(cls, setup: MonitorSetup) -> str:
         return "" if setup.knows_success else "the environment does not tell success"
 
-    def count(self, statistics: Statistics) -> tuple[float, float, int]:
+    def count(self, statistics: RolloutStatistics) -> tuple[float, float, int]:
         self.memory["returns"] += statistics.returns
         return statistics.episodes_success, statistics.episodes, statistics.episodes
 
@@ -86,7 +86,7 @@ class RewardCollapse(_RewardAlarm):
         super().__init__(setup)
         self.memory |= {"rewards": NOTHING, "largest": 0.0}
 
-    def count(self, statistics: Statistics) -> tuple[float, float, int]:
+    def count(self, statistics: RolloutStatistics) -> tuple[float, float, int]:
         rewards = rewards_of(statistics)
         values = rewards[statistics.scored & np.isfinite(rewards)].astype(np.float64)
         if len(values):
@@ -113,10 +113,10 @@ class NonfiniteRewards(_RewardAlarm):
     setting = "max_nonfinite_rewards"
     remedy = "the model gives NaN or infinity: lower its learning rate or normalise its inputs, and refit it"
 
-    def count(self, statistics: Statistics) -> tuple[float, float, int]:
+    def count(self, statistics: RolloutStatistics) -> tuple[float, float, int]:
         broken = statistics.scored & ~np.isfinite(rewards_of(statistics))
         return broken.sum(), statistics.scored.sum(), statistics.episodes
 
-    def offenders(self, statistics: Statistics) -> Offenders:
+    def offenders(self, statistics: RolloutStatistics) -> Offenders:
         broken = statistics.scored & ~np.isfinite(rewards_of(statistics))
         return broken, np.zeros_like(statistics.prob_success)

@@ -20,7 +20,7 @@ from guerdon.config import RewardConfig
 from guerdon.core.batches import ReplayBatch, TrainBatch
 from guerdon.core.errors import GuerdonError
 from guerdon.core.types import BoolArray, FloatArray
-from guerdon.rewards.relabel import judged_frames
+from guerdon.rewards.relabel import scored_frames
 
 Relabel: TypeAlias = Callable[[FloatArray], NDArray[np.floating]]
 Objective: TypeAlias = Callable[[], NDArray[np.floating]]
@@ -46,13 +46,13 @@ def probe_probabilities(
         seed: which frames differ.
 
     Returns:
-        Probabilities below the threshold everywhere, the same but above it on about half of the judged
+        Probabilities below the threshold everywhere, the same but above it on about half of the scored
         frames, and which frames these are.
     """
-    judged = judged_frames(done, cfg)
-    raised = judged & (np.random.default_rng(seed).random(done.shape) < 0.5)
+    scored = scored_frames(done, cfg)
+    raised = scored & (np.random.default_rng(seed).random(done.shape) < 0.5)
     if not raised.any():
-        raised = judged.copy()
+        raised = scored.copy()
     below = np.full(done.shape, threshold - MARGIN * threshold, np.float32)
     above = np.where(raised, np.float32(threshold + MARGIN * (1.0 - threshold)), below).astype(np.float32)
     return below, above, raised

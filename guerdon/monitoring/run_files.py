@@ -1,4 +1,4 @@
-"""What a run left in its folder, read for its report. What is missing or torn is told, not guessed."""
+"""What a run left in its folder, read for its report; missing and incomplete files are reported."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _read(path: Path, notes: list[str]) -> str:
 
 
 def _json_lines(path: Path, notes: list[str], *, needed: bool = True) -> list[dict[str, Any]]:
-    """The objects of a file with one on each line; lines that are none are told, not used."""
+    """The objects of a file with one on each line; lines that hold none are reported and left out."""
     if not needed and not path.is_file():
         return []
     found, torn = [], 0

@@ -39,7 +39,7 @@ def write_video(
     Args:
         path: of the file; missing folders are made.
         frames: uint8 [T, H, W, 3] or [T, H, W, 1].
-        prob_success: float32 [T] in [0, 1]; NaN where a frame was not judged.
+        prob_success: float32 [T] in [0, 1]; NaN where a frame was not scored.
         threshold: above which a frame fires.
         env_success: bool [T]; None where it is not known.
         fps: frames per second, at most 50.
@@ -120,7 +120,7 @@ def _curve_mask(
     inside: BoolArray,
     rows: NDArray[np.int64],
 ) -> BoolArray:
-    """Pixels of the curve -> bool [PANEL, width]; columns next to a frame that was not judged stay empty."""
+    """Pixels of the curve -> bool [PANEL, width]; columns next to a frame that was not scored stay empty."""
     known = np.isfinite(prob)
     height = _row(np.where(known, prob, 0.0))
     left, right = (np.interp(columns + shift, place, height) for shift in (-0.5, 0.5))

@@ -111,7 +111,7 @@ def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def map_rewards(prob_success: NDArray[np.floating], cfg: RewardConfig, threshold: float) -> FloatArray:
-    """Learned rewards of judged frames, float32.
+    """Learned rewards of scored frames, float32.
 
     `binary`: `success_reward` where `prob_success > threshold`, else `fail_reward`; `continuous`: the
     probability itself.
@@ -128,7 +128,7 @@ def map_rewards(prob_success: NDArray[np.floating], cfg: RewardConfig, threshold
     ).astype(np.float32)
 
 
-def judged_frames(done: BoolArray, cfg: RewardConfig) -> BoolArray:
+def scored_frames(done: BoolArray, cfg: RewardConfig) -> BoolArray:
     """Which frames a reward is computed for: every one, or in terminal mode the last one of an episode."""
     return done.copy() if cfg.reward_mode == "terminal" else np.ones(done.shape, np.bool_)
 
@@ -140,7 +140,7 @@ def learned_rewards(
 
     Args:
         scores: what the model said, or its probabilities alone, as buffers keep them. Rewards that a model
-            gives itself stay as they are. Where a frame is not judged its value may be NaN.
+            gives itself stay as they are. Where a frame is not scored its value may be NaN.
         done: whether the episode ended with this step; the frame is then its final one.
         cfg: the `reward` section.
         threshold: see `map_rewards`.
@@ -148,31 +148,31 @@ def learned_rewards(
     given = scores.values if isinstance(scores, Scores) else scores
     if cfg.control == "off":  # nothing was asked of the model
         return np.zeros(given.shape, np.float32)
-    judged = judged_frames(done, cfg)
-    bad = int(np.count_nonzero(~np.isfinite(given[judged])))
+    scored = scored_frames(done, cfg)
+    bad = int(np.count_nonzero(~np.isfinite(given[scored])))
     if bad:
-        raise DataError(f"{bad} judged frames have no finite probability")
+        raise DataError(f"{bad} scored frames have no finite probability")
     rewards = np.zeros(given.shape, np.float32)
     if isinstance(scores, Scores) and scores.rewards is not None:
-        rewards[judged] = given[judged]
+        rewards[scored] = given[scored]
     else:
-        rewards[judged] = map_rewards(given[judged], cfg, threshold)
+        rewards[scored] = map_rewards(given[scored], cfg, threshold)
     return rewards
 
 
 def verdicts(prob_success: FloatArray, success: BoolArray, done: BoolArray, cfg: RewardConfig) -> FloatArray:
     """Probabilities as the run has them: the model's, or with `control: env` the environment's success.
 
-    All arrays have one shape; where a frame is not judged the result may be NaN.
+    All arrays have one shape; where a frame is not scored the result may be NaN.
     """
     if cfg.control != "env":
         return prob_success
-    told: FloatArray = np.where(judged_frames(done, cfg), success.astype(np.float32), np.float32(np.nan))
-    return told
+    known: FloatArray = np.where(scored_frames(done, cfg), success.astype(np.float32), np.float32(np.nan))
+    return known
 
 
 def controlled(
-    learned: FloatArray, cfg: CombineConfig, env_steps: int, judged: BoolArray | None = None
+    learned: FloatArray, cfg: CombineConfig, env_steps: int, scored: BoolArray | None = None
 ) -> FloatArray:
     """Learned rewards of a batch as a control has them: zero, or each at the place of another step.
 
@@ -184,13 +184,13 @@ def controlled(
         learned: of any shape.
         cfg: has `control`.
         env_steps: of the run so far.
-        judged: bool of the same shape; steps whose rewards change places. None: all.
+        scored: bool of the same shape; steps whose rewards change places. None: all.
     """
     if cfg.control == "off":
         return np.zeros_like(learned)
     if cfg.control != "shuffled":
         return learned
-    places = np.arange(learned.size) if judged is None else np.flatnonzero(judged)
+    places = np.arange(learned.size) if scored is None else np.flatnonzero(scored)
     order = np.random.default_rng(env_steps).permutation(places)
     shuffled = learned.reshape(-1).copy()
     shuffled[order] = shuffled[np.roll(order, 1)] if len(order) > 1 else 0.0  # one cycle: none stays
@@ -215,7 +215,7 @@ def fill_scores(
         last: float [N], of the step before the first; None: none is missing there.
     """
     if only_at_rest:
-        filled: FloatArray = np.where(np.isnan(values) & judged_frames(done, cfg), np.float32(0), values)
+        filled: FloatArray = np.where(np.isnan(values) & scored_frames(done, cfg), np.float32(0), values)
         return filled
     return carry_forward(values, last) if cfg.cache_verdicts and cfg.reward_mode == "per_step" else values
 
@@ -236,7 +236,7 @@ def combine(
     cfg: CombineConfig,
     scale: RewardScale | None = None,
     env_steps: int = 0,
-    judged: BoolArray | None = None,
+    scored: BoolArray | None = None,
 ) -> FloatArray:
     """What the learner trains on, float32: learned rewards, scaled if asked for, and the env's.
 
@@ -246,13 +246,13 @@ def combine(
         cfg: `combine_mode` and the weights: the `reward` section, or the `mix` section of the zoo.
         scale: divides the learned rewards; None: they stay as they are.
         env_steps: of the run so far; the weight may change with them.
-        judged: see `controlled`.
+        scored: see `controlled`.
     """
     if env_rewards.shape != learned.shape:
         raise DataError(
             f"env rewards have shape {list(env_rewards.shape)}, learned ones {list(learned.shape)}"
         )
-    learned = controlled(learned, cfg, env_steps, judged)
+    learned = controlled(learned, cfg, env_steps, scored)
     if scale is not None:
         learned = scale.apply(learned)
     if cfg.combine_mode == "replace":
@@ -278,7 +278,7 @@ def training_rewards(
     `extra` is the learned reward of another model, of the same shape, which is added after the mapping.
     """
     learned = learned_rewards(scores, done, cfg, threshold) + np.float32(extra)
-    return combine(env_rewards, learned, cfg, scale, env_steps, judged_frames(done, cfg))
+    return combine(env_rewards, learned, cfg, scale, env_steps, scored_frames(done, cfg))
 
 
 @dataclass

@@ -141,7 +141,7 @@ def run_arms(arms: Sequence[Arm], workers: int) -> None:
         write_config(arm.folder, arm.config)
     count, began = len(arms) - len(waiting), time.perf_counter()
 
-    def told(arm: Arm) -> None:
+    def on_finished(arm: Arm) -> None:
         nonlocal count
         count += 1
         found, seconds = arm.result(), time.perf_counter() - began
@@ -150,14 +150,14 @@ def run_arms(arms: Sequence[Arm], workers: int) -> None:
         log.info("%s: %s of %d episodes (%d of %d runs, %.0f s)", *words)
 
     if workers > 1 and len(waiting) > 1:
-        _side_by_side(waiting, workers, told)
+        _side_by_side(waiting, workers, on_finished)
         return
     for arm in waiting:
         _run_in(arm.folder, arm)
-        told(arm)
+        on_finished(arm)
 
 
-def _side_by_side(arms: Sequence[Arm], workers: int, told: Callable[[Arm], None]) -> None:
+def _side_by_side(arms: Sequence[Arm], workers: int, on_finished: Callable[[Arm], None]) -> None:
     waiting, running = list(arms), list[tuple[Arm, subprocess.Popen[bytes]]]()
     threads = str(max((os.cpu_count() or 1) // workers, 1))
     total = sum(arm.config.learner.total_steps for arm in arms if arm.name != "start")
@@ -173,7 +173,7 @@ def _side_by_side(arms: Sequence[Arm], workers: int, told: Callable[[Arm], None]
                         running.remove((arm, process))
                         _check_ended(arm, process.returncode)
                         finished_steps += arm.config.learner.total_steps * (arm.name != "start")
-                        told(arm)
+                        on_finished(arm)
                 bar.update(finished_steps + sum(arm.env_steps for arm, _ in running) - bar.n)
                 time.sleep(POLL_SECONDS)
     except BaseException as error:

@@ -1,7 +1,7 @@
 """SAC, TD3 and DQN with acting, scoring and learning side by side, each at its own pace.
 
 A *request* asks an env worker for some steps with weights of a certain version. Its answer, a chunk, stays
-under way until a reward worker has judged the frames and the learner has stored the steps. There are no
+under way until a reward worker has scored the frames and the learner has stored the steps. There are no
 queues beside these requests: each worker has at most `max_in_flight` of them, none is handed out while the
 learner is behind with its updates, and the learner waits for steps rather than run away from the weights that
 act. So memory and staleness are bounded whoever is slow.
@@ -100,10 +100,10 @@ class AsynchronousLoop(ReplayLearning):
 
     def advance(self, progress: float) -> Iteration:
         """A stretch of stored steps and updates; before a checkpoint nothing is left under way or owed."""
-        clock, train, begin = Stopwatch(), dict[str, float](), self.env_steps
+        clock, train, steps_before = Stopwatch(), dict[str, float](), self.env_steps
         length = self.iteration_rows * self.envs.num_envs
-        goal = (begin // length + 1) * length
-        limit = goal if self._must_settle(begin, goal) else None
+        goal = (steps_before // length + 1) * length
+        limit = goal if self._must_settle(steps_before, goal) else None
         self._stored, self._queue_seconds, self._lag_waits = [], [], 0
         while self.env_steps < goal or (
             limit is not None and (self._in_flight() or self._pending_updates >= 1.0)
@@ -121,7 +121,7 @@ class AsynchronousLoop(ReplayLearning):
             clock.lap("store")
         if self.online is not None:
             self._learned_online = self.online.learn(self._new_steps(self.online))
-        iteration = self._iteration(train, clock, begin)
+        iteration = self._iteration(train, clock, steps_before)
         iteration.metrics.update(self._pace_metrics())
         return iteration
 
@@ -136,11 +136,12 @@ class AsynchronousLoop(ReplayLearning):
             mine.setdefault(item.rank, []).append(item.chunk.steps(online.action_space))
         return [StepBatch.cat(parts) for parts in mine.values()]
 
-    def _must_settle(self, begin: int, goal: int) -> bool:
+    def _must_settle(self, steps_before: int, goal: int) -> bool:
         """Whether the run may save after this iteration, however far it gets."""
         reach = self.steps_per_request * self.envs.num_envs * self.pace.max_in_flight
         every = self._learner_cfg.save_interval
-        return (goal + reach) // every > begin // every or goal + reach >= self._learner_cfg.total_steps
+        end = goal + reach
+        return end // every > steps_before // every or end >= self._learner_cfg.total_steps
 
     def _pace_metrics(self) -> dict[str, float]:
         lags = [item.policy_lag for item in self._stored]
@@ -223,7 +224,7 @@ class AsynchronousLoop(ReplayLearning):
         self.envs.group.first_ready(pending, patience)
 
     def _take_answers(self) -> None:
-        """Take what is there: chunks go on to be judged, judged ones are stored, each worker's in order."""
+        """Take what is there: chunks go on to be scored, scored ones are stored, each worker's in order."""
         while expected := self._expected():
             first = self.envs.group.first_ready([request.answer for _, request in expected], 0.0)
             if first is None:
@@ -240,7 +241,7 @@ class AsynchronousLoop(ReplayLearning):
                     self._replace(worker, WorkerLostError("env", worker.rank, reason))
 
     def _receive(self, worker: EnvStream, request: Request) -> None:
-        """An answer is there; its frames go on to be judged."""
+        """An answer is there; its frames go on to be scored."""
         try:
             request.chunk = request.answer.result()
         except WorkerLostError as error:
@@ -265,12 +266,12 @@ class AsynchronousLoop(ReplayLearning):
             try:
                 self._store_request(worker, worker.requests[0])
             except FramesLostError:
-                log.warning("steps of env worker %d are lost with the frames they led to", worker.rank)
+                log.warning("steps of env worker %d are lost, because their frames are lost", worker.rank)
                 return
 
     def _replace(self, worker: EnvStream, error: WorkerLostError) -> None:
         """A worker is lost: what was stored stays, what was under way counts for nothing."""
-        worker.replay.cut(worker.obs)
+        worker.replay.truncate_running_episodes(worker.obs)
         begun = self.envs.restart_acting(worker.rank, error, self.env_steps, len(worker.requests))
         worker.reset(begun)
         if self.online is not None:
@@ -312,7 +313,7 @@ class AsynchronousLoop(ReplayLearning):
             self.replay.rng.bit_generator.state = state["parts_rng"]
         elif len(self.replay.parts) > 1:
             log.warning(
-                "the checkpoint is of an older version: batches are drawn from the workers' buffers afresh"
+                "the checkpoint is of an older version: batches are sampled in another order than before"
             )
 
 

@@ -20,7 +20,7 @@ from guerdon.core.images import stack_episode
 from guerdon.core.types import BoolArray, Episode
 from guerdon.data.datasets.frames import check_motion_is_seen
 from guerdon.rewards.image.scorer import ImageScorer
-from guerdon.rewards.relabel import fires, judged_frames, verdicts
+from guerdon.rewards.relabel import fires, scored_frames, verdicts
 from guerdon.training.reward_workers import RewardWorkers
 
 log = logging.getLogger("guerdon")
@@ -92,18 +92,18 @@ def _add(
     extras: dict[str, Any] = {}
     if rewards is not None:
         contract = rewards.facts.contract
-        wanted = judged_frames(done, cfg)
-        judged = wanted & _at_rest(episode)[kept] if rewards.facts.only_at_rest else wanted
+        wanted = scored_frames(done, cfg)
+        scored = wanted & _at_rest(episode)[kept] if rewards.facts.only_at_rest else wanted
         contract.check_frames(episode.frames)
         frames = {
             name: stack_episode(episode.frames[name], contract.num_frames)[kept]
             for name in rewards.facts.image_keys
         }
         extras["prob_success"] = np.full(count, np.nan, np.float32)
-        extras["prob_success"][judged] = rewards.score(
-            {name: images[judged] for name, images in frames.items()}
+        extras["prob_success"][scored] = rewards.score(
+            {name: images[scored] for name, images in frames.items()}
         ).prob_success
-        extras["prob_success"][wanted & ~judged] = 0.0
+        extras["prob_success"][wanted & ~scored] = 0.0
         extras["prob_success"] = verdicts(extras["prob_success"], episode.labels[kept] >= 0.5, done, cfg)
         if cfg.relabel_at == "sampling":
             extras |= {f"frames/{name}": images for name, images in frames.items()}
@@ -118,7 +118,7 @@ def _add(
             env_rewards[row],
             terminated[row],
             done[row] & ~terminated[row],
-            {name: part[row] for name, part in shown.reached.items()},
+            {name: part[row] for name, part in shown.next_obs.items()},
             **{name: value[row] for name, value in extras.items()},
         )
 

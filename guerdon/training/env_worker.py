@@ -108,11 +108,11 @@ class RolloutCollector:
             kept["env_rewards"][t] = to_numpy(env_rewards)
             kept["terminated"][t], kept["truncated"][t] = to_numpy(terminated), to_numpy(truncated)
             done: BoolArray = kept["terminated"][t] | kept["truncated"][t]
-            cut = np.flatnonzero(kept["truncated"][t] & ~kept["terminated"][t])
-            needed = on_step is not None or self._keep_next_obs or len(cut)
+            ended = np.flatnonzero(kept["truncated"][t] & ~kept["terminated"][t])
+            needed = on_step is not None or self._keep_next_obs or len(ended)
             next_obs = next_observations(obs, info, done) if needed else obs
-            if len(cut):
-                finals.append((t, cut, {name: part[cut] for name, part in obs_parts(next_obs).items()}))
+            if len(ended):
+                finals.append((t, ended, {name: part[ended] for name, part in obs_parts(next_obs).items()}))
             self._put(t + 1, obs)
             success = success_of(info, self.env.num_envs, done)
             kept["success"][t] = False if success is None else success

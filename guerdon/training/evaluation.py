@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from guerdon.config import EnvConfig
 from guerdon.core.episodes import EpisodeRecord, EpisodeTracker
+from guerdon.core.progress import progress_bar
 from guerdon.core.types import BoolArray, UInt8Array
 from guerdon.envs.make import make_vector_env
 from guerdon.envs.observations import FrameSource, with_final
@@ -92,18 +93,22 @@ def _evaluate(
     source = FrameSource(env, cameras) if len(filmed) else None
     reels: list[tuple[dict[str, UInt8Array], BoolArray, BoolArray]] = []
     obs, _ = env.reset(seed=seed)
-    while (finished < count).any():
-        obs, env_rewards, terminated, truncated, info = env.step(act(obs))
-        done = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
-        told = success_of(info, num_envs, done)
-        knows_success = knows_success and told is not None
-        success: BoolArray = np.zeros(num_envs, np.bool_) if told is None else told >= 0.5
-        if source is not None and (finished[filmed] == 0).any():
-            reached = with_final(obs, info.get("final_obs"), done)
-            reels.append((source.frames(reached, done, filmed), success[filmed], finished[filmed] == 0))
-        tracker.add(np.asarray(env_rewards), done, success)
-        records += [record for record in tracker.pop() if finished[record.env] < count]
-        finished[done] += 1
+    with progress_bar("evaluating", total=count * num_envs, unit="episode") as bar:
+        while (finished < count).any():
+            obs, env_rewards, terminated, truncated, info = env.step(act(obs))
+            done = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
+            reported = success_of(info, num_envs, done)
+            knows_success = knows_success and reported is not None
+            success: BoolArray = np.zeros(num_envs, np.bool_)
+            if reported is not None:
+                success = reported >= 0.5
+            if source is not None and (finished[filmed] == 0).any():
+                next_obs = with_final(obs, info.get("final_obs"), done)
+                reels.append((source.frames(next_obs, done, filmed), success[filmed], finished[filmed] == 0))
+            tracker.add(np.asarray(env_rewards), done, success)
+            records += [record for record in tracker.pop() if finished[record.env] < count]
+            finished[done] += 1
+            bar.update(len(records) - bar.n)
 
     def mean(name: str) -> float:
         return float(np.mean([getattr(record, name) for record in records]))

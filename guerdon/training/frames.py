@@ -1,6 +1,6 @@
 """What the reward model is shown of running environments: frames, or stacks of the latest ones of an episode.
 
-A frame is rendered only if it is judged, alone or in a stack. Where nothing has moved since the last verdict
+A frame is rendered only if it is scored, alone or in a stack. Where nothing has moved since the last verdict
 (`reward.cache_verdicts`) neither is done: whoever asked carries the last verdict on. Nor is it for a robot in
 motion whose model judges robots at rest alone (`reward.model.only_at_rest`): there it is no success.
 """
@@ -19,10 +19,10 @@ from guerdon.core.errors import ConfigError
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.envs.observations import AT_REST_INFO, FrameSource, camera_behind, native_of, per_env
 from guerdon.rewards.image.scorer import StreamingScorer
-from guerdon.rewards.relabel import judged_frames
+from guerdon.rewards.relabel import scored_frames
 
 Picked: TypeAlias = tuple[IntArray, dict[str, UInt8Array]]
-"""Environments int [n], and of each camera what is judged of them."""
+"""Environments int [n], and of each camera what is scored of them."""
 
 log = logging.getLogger("guerdon")
 
@@ -76,7 +76,7 @@ class EpisodeStacks:
 
 
 class FrameSelector:
-    """Follows the episodes of N environments and picks what is to be judged of every step."""
+    """Follows the episodes of N environments and picks what is to be scored of every step."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class FrameSelector:
         Args:
             env: shows its cameras in observations or on demand.
             cameras: what the model looks at.
-            cfg: the `reward` section; says which frames are judged, and whether verdicts are reused.
+            cfg: the `reward` section; says which frames are scored, and whether verdicts are reused.
             num_frames: k; above 1 the model is shown stacks.
             only_at_rest: judge robots that stand still alone.
         """
@@ -122,12 +122,12 @@ class FrameSelector:
     def step(
         self, obs: Any, done: BoolArray, *, at_rest: BoolArray | None = None, score_all: bool = False
     ) -> Picked:
-        """What is to be judged of the step that was just taken.
+        """What is to be scored of the step that was just taken.
 
         Args:
             obs: what the actions led to, with the final observations of ended episodes.
             done: bool [N]; whether the episode ended with this step.
-            at_rest: bool [N]; whether the robot stands still, if that decides what is judged.
+            at_rest: bool [N]; whether the robot stands still, if that decides what is scored.
             score_all: judge every environment, also where nothing moved.
 
         Returns:
@@ -138,7 +138,7 @@ class FrameSelector:
         if not self._cfg.looks_at_frames:
             picked = np.zeros(0, np.int64), dict[str, UInt8Array]()
         elif self._only_at_rest:
-            env_ids = np.flatnonzero(judged_frames(done, self._cfg) & _known(at_rest))
+            env_ids = np.flatnonzero(scored_frames(done, self._cfg) & _known(at_rest))
             picked = env_ids, self._show(obs, done, env_ids)
         elif self._cfg.reward_mode == "terminal":
             picked = self._last_of_episodes(obs, done)
@@ -156,12 +156,12 @@ class FrameSelector:
         return self._source.frames(obs, done, env_ids)
 
     def _stacked(self, frames: dict[str, UInt8Array], env_ids: IntArray) -> dict[str, UInt8Array]:
-        """What is judged of all environments, after a step that gave `env_ids` new frames."""
+        """What is scored of all environments, after a step that gave `env_ids` new frames."""
         return self._stacks.add(frames, env_ids, self._age[env_ids] == 0)
 
     def _last_of_episodes(self, obs: Any, done: BoolArray) -> Picked:
         """The final frames, with those before them; rendered then, if the environment can look back."""
-        env_ids = np.flatnonzero(judged_frames(done, self._cfg))
+        env_ids = np.flatnonzero(scored_frames(done, self._cfg))
         if self._num_frames == 1:
             return env_ids, self._show(obs, done, env_ids)
         observed = self._source.are_in(obs)
@@ -203,12 +203,12 @@ class FrameSelector:
             frames = self._show(obs, done, shown)
         self._since = np.where(begun, self._num_frames - 1, np.where(moved, 0, self._since + 1))
         stacks = self._stacked(frames, shown)
-        judged = np.flatnonzero(moved | score_all | (self._since < self._num_frames))
-        if not len(judged):
-            return judged, {}
+        scored = np.flatnonzero(moved | score_all | (self._since < self._num_frames))
+        if not len(scored):
+            return scored, {}
         if self._num_frames > 1 or self._native is None:
-            return judged, {name: images[judged] for name, images in stacks.items()}
-        return judged, stacks
+            return scored, {name: images[scored] for name, images in stacks.items()}
+        return scored, stacks
 
     def _states_differ(self, begun: BoolArray) -> BoolArray:
         """Whether a state's entry has changed by more than the tolerance since something moved last."""
@@ -252,7 +252,7 @@ class RewardFrames:
         num_frames: int = 1,
         only_at_rest: bool = False,
     ) -> None:
-        """Make room for `num_steps` steps of `env`; `cfg` and what follows say what is judged."""
+        """Make room for `num_steps` steps of `env`; `cfg` and what follows say what is scored."""
         self._selector = FrameSelector(env, cameras, cfg, num_frames, only_at_rest)
         self._cameras = tuple(cameras)
         self._shape = (num_steps, env.num_envs)
@@ -264,7 +264,7 @@ class RewardFrames:
         self.scores_all_first = True
         """Whether step 0 gets a verdict on every environment; otherwise the caller keeps earlier ones."""
         self.streaming: StreamingScorer | None = None
-        """Who is told of frames as soon as they are there, where every frame is judged."""
+        """Called with frames as soon as they exist, where every frame is scored."""
 
     @property
     def num_rendered(self) -> int:
@@ -282,8 +282,8 @@ class RewardFrames:
             self._rows, self._some, self._count = [], [], 0
             if self.streaming is not None:
                 self.streaming.reset()
-        told = per_env(info, AT_REST_INFO, len(done), done)
-        at_rest = None if told is None else told >= 0.5
+        reported = per_env(info, AT_REST_INFO, len(done), done)
+        at_rest = None if reported is None else reported >= 0.5
         score_all = t == 0 and self.scores_all_first
         env_ids, frames = self._selector.step(next_obs, done, at_rest=at_rest, score_all=score_all)
         if len(env_ids):
@@ -304,7 +304,7 @@ class RewardFrames:
         self._count += count
 
     def gathered(self) -> tuple[IntArray, dict[str, UInt8Array]]:
-        """Which steps were judged, as places in a flat [T * N], and their frames, camera -> [K, H, W, C]."""
+        """Which steps were scored, as places in a flat [T * N], and their frames, camera -> [K, H, W, C]."""
         if not self._rows:
             return np.zeros(0, np.int64), {}
         rows = np.concatenate(self._rows)

@@ -17,7 +17,7 @@ from guerdon.core.images import latest_frames
 from guerdon.core.steps import StepBatch
 from guerdon.core.types import BoolArray, FloatArray, IntArray, UInt8Array
 from guerdon.fit.refit import ScoredSteps
-from guerdon.monitoring.monitor import Watched
+from guerdon.monitoring.monitor import ScoredRollout
 from guerdon.rewards.image.scorer import ImageScorer, RewardFacts
 from guerdon.rewards.relabel import fires
 from guerdon.training.reward_workers import FramesLostError, RewardWorkers
@@ -35,15 +35,15 @@ class Iteration:
     """What one iteration leaves."""
 
     metrics: dict[str, float]
-    watched: Watched | None = None
-    """None without a reward model."""
+    for_monitor: ScoredRollout | None = None
+    """What the monitor looks at; None without a reward model."""
     scored: ScoredSteps | None = None
     """What refits learn from; None where the environments do not tell success, and without a reward model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStep:
-    """What a callback is told after an iteration."""
+    """What a callback gets after an iteration."""
 
     env_steps: int
     """Of the run so far, all environments together."""
@@ -136,7 +136,7 @@ class ScoredIteration:
     env_steps: int
     """Of the run before this iteration."""
 
-    def watched(self, rewards: ImageScorer | RewardWorkers) -> Watched:
+    def for_monitor(self, rewards: ImageScorer | RewardWorkers) -> ScoredRollout:
         """For the monitor."""
         facts = rewards.facts
 
@@ -147,7 +147,7 @@ class ScoredIteration:
 
         if facts.gives_rewards:
             seen = self._looked_at()
-            return Watched.of_rewards(
+            return ScoredRollout.of_rewards(
                 np.nan_to_num(seen),
                 ~np.isnan(seen),
                 done=self.done,
@@ -155,7 +155,7 @@ class ScoredIteration:
                 elapsed=self.elapsed,
                 frame=frame,
             )
-        return Watched(
+        return ScoredRollout(
             prob_success=self._looked_at(),
             done=self.done,
             env_success=self.success,
@@ -204,7 +204,7 @@ class ScoredIteration:
         try:
             return rewards.features_of([part.frames for part in self.parts], rows)
         except FramesLostError:
-            log.warning("the frames of a lost machine are left out of the monitor's look at features")
+            log.warning("frames of a lost machine are left out of the monitor's check for drift")
             return None
 
     def metrics(
@@ -320,14 +320,14 @@ def _side_by_side(
 
 def stored_rewards(
     stored: Sequence[StoredChunk], learned: Sequence[FloatArray], num_envs: int, knows_success: bool
-) -> Watched:
+) -> ScoredRollout:
     """Rewards [K, n] that a model gave for each chunk, as the monitor sees them."""
 
     def joined(name: str) -> NDArray[Any]:
         return _side_by_side(stored, [item.value(name) for item in stored], _PADDING[name], num_envs)
 
     there = [np.ones(each.shape, np.bool_) for each in learned]
-    return Watched.of_rewards(
+    return ScoredRollout.of_rewards(
         _side_by_side(stored, learned, 0.0, num_envs),
         _side_by_side(stored, there, False, num_envs),
         done=joined("done"),

@@ -247,7 +247,7 @@ class OffPolicyLoop(ReplayLearning):
 
     def advance(self, progress: float) -> Iteration:
         """A stretch of steps and updates."""
-        clock, train, begin = Stopwatch(), dict[str, float](), self.env_steps
+        clock, train, steps_before = Stopwatch(), dict[str, float](), self.env_steps
         self._stored, self._progress = [], progress
         # A model that learns beside the policy does so first: its rewards may stay in the buffer.
         together = 1 if self.online is None else self.iteration_rows
@@ -260,7 +260,7 @@ class OffPolicyLoop(ReplayLearning):
                 train |= self._update()
                 self._pending_updates -= 1.0
             clock.lap("update")
-        return self._iteration(train, clock, begin)
+        return self._iteration(train, clock, steps_before)
 
     def collect_steps(self) -> list[StepBatch]:
         """The steps of an iteration, which are stored, for a reward model that learns before the policy."""
@@ -306,8 +306,8 @@ class OffPolicyLoop(ReplayLearning):
         self._store_collected(Stopwatch())
         for rank, first in fresh.items():
             mine = slice(*self.envs.parts[rank])
-            stream.replay.cut(stream.obs, mine)
-            stream.episodes.cut(mine)
+            stream.replay.truncate_running_episodes(stream.obs, mine)
+            stream.episodes.reset_envs(mine)
             stream.obs = _with_rows(stream.obs, mine, first)
         return self._actions()
 

@@ -15,15 +15,15 @@ from guerdon.core.progress import Stopwatch
 from guerdon.core.steps import StepBatch
 from guerdon.core.types import BoolArray, FloatArray
 from guerdon.distributed.engine import Engine, Pending
-from guerdon.monitoring.monitor import Watched
+from guerdon.monitoring.monitor import ScoredRollout
 from guerdon.monitoring.reward_path import check_reward_path
 from guerdon.rewards.image.scorer import ImageScorer, Scores, StreamingScorer
 from guerdon.rewards.relabel import (
     RewardScale,
     combine,
     fill_scores,
-    judged_frames,
     learned_rewards,
+    scored_frames,
     training_rewards,
     verdicts,
 )
@@ -108,14 +108,16 @@ class OnPolicyLoop:
         metrics |= self.envs.fault_metrics() | clock.metrics(self.rollout.num_transitions)
         self.env_steps += self.rollout.num_transitions
         if scored is None or self.rewards is None:
-            return Iteration(metrics=metrics, watched=self._watched_rewards())
-        return Iteration(metrics=metrics, watched=scored.watched(self.rewards), scored=scored.for_refits())
+            return Iteration(metrics=metrics, for_monitor=self._rewards_for_monitor())
+        return Iteration(
+            metrics=metrics, for_monitor=scored.for_monitor(self.rewards), scored=scored.for_refits()
+        )
 
-    def _watched_rewards(self) -> Watched | None:
+    def _rewards_for_monitor(self) -> ScoredRollout | None:
         """What the monitor sees of a model that gives rewards."""
         if not isinstance(self._online_rewards, np.ndarray) or not self.watches:
             return None
-        return Watched.of_rewards(
+        return ScoredRollout.of_rewards(
             self._online_rewards,
             done=_done(self.rollout),
             elapsed=self.rollout.elapsed.numpy(),
@@ -161,7 +163,7 @@ class OnPolicyLoop:
     # From scores to training rewards
 
     def apply_reward_model(self) -> tuple[ScoredIteration | None, dict[str, float]]:
-        """Give the rollout its training rewards; returns what was scored, and what the online model told."""
+        """Give the rollout its training rewards; returns what was scored, and the online model's metrics."""
         online = self._learn_online()
         if self.rewards is None:
             if isinstance(self._online_rewards, np.ndarray):
@@ -232,9 +234,9 @@ class OnPolicyLoop:
 
     def _hold(self, learned: FloatArray) -> FloatArray:
         """From learned rewards [T, N] to the training rewards that the rollout holds; returns these."""
-        env_rewards, judged = self.rollout.env_rewards.numpy(), judged_frames(_done(self.rollout), self.cfg)
+        env_rewards, chosen = self.rollout.env_rewards.numpy(), scored_frames(_done(self.rollout), self.cfg)
         return self._update_rewards(
-            combine(env_rewards, learned, self.cfg, self.scale, self.env_steps, judged)
+            combine(env_rewards, learned, self.cfg, self.scale, self.env_steps, chosen)
         )
 
     def _relabel(self, prob_success: FloatArray) -> FloatArray:

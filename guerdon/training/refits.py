@@ -62,9 +62,9 @@ class Refits:
         return self._fitter.num_refits
 
     def metrics(self) -> dict[str, float]:
-        """Counts, and after a refit what came of it; each refit is told once."""
-        told, self._last = self._last, {}
-        return self._fitter.metrics() | told
+        """Counts, and after a refit what came of it; each refit is reported once."""
+        last, self._last = self._last, {}
+        return self._fitter.metrics() | last
 
     def add(self, step: int, iteration: Iteration) -> None:
         """Keep frames of an iteration."""

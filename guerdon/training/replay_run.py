@@ -17,7 +17,7 @@ from guerdon.core.episodes import EpisodeTracker
 from guerdon.core.errors import ConfigError
 from guerdon.core.progress import Stopwatch
 from guerdon.core.streams import EnvStream
-from guerdon.monitoring.monitor import Watched
+from guerdon.monitoring.monitor import ScoredRollout
 from guerdon.rewards.image.scorer import ImageScorer
 from guerdon.rewards.relabel import RewardScale, learned_rewards, training_rewards
 from guerdon.training.demonstrations import fill_with_demonstrations
@@ -76,7 +76,7 @@ class ReplayRun(ABC):
         self.env_steps, self.watches = 0, False
         self.path_checked = self.rewards is None
         self._online_checked = self.online is None
-        self._learned_online: dict[str, float] = {}  # what the online reward model told in this iteration
+        self._learned_online: dict[str, float] = {}  # metrics of the online reward model in this iteration
         self._sampled: dict[str, float] = {}  # rewards of the latest sample that the online model scored
         self._pending_updates = 0.0  # updates that are due
         self._action_space = spaces[1]
@@ -147,7 +147,7 @@ class ReplayRun(ABC):
         """The running episodes will not go on, from the latest stored step of each."""
         for stream in self.streams:
             stream.requests.clear()
-            stream.replay.cut(stream.obs)
+            stream.replay.truncate_running_episodes(stream.obs)
 
     def _intervened(self) -> ReplayBuffer:
         """The buffer for steps in which a person took over, made when it is first needed."""
@@ -171,7 +171,9 @@ class ReplayRun(ABC):
         env_rewards = flat_values(self._stored, "env_rewards")
         if self.rewards is None:
             known = env_reward_metrics(env_rewards, trained_on=self.online is None)
-            return Iteration(metrics={**metrics, **known, **self._sampled}, watched=self._watched_rewards())
+            return Iteration(
+                metrics={**metrics, **known, **self._sampled}, for_monitor=self._rewards_for_monitor()
+            )
         facts = self.rewards.facts
         scored = stored_iteration(self._stored, self.envs.num_envs, env_steps, self.knows_success())
         prob, done = (flat_values(self._stored, name) for name in ("prob_success", "done"))
@@ -179,14 +181,14 @@ class ReplayRun(ABC):
         held = training_rewards(prob, env_rewards, done, self.cfg, facts.threshold, self.scale)
         metrics |= scored.metrics(facts, env_rewards, held, learned)
         refits = scored.for_refits() if self.cfg.refit_interval else None
-        return Iteration(metrics=metrics, watched=scored.watched(self.rewards), scored=refits)
+        return Iteration(metrics=metrics, for_monitor=scored.for_monitor(self.rewards), scored=refits)
 
     @property
     def num_updates(self) -> int:
         """Of the policy."""
         return self.learner.num_updates
 
-    def _watched_rewards(self) -> Watched | None:
+    def _rewards_for_monitor(self) -> ScoredRollout | None:
         """What the monitor sees of a model that gives rewards: those of the new steps."""
         if self.online is None or not self.watches:
             return None

@@ -209,7 +209,7 @@ class RewardWorkers:
     def _give_up(self, rank: int) -> None:
         """A worker took too long: it is replaced, or waited for where it is a part of this process."""
         if self._engine.shares_memory:
-            log.warning("the reward model has given no answer for %g s; it is waited for", self._timeout)
+            log.warning("the reward model has given no answer for %g s; still waiting", self._timeout)
             self._heard[rank] = time.monotonic()
             return
         self._replace(rank, WorkerLostError("reward", rank, f"it gave no answer for {self._timeout:g} s"))

@@ -17,7 +17,7 @@ from guerdon.rewards.image import load_checkpoint
 
 
 def fit_for_robots(config: GuerdonConfig) -> GuerdonConfig:
-    """The config of a run; on a robot, the environment is told of `reward.standalone`.
+    """The config of a run; on a robot, the environment gets `reward.standalone`.
 
     Raises:
         ConfigError: Settings contradict each other, or the reward model looks at a camera that is missing.
@@ -36,8 +36,8 @@ def fit_for_robots(config: GuerdonConfig) -> GuerdonConfig:
         )
     if config.reward.standalone and not config.reward.use_reward_model:
         raise ConfigError("reward.standalone needs a reward model: set reward.use_reward_model=true")
-    told = {**train.override_cfg, "standalone": config.reward.standalone}
-    train = replace(train, override_cfg=told)
+    override = {**train.override_cfg, "standalone": config.reward.standalone}
+    train = replace(train, override_cfg=override)
     robot = robot_config(train)
     if train.id == EnvConfig().id:  # what a run is called by, if nobody gave it a name
         train = replace(train, id=f"robot {robot.driver}")

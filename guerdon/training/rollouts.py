@@ -51,12 +51,12 @@ def play_episodes(
             actions = np.clip(actions, env.single_action_space.low, env.single_action_space.high)
         after, env_rewards, terminated, truncated, info = env.step(actions)
         done = np.asarray(terminated) | np.asarray(truncated)
-        reached = with_final(after, info.get("final_obs"), done) if done.any() else after
+        next_state = with_final(after, info.get("final_obs"), done) if done.any() else after
         steps.append(
             StepBatch(
                 obs=torch.from_numpy(np.array(obs, np.float32)),
                 actions=torch.from_numpy(np.array(actions, np.float32) if is_box else actions - first),
-                next_obs=torch.from_numpy(np.array(reached, np.float32)),
+                next_obs=torch.from_numpy(np.array(next_state, np.float32)),
                 env_rewards=torch.from_numpy(np.array(env_rewards, np.float32)),
                 terminated=torch.from_numpy(np.array(terminated, np.bool_)),
                 truncated=torch.from_numpy(np.array(truncated, np.bool_)),

@@ -121,8 +121,8 @@ def serial_pipeline_reward_model(
         model: a reward model that is there already; None makes the one of `cfg.reward_model`.
         max_train_iter: stop after so many updates of the policy; None: no such limit.
         max_env_step: stop after so many environment steps (`cfg.learner.total_steps`).
-        cooptrain_reward: teach the reward model while the policy trains (true).
-        pretrain_reward: teach it before the policy's first update (false).
+        cooptrain_reward: train the reward model while the policy trains (true).
+        pretrain_reward: train it before the policy's first update (false).
         resume_dir: a run's folder or checkpoint to continue from.
         on_policy: which kind of agent the caller expects; None: either.
     """

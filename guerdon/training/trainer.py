@@ -177,7 +177,7 @@ class EmbodiedRunner:
 
     def init_workers(self) -> None:
         """Warm start or resume, as `run` does by itself. The workers and their models are loaded already."""
-        self.begin()
+        self.start_or_resume()
 
     def _apply_reward_model(self) -> None:
         """From the scores of the latest rollout to its training rewards, as in each iteration of PPO."""
@@ -213,7 +213,7 @@ class EmbodiedRunner:
     def _logged(self) -> Iterator[tuple[MetricLog, Any]]:
         """Begin or resume if that has not been done; log and show progress while the block runs."""
         write_config(self.folder, self.config)
-        goes_on = self.begin() or self.loop.num_updates > 0
+        goes_on = self.start_or_resume() or self.loop.num_updates > 0
         cfg = self.config
         boards = "tensorboard" in cfg.runner.logger.backends
         resume_step = self.loop.env_steps if goes_on else None
@@ -264,9 +264,9 @@ class EmbodiedRunner:
             bar.set_postfix_str(progress_text(metrics), refresh=False)
             if save and (is_due(before, step, cfg.save_interval) or step >= cfg.total_steps or stopped):
                 self._save(step)
-            told = TrainingStep(env_steps=step, metrics=metrics, alarms=tuple(self.alarms))
+            training_step = TrainingStep(env_steps=step, metrics=metrics, alarms=tuple(self.alarms))
             for callback in callbacks:
-                if callback(told) is False:
+                if callback(training_step) is False:
                     stopped = stopped or "a callback ended it"
             self.interrupts.check()
         return stopped
@@ -281,7 +281,7 @@ class EmbodiedRunner:
         kept = display_path(self._write_checkpoint(step))
         raise RunInterrupted(step, kept, self.resume_setting) from None
 
-    def begin(self) -> bool:
+    def start_or_resume(self) -> bool:
         """Warm start or resume, unless that has been done; returns whether a run is resumed."""
         if self._resumed is not None:
             return self._resumed
@@ -324,9 +324,9 @@ class EmbodiedRunner:
 
     def _watch(self, step: int, iteration: Iteration) -> str | None:
         """Look for signs of reward hacking; returns why to stop, if that is what the config wants."""
-        if self.monitor is None or iteration.watched is None:
+        if self.monitor is None or iteration.for_monitor is None:
             return None
-        alarms = self.monitor.observe(step, iteration.watched)
+        alarms = self.monitor.observe(step, iteration.for_monitor)
         self.alarms += log_alarms(alarms, step)
         if alarms and self.config.monitor.action == "stop":
             return f"alarm: {alarms[0].name}"

@@ -10,9 +10,7 @@ import socket
 import time
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Lock, Thread
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from guerdon.core.errors import ConfigError
 from guerdon.web.connection import Answer, Connection, HttpError, Request, hang_up

@@ -331,8 +331,8 @@ def test_the_learning_rate_falls_with_the_progress_of_the_run(anneal):
     collector.reset(0)
     for progress, share in ((0.0, 1.0), (0.25, 0.75), (1.0, 0.0), (1.5, 0.0)):
         before = [part.detach().clone() for part in ppo.actor.parameters()]
-        told = ppo.update(collector.collect(ppo), progress)
-        assert told["lr"] == pytest.approx(1e-3 * (share if anneal else 1.0))
+        reported = ppo.update(collector.collect(ppo), progress)
+        assert reported["lr"] == pytest.approx(1e-3 * (share if anneal else 1.0))
         same = all(torch.equal(*pair) for pair in zip(ppo.actor.parameters(), before, strict=True))
         assert same == (anneal and share == 0.0)
     env.close()
@@ -343,11 +343,11 @@ def test_returns_that_do_not_vary_leave_no_number_that_is_none():
     ppo, collector = learner(env, PPOConfig(num_steps=8, gamma=0.0)), RolloutCollector(env, 8)
     collector.reset(0)
     rollout = collector.collect(ppo)
-    told = ppo.update(rollout)
-    assert "explained_variance" not in told  # a reward of 1 at every step, and no future
+    reported = ppo.update(rollout)
+    assert "explained_variance" not in reported  # a reward of 1 at every step, and no future
     rollout.update_rewards(torch.arange(16.0).reshape(8, 2))
-    told |= ppo.update(rollout)
-    assert told["explained_variance"] < 0.5 and np.isfinite(list(told.values())).all()
+    reported |= ppo.update(rollout)
+    assert reported["explained_variance"] < 0.5 and np.isfinite(list(reported.values())).all()
     env.close()
 
 

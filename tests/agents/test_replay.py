@@ -179,7 +179,7 @@ def test_a_cut_episode_is_truncated_and_does_not_run_into_the_next():
     no = np.array([False])
     for value in (0.0, 1.0):
         buffer.add(np.array([[value]]), np.array([0]), np.array([1.0]), no, no)
-    buffer.cut(np.array([[2.0]]))
+    buffer.truncate_running_episodes(np.array([[2.0]]))
     buffer.add(np.array([[50.0]]), np.array([0]), np.array([1.0]), no, no)
     batch = buffer.sample(100, gamma=GAMMA, num_n_steps=2)
     pairs = torch.cat([batch.obs["state"], batch.next_obs["state"]], 1)
@@ -194,7 +194,7 @@ def test_episodes_of_some_environments_are_cut_and_those_of_others_go_on():
     for obs in ([[0.0], [10.0]], [[50.0], [11.0]]):
         buffer.add(np.array(obs), np.zeros(2, np.int64), np.ones(2), no, no)
         if obs[0][0] == 0.0:
-            buffer.cut(np.array([[1.0], [11.0]]), slice(0, 1))
+            buffer.truncate_running_episodes(np.array([[1.0], [11.0]]), slice(0, 1))
     batch = buffer.sample(200, gamma=GAMMA)
     rows = torch.cat([batch.obs["state"], batch.next_obs["state"], batch.truncated[:, None].float()], 1)
     assert {tuple(row) for row in rows.tolist()} == {(0.0, 1.0, 1.0), (10.0, 11.0, 0.0)}
@@ -322,8 +322,9 @@ def test_a_cut_leaves_episodes_alone_that_have_ended():
     replay.add(np.array([[1.0], [2.0]], np.float32), zeros, zeros, no, no)
     ends = np.array([True, False])
     replay.add(np.array([[3.0], [4.0]], np.float32), zeros, zeros, ends, no, np.array([[5.0], [9.0]]))
-    for _ in range(2):  # the second time there is nothing left to cut
-        replay.cut(np.array([[7.0], [6.0]], np.float32))  # 7 begins the next episode of the first
+    for _ in range(2):  # the second time there is nothing left to truncate
+        # 7 begins the next episode of the first
+        replay.truncate_running_episodes(np.array([[7.0], [6.0]], np.float32))
         batch = replay.sample(200, gamma=0.9)
         flags = zip(batch.terminated.tolist(), batch.truncated.tolist(), strict=True)
         pairs = zip(batch.obs["state"][:, 0].tolist(), batch.next_obs["state"][:, 0].tolist(), strict=True)
@@ -359,7 +360,7 @@ def test_parts_are_sampled_by_what_they_hold(tmp_path):
     np.testing.assert_array_equal(batch.next_obs["state"][:, 0], rewards + 1)
     values, counts = np.unique(rewards[rewards < 100], return_counts=True)
     assert values.tolist() == list(range(10)) and counts.min() > 120  # of 200
-    parts.cut([np.zeros((1, 1)), np.zeros((3, 1)), np.full((2, 1), 201.0)])
+    parts.truncate_running_episodes([np.zeros((1, 1)), np.zeros((3, 1)), np.full((2, 1), 201.0)])
     assert [part.num_complete for part in parts.parts] == [11, 33, 2]
     parts.save(tmp_path / "replay.npz")
     again = ReplayParts([counted(1, 0, 0), counted(3, 0, 0), counted(2, 0, 0)], seed=0)

@@ -11,6 +11,15 @@ from tests.api.dot import SIZE, Dot, frames
 IMAGES = frames(8)
 LABELS = np.arange(8) % 2
 PPO = {"n_steps": 8, "batch_size": 8, "net_arch": (8,)}
+MADE_FOR = (
+    "reward: RND was made for observations of size 1 and continuous actions of size 1; "
+    "env has observations of size {}"
+)
+
+
+def rnd():
+    """A model of the zoo that was made for `Dot`."""
+    return gd.reward_model("rnd", Dot, device="cpu")
 
 
 class Blind(Dot):
@@ -213,6 +222,9 @@ def test_the_number_of_discrete_actions_is_compared():
         (lambda a: gd.reward_model(None, Dot), "type must be the name of a reward model"),
         (lambda a: gd.reward_model("rnd", Dot, seed=-1), "seed must be a whole number of at least 0, not -1"),
         (lambda a: gd.reward_model("image_success", Dot), "checkpoint_path is missing"),
+        (lambda a: gd.PPO("CartPole-v1", reward=rnd()), MADE_FOR.format("4 and 2 discrete actions")),
+        (lambda a: gd.wrap("CartPole-v1", rnd()), MADE_FOR.format("4 and 2 discrete actions")),
+        (lambda a: gd.prove("nowhere"), "agent: no config 'nowhere' in "),
         (lambda a: gd.check_reward_model(3), "model must be a BaseRewardModel"),
         (lambda a: gd.prove(None), "agent must be an agent, a config or the name or path of one, not None"),
     ],

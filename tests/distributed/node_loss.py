@@ -61,13 +61,13 @@ def main(folder, overrides):
     runner.loop.advance = advance
     try:
         runner.run()
-        told = "the run went on to its end"
+        reported = "the run went on to its end"
     except ClusterError as error:
-        told = str(error)
+        reported = str(error)
     finally:
         connected = ray.is_initialized()
         cluster.shutdown()
-    result = {"told": told, "iterations": len(calls), "connected": connected}
+    result = {"reported": reported, "iterations": len(calls), "connected": connected}
     print(json.dumps({**result, "restarts": dict(runner.engine.restarts)}))
 
 

@@ -61,9 +61,9 @@ def main():
             stderr=subprocess.STDOUT,
             text=True,
         )
-    told = {name: process.communicate(timeout=300)[0] for name, process in running.items()}
+    reported = {name: process.communicate(timeout=300)[0] for name, process in running.items()}
     engine.close()
-    print(json.dumps({"listening": found, "address": address, "guests": told}))
+    print(json.dumps({"listening": found, "address": address, "guests": reported}))
 
 
 if __name__ == "__main__":

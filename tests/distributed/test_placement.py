@@ -1,4 +1,4 @@
-"""Placement: the documents' spellings against machines that are only described."""
+"""Placement: RLinf's spellings against machines that are only described."""
 
 import re
 from pathlib import Path

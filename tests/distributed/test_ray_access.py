@@ -32,7 +32,7 @@ def test_the_kernel_tells_who_listens():
 
 
 @pytest.fixture
-def told():
+def reported():
     """What a process that starts a cluster of its own finds out; it takes a cluster and four guests."""
     home = Path(tempfile.mkdtemp(prefix="g", dir="/tmp"))  # short, for Ray's sockets
     foreign = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
@@ -50,8 +50,8 @@ def told():
 
 
 @pytest.mark.slow
-def test_our_own_cluster_is_for_this_machine_and_its_token(told):
-    result, warned, home = told
+def test_our_own_cluster_is_for_this_machine_and_its_token(reported):
+    result, warned, home = reported
     addresses = [address for address, _ in result["listening"]]
     assert len(addresses) >= 6, "GCS, raylet, object manager, agent, driver, worker: somebody was overlooked"
     assert [address for address in addresses if not is_loopback(address)] == []

@@ -85,7 +85,7 @@ def test_a_killed_reward_worker_is_replaced_and_no_verdict_is_missing(settings, 
         for part in runner.loop.replay.parts:
             assert len(part) > 0 and np.isfinite(steps_of(part)["prob_success"]).all()
         assert {item.rank for item in runner.loop._stored} == {0, 1}
-        stored = iteration.watched.prob_success
+        stored = iteration.for_monitor.prob_success
         assert np.isfinite(stored).sum() == sum(item.prob_success.size for item in runner.loop._stored)
     finally:
         runner.engine.close()

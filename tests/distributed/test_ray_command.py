@@ -208,8 +208,8 @@ def test_a_machine_that_leaves(settings, tmp_path, place):
     # the third machine takes the place of the second; when it goes too, nothing can
     assert result["restarts"]["env"] >= 1 and result["iterations"] == 4
     assert not result["connected"]
-    assert "cluster.num_nodes asks for 2 machines, 1 machine is there" in result["told"]
-    assert "the last good state is" in result["told"]
+    assert "cluster.num_nodes asks for 2 machines, 1 machine is there" in result["reported"]
+    assert "the last good state is" in result["reported"]
     assert (tmp_path / "run" / "checkpoints" / "step_600" / "state.pt").is_file()
     assert len([entry for entry in lines(tmp_path / "run") if "train/policy_loss" in entry]) == 3
     wait_for_none(lambda: processes_of(place))

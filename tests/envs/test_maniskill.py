@@ -54,8 +54,8 @@ def shown():
 
 def test_it_speaks_like_tabletop(shown):
     tabletop = TabletopVectorEnv(2, autoreset_mode=SAME_STEP, max_episode_steps=6)
-    told, infos = set(tabletop.reset(seed=0)[1]), shown.reset(seed=0)[1]
-    assert told <= set(infos)
+    reported, infos = set(tabletop.reset(seed=0)[1]), shown.reset(seed=0)[1]
+    assert reported <= set(infos)
     for t, action in enumerate(actions(2, 6)):
         obs, env_rewards, terminated, truncated, infos = shown.step(action)
         assert obs.shape == (2, 42) and obs.dtype == np.float32 and env_rewards.dtype == np.float32

@@ -86,9 +86,9 @@ def test_an_int8_file_of_another_threshold_is_removed(made, model, caplog):
 def test_the_command(made, model, tmp_path, capsys):
     command = ["reward", "recalibrate", "--checkpoint", str(model), "--data", str(made.data)]
     assert main([*command, "--fpr", "0.05", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["threshold"] == RewardManager(str(model)).threshold
-    assert told["previous_threshold"] == made.threshold and told["rates"]["false_positive_rate"] <= 0.05
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["threshold"] == RewardManager(str(model)).threshold
+    assert printed["previous_threshold"] == made.threshold and printed["rates"]["false_positive_rate"] <= 0.05
     assert main([*command, "--threshold", "0.5", "--out", str(tmp_path / "half")]) == 0
     assert "threshold    0.5000 (it was" in capsys.readouterr().out
     page = ["reward", "card", "--checkpoint", str(model), "--data", str(made.data), "--json"]

@@ -99,9 +99,9 @@ def test_the_command_scores_a_folder_of_videos_without_nan(case, tmp_path, capsy
     command = ["reward", "score", str(clips), "--checkpoint", str(case.checkpoint), "--out", str(out)]
     assert main([*command, "--json"]) == 0
     printed = capsys.readouterr().out
-    told = json.loads(printed)
+    reported = json.loads(printed)
     assert "NaN" not in printed and "null" not in printed.replace('"out": null', "")
-    assert told["frames"] == 8 and told["episodes"] == 2 and "metrics" not in told
+    assert reported["frames"] == 8 and reported["episodes"] == 2 and "metrics" not in reported
     rows = json.loads(out.read_text())
     assert [row["source"].endswith("a.mp4") for row in rows] == [True] * 3 + [False] * 5
     assert [row["step"] for row in rows] == [0, 1, 2, 0, 1, 2, 3, 4] and "label" not in rows[0]
@@ -115,8 +115,8 @@ def test_a_threshold_of_the_command_wins(case, capsys):
     fires = []
     for more in ([], ["--threshold", "0.01"], ["--threshold", "0.99"]):
         assert main([*command, *more]) == 0
-        told = json.loads(capsys.readouterr().out)
-        fires.append((told["threshold"], told["fires"]))
+        reported = json.loads(capsys.readouterr().out)
+        fires.append((reported["threshold"], reported["fires"]))
     assert fires[0][0] == case.threshold and fires[1][0] == 0.01
     assert fires[1][1] > fires[0][1] > fires[2][1]
     assert main([*command, "--threshold", "1.5"]) == 2

@@ -297,10 +297,10 @@ def test_false_fires_are_advised_by_kind_and_episode():
     inputs = replace(weak, threshold=loose, metrics=summarize(weak.scores, 0.05))
     steps = next_steps(inputs, judge(inputs))
     assert f"--fpr {loose.target_false_positive_rate:g}" in steps[0].command
-    told = next(step for step in steps if "of the false fires are in" in step.why)
+    reported = next(step for step in steps if "of the false fires are in" in step.why)
     fired = (weak.scores.prob_success > np.float32(0.05)) & (weak.scores.labels < 0.5)
     counts = np.bincount(weak.scores.episode[fired])
-    assert str(int(counts.argmax())) in told.why and "target_failure=60" in told.command
+    assert str(int(counts.argmax())) in reported.why and "target_failure=60" in reported.command
     assert worst_episodes(inputs)[0] == counts.argmax()
 
 

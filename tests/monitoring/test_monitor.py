@@ -20,7 +20,7 @@ from guerdon.envs.tabletop.scene import CUBE, CUBE_TO_GOAL, DECOY, GOAL
 from guerdon.models import Contract
 from guerdon.monitoring.alarm_check import Signal
 from guerdon.monitoring.alarms import ALARMS, FeatureDrift
-from guerdon.monitoring.monitor import RewardMonitor, Watched
+from guerdon.monitoring.monitor import RewardMonitor, ScoredRollout
 
 STEPS, ENVS, LENGTH = 25, 16, 20
 CFG = MonitorConfig()
@@ -65,7 +65,7 @@ def stream(seed, num_batches, *, success=0.5, wrong=0.01, cheat=None, cheat_from
             share = 0.0 if cheat is None else cheat(number)
             cheats = np.where(done, rng.random(ENVS) < share, cheats)
         stacked = {name: np.stack(value) for name, value in values.items()}
-        yield Watched(
+        yield ScoredRollout(
             prob_success=stacked["prob_success"].astype(np.float32),
             done=stacked["done"],
             elapsed=stacked["elapsed"],
@@ -184,7 +184,7 @@ def test_an_episode_cut_off_by_a_reset_is_forgotten(tmp_path):
 
     def episode(elapsed, prob, done):
         shape = (len(elapsed), 1)
-        return Watched(
+        return ScoredRollout(
             prob_success=np.full(shape, prob, np.float32),
             elapsed=np.array(elapsed)[:, None],
             done=np.array(done)[:, None],
@@ -217,7 +217,7 @@ def test_an_alarm_that_clears_can_rise_again(tmp_path, caplog):
     found = watch(make(tmp_path), stream(0, 60, cheat=lambda n: 0.9 * (n < 15 or n >= 40)))
     gaps = [number for number, alarm in found if alarm.name == "success_gap"]
     assert len(gaps) == 2 and gaps[0] < 12 and 42 <= gaps[1] <= 50
-    assert "success gap is over at step" in caplog.text
+    assert "the alarm success gap ended at step" in caplog.text
     assert len((tmp_path / "alarms.jsonl").read_text().splitlines()) == len(found)
 
 
@@ -262,9 +262,14 @@ def test_without_success_information(tmp_path, caplog):
 
 def test_what_the_checkpoint_does_not_allow_is_said(tmp_path):
     bare = Contract(model={"num_members": 1})
-    told = make(tmp_path, contract=bare).cannot_watch
-    assert [line.split(":")[0] for line in told] == ["wrong fires", "early fires", "drift", "disagreement"]
-    assert 'metrics["first_success_step"]' in told[1]
+    reported = make(tmp_path, contract=bare).cannot_watch
+    assert [line.split(":")[0] for line in reported] == [
+        "wrong fires",
+        "early fires",
+        "drift",
+        "disagreement",
+    ]
+    assert 'metrics["first_success_step"]' in reported[1]
     assert "below the calibrated one" in make(tmp_path, threshold=0.2).cannot_watch[0]
     vague = replace(CONTRACT, calibration={"threshold": {"false_positive_interval": [0.0, 0.4]}})
     assert "more than all frames" in make(tmp_path, contract=vague).cannot_watch[0]
@@ -278,13 +283,13 @@ def test_off_watches_nothing(tmp_path):
 
 def test_arrays_that_do_not_fit_are_refused(tmp_path):
     batch = next(stream(0, 1))
-    with pytest.raises(DataError, match=r"Watched.done must have shape \[25, 16\], not \[25, 3\]"):
+    with pytest.raises(DataError, match=r"ScoredRollout.done must have shape \[25, 16\], not \[25, 3\]"):
         replace(batch, done=batch.done[:, :3])
     monitor = make(tmp_path)
     monitor.observe(0, batch)
     fewer = {name: getattr(batch, name)[:, :3] for name in ("prob_success", "done", "elapsed", "env_success")}
     with pytest.raises(DataError, match="watches 16 environments, not 3"):
-        monitor.observe(1, Watched(**fewer, frame=batch.frame))
+        monitor.observe(1, ScoredRollout(**fewer, frame=batch.frame))
     with pytest.raises(DataError, match=r"features must have shape \[K, 8\], not \[2, 3\]"):
         FeatureDrift((0.0,) * 8, (1.0,) * 8).distances(np.zeros((2, 3), np.float32))
 
@@ -353,12 +358,12 @@ def play(manager, seed, *, cheat, num_batches=4, num_envs=20):
             if over.any():
                 expert.reset(over)
         seen = np.stack(frames)
-        judged = seen.reshape(-1, *seen.shape[2:])
-        prob = manager.score({"base_camera": judged}).prob_success.reshape(50, num_envs)
-        sample = {"base_camera": torch.from_numpy(judged[rng.permutation(len(judged))[:64]])}
+        scored = seen.reshape(-1, *seen.shape[2:])
+        prob = manager.score({"base_camera": scored}).prob_success.reshape(50, num_envs)
+        sample = {"base_camera": torch.from_numpy(scored[rng.permutation(len(scored))[:64]])}
         with torch.no_grad():
             features = manager.model.encode(manager.model.preprocess(sample))
-        yield Watched(
+        yield ScoredRollout(
             prob_success=prob,
             done=np.stack(done),
             env_success=np.stack(success),

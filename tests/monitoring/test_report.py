@@ -148,7 +148,7 @@ def test_curves_show_the_numbers_and_the_alarm(cheated):
         ({"alarms": True}, "bad", "The model alone calls"),
         ({"alarms": True, "alarms_on": 1.0}, "bad", "1 alarm(s): success gap."),
         ({"alarms": True, "alarms_on": 0.0}, "care", "all of them ended"),
-        ({"alarms": False, "drop": ["monitor/"]}, "care", "not watched for reward hacking"),
+        ({"alarms": False, "drop": ["monitor/"]}, "care", "not monitored for reward hacking"),
         ({"alarms": False, "drop": ["reward/agreement"]}, "care", "does not tell success"),
         ({"alarms": False, "drop": ["reward/", "monitor/"]}, "care", "No learned reward was measured"),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from guerdon.config import MonitorConfig
 from guerdon.core.errors import DataError
-from guerdon.monitoring.monitor import RewardMonitor, Watched
+from guerdon.monitoring.monitor import RewardMonitor, ScoredRollout
 from guerdon.rewards.image.contract import Contract
 
 STEPS, ENVS, LENGTH = 25, 16, 20
@@ -34,7 +34,7 @@ def stream(seed, num_batches, *, success=lambda n: 0.5, bonus=lambda n: 0.0, sca
             for name, value in zip(values, row, strict=True):
                 values[name].append(value)
             elapsed, kind = np.where(done, 0, elapsed + 1), np.where(done, rng.random(ENVS), kind)
-        yield Watched.of_rewards(**{name: np.stack(value) for name, value in values.items()})
+        yield ScoredRollout.of_rewards(**{name: np.stack(value) for name, value in values.items()})
 
 
 def make(folder, knows_success=True):
@@ -111,7 +111,7 @@ def test_steps_that_were_not_scored_count_for_nothing(tmp_path):
     for number, batch in enumerate(stream(0, 10)):
         rewards = np.where(batch.done, batch.rewards, np.float32(np.nan))  # at the end of an episode alone
         others = {name: getattr(batch, name) for name in ("done", "elapsed", "env_success")}
-        assert monitor.observe(number, Watched.of_rewards(rewards, batch.done, **others)) == []
+        assert monitor.observe(number, ScoredRollout.of_rewards(rewards, batch.done, **others)) == []
     assert monitor.metrics()["monitor/nonfinite_rewards"] == 0.0
     assert monitor.checks["success_drop"].memory["best"] is not None
 
@@ -129,11 +129,11 @@ def test_resume_in_the_middle_gives_the_same_alarms(tmp_path):
 
 
 def test_what_rewards_do_not_allow_is_said(tmp_path):
-    told = make(tmp_path, knows_success=False).cannot_watch
-    names = [line.partition(": ")[0] for line in told]
+    reported = make(tmp_path, knows_success=False).cannot_watch
+    names = [line.partition(": ")[0] for line in reported]
     assert names == ["success gap", "fire rate", "early fires", "drift", "disagreement", "success drop"]
-    assert told[0] == "success gap: the model gives rewards, and no probabilities"
-    assert told[-1] == "success drop: the environment does not tell success"
+    assert reported[0] == "success gap: the model gives rewards, and no probabilities"
+    assert reported[-1] == "success drop: the environment does not tell success"
 
 
 def test_a_batch_of_the_other_kind_is_refused(tmp_path):
@@ -144,5 +144,5 @@ def test_a_batch_of_the_other_kind_is_refused(tmp_path):
     assert not {"success_drop", "reward_collapse", "nonfinite_rewards"} & set(images.checks)
     with pytest.raises(DataError, match="a model that gives probabilities"):
         images.observe(0, batch)
-    with pytest.raises(DataError, match=r"Watched.rewards must have shape \[25, 16\]"):
+    with pytest.raises(DataError, match=r"ScoredRollout.rewards must have shape \[25, 16\]"):
         replace(batch, rewards=batch.rewards[:3])

@@ -10,7 +10,7 @@ from guerdon.monitoring.reward_path import (
     check_reward_path,
     probe_probabilities,
 )
-from guerdon.rewards.relabel import combine, judged_frames, training_rewards
+from guerdon.rewards.relabel import combine, scored_frames, training_rewards
 
 THRESHOLD = 0.8
 DONE = np.zeros((10, 4), np.bool_)
@@ -50,14 +50,14 @@ def test_a_sound_path_passes(settings):
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_every_fault_of_a_path_is_found(settings):
     cfg = RewardConfig(**settings)
-    judged = judged_frames(DONE, cfg)
+    scored = scored_frames(DONE, cfg)
     faults = {
         "the scores are dropped": lambda prob, rewards: ENV_REWARDS,
         "where the settings say": lambda prob, rewards: 2 * ENV_REWARDS - rewards,  # the sign
         "change the training reward by": lambda prob, rewards: rewards * np.arange(1, 5, dtype=np.float32),
         "probability stayed the same": lambda prob, rewards: rewards + prob.mean(),  # all frames move
     }
-    assert judged.any()
+    assert scored.any()
     for message, fault in faults.items():
         with pytest.raises(RewardPathError, match=message):
             Path(cfg, fault).check()
@@ -104,8 +104,8 @@ def test_probabilities_lie_on_both_sides_of_the_threshold_by_a_hair(mode):
         assert (below < threshold).all() and (above[raised] > threshold).all()
         assert below.min() >= 0 and above.max() <= 1 and (above - below).max() < 0.011
         assert (above[~raised] == below[~raised]).all()
-        judged = judged_frames(DONE, cfg)
-        assert not raised[~judged].any() and 0 < raised.sum() < judged.sum()
+        scored = scored_frames(DONE, cfg)
+        assert not raised[~scored].any() and 0 < raised.sum() < scored.sum()
 
 
 @pytest.mark.parametrize("control", ["off", "shuffled", "env"])

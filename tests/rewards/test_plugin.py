@@ -89,10 +89,10 @@ def test_the_interface_alone_is_enough(table):
 
     class Mine(BaseRewardModel):
         def __init__(self, config, device, tb_logger):
-            self.told = 0
+            self.reported = 0
 
         def collect_data(self, data):
-            self.told += len(data)
+            self.reported += len(data)
 
         def clear_data(self, iter):
             pass
@@ -106,7 +106,7 @@ def test_the_interface_alone_is_enough(table):
     register_reward_model("mine", Mine)
     register_reward_model("mine", Mine)  # the same once more
     result = serial_pipeline_reward_model_onpolicy(small(reward_model={"type": "mine"}), max_env_step=256)
-    assert result.reward_model.told == 256
+    assert result.reward_model.reported == 256
     with pytest.raises(ConfigError, match="the name 'mine' is taken by Mine"):
         register_reward_model("mine", PageRewardModel)
     with pytest.raises(ConfigError, match="does not learn from demonstrations"):

@@ -11,8 +11,8 @@ from guerdon.rewards.model import SuccessScores
 from guerdon.rewards.relabel import (
     RewardScale,
     combine,
-    judged_frames,
     learned_rewards,
+    scored_frames,
     training_rewards,
     verdicts,
 )
@@ -34,11 +34,11 @@ def test_the_threshold_itself_is_no_success():
 
 def test_terminal_mode_is_zero_on_all_but_the_last_frame():
     cfg = RewardConfig(reward_mode="terminal", success_reward=2.0, fail_reward=-1.0)
-    prob = np.where(DONE, PROB, np.nan)  # nothing else was judged
+    prob = np.where(DONE, PROB, np.nan)  # nothing else was scored
     expected = [[0, 0], [0, -1], [2, 0]]
     np.testing.assert_array_equal(learned_rewards(prob, DONE, cfg, 0.7), expected)
-    np.testing.assert_array_equal(judged_frames(DONE, cfg), DONE)
-    assert judged_frames(DONE, RewardConfig()).all()
+    np.testing.assert_array_equal(scored_frames(DONE, cfg), DONE)
+    assert scored_frames(DONE, RewardConfig()).all()
 
 
 def test_continuous_is_the_probability():
@@ -73,7 +73,7 @@ def test_env_rewards_are_never_the_learned_ones_array():
 
 
 def test_bad_input():
-    with pytest.raises(DataError, match="1 judged frames have no finite probability"):
+    with pytest.raises(DataError, match="1 scored frames have no finite probability"):
         learned_rewards(np.array([np.nan, 0.5]), np.array([True, True]), RewardConfig(), 0.5)
     with pytest.raises(DataError, match=r"shape \[2\], learned ones \[3\]"):
         combine(np.zeros(2), np.zeros(3, np.float32), RewardConfig())

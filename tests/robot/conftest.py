@@ -18,10 +18,15 @@ def robot():
 
 def section(server, operator="scripted", params=None, **settings):
     """`env.eval` for it."""
-    told = {"url": server.url, "time_scale": SCALE, "image_size": [SIZE, SIZE], "success_hold_steps": HOLD}
+    override = {
+        "url": server.url,
+        "time_scale": SCALE,
+        "image_size": [SIZE, SIZE],
+        "success_hold_steps": HOLD,
+    }
     return EnvConfig(
         env_type="robot",
         operator=operator,
         operator_params=params or {},
-        override_cfg={**told, "max_episode_steps": 40, "axes": ["x", "y", "z"], **settings},
+        override_cfg={**override, "max_episode_steps": 40, "axes": ["x", "y", "z"], **settings},
     )

@@ -86,7 +86,7 @@ def fitted(tmp_path_factory, quick_commands):
 
 
 def overrides(server, fitted, folder, *more):
-    """The document's training config, made small."""
+    """The training config of RLinf's real-world guide, made small."""
     robot = [
         setting
         for part in ("train", "eval")
@@ -184,7 +184,7 @@ def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fit
     (tmp_path / "on").mkdir()
     again = EmbodiedRunner(config(robot, fitted, tmp_path / "on", *helped, place), tmp_path / "on")
     try:
-        again.begin()
+        again.start_or_resume()
         assert again.loop.env_steps == summary["env_steps"]
         assert len(again.loop.interventions) == len(loop.interventions)
         assert again.learner.num_updates == runner.learner.num_updates > 50
@@ -220,8 +220,8 @@ def test_the_pages_training_command_trains_and_goes_on_after_a_stop(robot, fitte
     assert "reward       learned (replace)" in said
     more = [item for item in small if "log_path" not in item]
     more += ["runner.logger.log_path=logs/more", "runner.resume_dir=logs/first", "learner.total_steps=600"]
-    told = run_page_command("run_realworld_async.sh", work, robot, [*more, "learner.eval_interval=600"])
-    assert "resumed from logs/first at step 500" in told.stderr
+    reported = run_page_command("run_realworld_async.sh", work, robot, [*more, "learner.eval_interval=600"])
+    assert "resumed from logs/first at step 500" in reported.stderr
     summary = json.loads((work / "logs" / "more" / "summary.json").read_text())
     assert summary["env_steps"] == 1024 and summary["env"] == "robot serl_http"  # the end of an iteration
 
@@ -310,14 +310,14 @@ def test_other_pages_cannot_press_the_key(tmp_path):
     try:
         assert get(key, b"", **token(server)) == b"there is nothing to save yet"
         frames = {"front camera": np.zeros((8, 8, 3), np.uint8)}
-        judged = {"front_camera": np.zeros((1, 8, 8, 3), np.uint8)}
-        view.show(Shown(step=1, frames=frames, judged=judged, prob_success=0.7))
+        scored = {"front_camera": np.zeros((1, 8, 8, 3), np.uint8)}
+        view.show(Shown(step=1, frames=frames, scored=scored, prob_success=0.7))
         with pytest.raises(urllib.error.HTTPError, match="403"):
             get(key, b"", **token(server), Origin="http://elsewhere.example")
         assert view.num_wrong == 0
-        view.show(Shown(step=2, frames=frames, judged=judged, prob_success=0.3))
+        view.show(Shown(step=2, frames=frames, scored=scored, prob_success=0.3))
         assert b"step 2 saved as success" in get(key, b"", **token(server))
-        view.show(Shown(step=3, frames=frames, judged=judged, prob_success=0.7))
+        view.show(Shown(step=3, frames=frames, scored=scored, prob_success=0.7))
         assert b"saved as failure" in get(key, b"", **token(server), Origin=server.url)
         assert b"probability of success" in get(server.url)
         assert get(server.url + "/frame/front%20camera").startswith(b"\x89PNG")

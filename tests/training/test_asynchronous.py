@@ -259,14 +259,14 @@ def test_a_slow_learner_holds_the_environments_back(short, tmp_path, monkeypatch
 
 def test_an_error_of_an_environment_is_one_message(short, tmp_path, capsys):
     broken = [*short, ASYNC, "+env.train.init_params.fail_at=250"]
-    told = r"^env worker 0 failed: ValueError: the gripper is stuck .step 672; "
-    with pytest.raises(WorkerError, match=told):
+    reported = r"^env worker 0 failed: ValueError: the gripper is stuck .step 672; "
+    with pytest.raises(WorkerError, match=reported):
         train(load_config("train", broken))
     assert threads() == []
     assert main(["train", *broken, f"runner.logger.log_path={tmp_path / 'again'}"]) == 1
-    told = capsys.readouterr().err.strip().splitlines()
-    assert "env worker 0 failed: ValueError: the gripper is stuck" in told[-1]
-    assert not any("Traceback" in line for line in told)
+    reported = capsys.readouterr().err.strip().splitlines()
+    assert "env worker 0 failed: ValueError: the gripper is stuck" in reported[-1]
+    assert not any("Traceback" in line for line in reported)
 
 
 def test_what_reached_the_learner_before_an_error_can_be_resumed(short, tmp_path):
@@ -367,7 +367,7 @@ def test_a_resumed_run_goes_on_with_its_draws_among_several_workers(short, tmp_p
     assert runner.loop.replay.rng.bit_generator.state != fresh
     place = max((tmp_path / "run" / "checkpoints").iterdir())
     resumed = make([*settings, f"runner.resume_dir={place}"], tmp_path / "resumed")
-    resumed.begin()
+    resumed.start_or_resume()
     for _ in range(5):
         batches = [each.loop.replay.sample(64, gamma=0.9) for each in (runner, resumed)]
         np.testing.assert_array_equal(batches[0].rows, batches[1].rows)
@@ -430,17 +430,17 @@ def test_verdicts_belong_to_the_frames_of_their_steps(settings, tmp_path, mode, 
     iteration = runner.loop.advance(0.0)
     held = steps_of(runner.loop.replay.parts[0])
     prob = held["prob_success"]
-    judged = np.isfinite(prob)
+    scored = np.isfinite(prob)
     done = held["terminated"] | held["truncated"]
-    np.testing.assert_array_equal(judged, np.ones_like(done) if mode == "per_step" else done)
-    fresh = runner.rewards.score({"base_camera": held["frames/base_camera"][judged]})
-    np.testing.assert_allclose(fresh.prob_success, prob[judged], atol=1e-5)
-    assert prob[judged].std() > 0
-    watched = iteration.watched
+    np.testing.assert_array_equal(scored, np.ones_like(done) if mode == "per_step" else done)
+    fresh = runner.rewards.score({"base_camera": held["frames/base_camera"][scored]})
+    np.testing.assert_allclose(fresh.prob_success, prob[scored], atol=1e-5)
+    assert prob[scored].std() > 0
+    watched = iteration.for_monitor
     np.testing.assert_array_equal(watched.prob_success, prob[: len(watched.prob_success)])
-    for t, env in np.argwhere(judged)[::40]:
+    for t, env in np.argwhere(scored)[::40]:
         np.testing.assert_array_equal(watched.frame(t, env), held["frames/base_camera"][t, env])
-    assert watched.features.shape[0] == min(64, judged.sum())
+    assert watched.features.shape[0] == min(64, scored.sum())
     stored = runner.loop._stored[0]
     assert stored.reward_version == runner.rewards.facts.version
 
@@ -460,7 +460,7 @@ def test_a_verdict_that_takes_too_long_is_waited_for(settings, tmp_path, make, m
     runner.loop.advance(0.0)
     held = steps_of(runner.loop.replay.parts[0])["prob_success"]
     assert slow and len(held) and np.isfinite(held).all()
-    assert "the reward model has given no answer for 0.3 s; it is waited for" in caplog.text
+    assert "the reward model has given no answer for 0.3 s; still waiting" in caplog.text
     assert not runner.engine.restarts
 
 

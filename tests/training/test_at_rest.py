@@ -131,7 +131,7 @@ def test_data_that_does_not_tell_is_refused(data, tmp_path):
 def test_a_robot_in_motion_is_no_success_and_is_not_rendered(settings, tmp_path, resting, more, mode):
     model = f"reward.model.checkpoint_path={resting}"
     runner = make_runner(settings, tmp_path, [*more, model, f"reward.reward_mode={mode}"])
-    told, rendered, env = [], [], runner.env_worker.env.unwrapped
+    reported, rendered, env = [], [], runner.env_worker.env.unwrapped
     real_step, real_render = env.step, env.render_frames
 
     def step(actions):
@@ -140,7 +140,7 @@ def test_a_robot_in_motion_is_no_success_and_is_not_rendered(settings, tmp_path,
         answer = real_step(actions)
         done, info = answer[2] | answer[3], answer[4]
         final = info["final_info"]["is_robot_static"] if done.any() else done
-        told.append((np.where(done, final, info["is_robot_static"]), done))
+        reported.append((np.where(done, final, info["is_robot_static"]), done))
         return answer
 
     def render(camera="base_camera", env_ids=None, **more):
@@ -149,14 +149,14 @@ def test_a_robot_in_motion_is_no_success_and_is_not_rendered(settings, tmp_path,
 
     env.step, env.render_frames = step, render
     runner.run()
-    rest, done = (np.array(part) for part in zip(*told, strict=True))
-    judged = rest & done if mode == "terminal" else rest
-    assert 0 < judged.sum() < judged.size
+    rest, done = (np.array(part) for part in zip(*reported, strict=True))
+    with_score = rest & done if mode == "terminal" else rest
+    assert 0 < with_score.sum() < with_score.size
     entries = [entry for entry in lines(tmp_path / "run") if "reward/frames_judged" in entry]
-    assert sum(entry["reward/frames_judged"] for entry in entries) == judged.sum()
-    assert sum(entry["reward/frames_rendered"] for entry in entries) == judged.sum() == sum(rendered)
+    assert sum(entry["reward/frames_judged"] for entry in entries) == with_score.sum()
+    assert sum(entry["reward/frames_rendered"] for entry in entries) == with_score.sum() == sum(rendered)
     steps = np.array([entry["rollout/learned_rewards"] for entry in entries])
-    assert np.isclose(steps.sum() * judged.size / len(entries), judged.sum())  # it fires wherever it looks
+    assert np.isclose(steps.sum() * with_score.size / len(entries), with_score.sum())  # it always fires
 
 
 def test_demonstrations_are_judged_in_the_same_way(settings, data, tmp_path, resting):

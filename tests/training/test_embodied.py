@@ -101,7 +101,7 @@ def test_env_rewards_stay_beside_the_training_rewards(settings, tmp_path):
     (tmp_path / "run").mkdir()
     runner = EmbodiedRunner(load_config("train", [*settings, *weights]), tmp_path / "run")
     runner.loop.reset(0)
-    watched = runner.loop.advance(0.0).watched
+    watched = runner.loop.advance(0.0).for_monitor
     rollout = runner.loop.rollout
     manager = runner.reward_worker
     fired = watched.prob_success > manager.threshold
@@ -109,8 +109,8 @@ def test_env_rewards_stay_beside_the_training_rewards(settings, tmp_path):
     assert env_rewards.any() and 0 < fired.mean() < 1
     np.testing.assert_allclose(rollout.training_rewards.numpy(), 0.5 * env_rewards + 10 * fired, rtol=1e-5)
     rows, frames = runner.env_worker.reward_frames.gathered()
-    judged = manager.score({name: images[:5] for name, images in frames.items()}).prob_success
-    np.testing.assert_allclose(judged, watched.prob_success.reshape(-1)[rows[:5]], atol=1e-5)
+    scored = manager.score({name: images[:5] for name, images in frames.items()}).prob_success
+    np.testing.assert_allclose(scored, watched.prob_success.reshape(-1)[rows[:5]], atol=1e-5)
     runner.env_worker.close()
 
 

@@ -75,7 +75,7 @@ def test_interventions_survive_a_stop(tmp_path, make):
     first.run()
     (place,) = (tmp_path / "run" / "checkpoints").glob("step_15*")
     second = make(tmp_path / "again", ASYNC, f"runner.resume_dir={place}", "learner.total_steps=3000")
-    second.begin()
+    second.start_or_resume()
     assert len(second.loop.interventions) == len(first.loop.interventions) > 100
     np.testing.assert_array_equal(
         steps_of(second.loop.interventions)["actions"], steps_of(first.loop.interventions)["actions"]

@@ -1,4 +1,4 @@
-"""The documents' commands on the task that they are written for: ManiSkill's PickCube, shortened.
+"""The commands of RLinf's guides on the task that they are written for: ManiSkill's PickCube, shortened.
 
 The commands are those of the how-to pages, in their order, each as it stands there with small numbers added.
 
@@ -114,9 +114,9 @@ def read(folder):
 
 def follows_the_model(lines):
     """Whether the policy was trained on what the model said, and on nothing else."""
-    judged = [line for line in lines if "reward/prob_mean" in line]
-    assert judged
-    for line in judged:
+    scored = [line for line in lines if "reward/prob_mean" in line]
+    assert scored
+    for line in scored:
         assert line["reward/frames_judged"] > 0
         assert line["rollout/rewards"] == pytest.approx(line["reward/prob_mean"], rel=1e-4)
         assert line["rollout/rewards"] != pytest.approx(line["rollout/env_rewards"], rel=1e-2)
@@ -213,8 +213,8 @@ def test_the_third_page(work):
     assert line["reward/frames_rendered"] == 4.0  # of each environment the end of its one episode
     assert line["rollout/rewards"] == pytest.approx(line["reward/prob_mean"] / STEPS, rel=1e-4)
     more = [*terminal, f"learner.total_steps={8 * STEPS}"]
-    told = run(work, resume, *more).stderr
-    assert f"resumed from runs/first at step {4 * STEPS}" in told
+    reported = run(work, resume, *more).stderr
+    assert f"resumed from runs/first at step {4 * STEPS}" in reported
     summary, lines = read(work / "runs" / "more")
     assert [line["step"] for line in lines if "reward/prob_mean" in line] == [8 * STEPS]  # one rollout more
 

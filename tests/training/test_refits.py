@@ -66,24 +66,24 @@ def judged_steps(seed=0, first_step=0, shape=(10, 4)):
     )
 
 
-def episodes_of(judged):
+def episodes_of(scored):
     """The number of each step's episode [T, N], by where it started."""
-    steps, envs = np.indices(judged.elapsed.shape)
-    return (judged.first_step + steps - judged.elapsed) * judged.elapsed.shape[1] + envs
+    steps, envs = np.indices(scored.elapsed.shape)
+    return (scored.first_step + steps - scored.elapsed) * scored.elapsed.shape[1] + envs
 
 
 def test_false_fires_are_mined_with_the_simulators_label(tmp_path):
-    mined, judged = MinedFrames(160), judged_steps()
-    mined.add(judged, 0.5, np.random.default_rng(0))
+    mined, scored = MinedFrames(160), judged_steps()
+    mined.add(scored, 0.5, np.random.default_rng(0))
     places = mined.frames["base_camera"][:, 0, 0, 0].astype(int)
     t, env = places // 10, places % 10
-    np.testing.assert_array_equal(mined.label, judged.success[t, env])
-    np.testing.assert_array_equal(mined.fired, judged.prob_success[t, env] > 0.5)
+    np.testing.assert_array_equal(mined.label, scored.success[t, env])
+    np.testing.assert_array_equal(mined.fired, scored.prob_success[t, env] > 0.5)
     kept = ~held_out(mined.group)
-    wrong = (judged.prob_success > 0.5) & ~judged.success & ~held_out(episodes_of(judged))
+    wrong = (scored.prob_success > 0.5) & ~scored.success & ~held_out(episodes_of(scored))
     assert (mined.fired & ~mined.label)[kept].sum() == min(int(wrong.sum()), 10) > 5
     assert mined.label.any() and len(mined) > mined.num_false_fires
-    np.testing.assert_array_equal(mined.group, episodes_of(judged)[t, env])
+    np.testing.assert_array_equal(mined.group, episodes_of(scored)[t, env])
     for step in range(20):
         mined.add(judged_steps(step, 10 * step), 0.5, np.random.default_rng(step))
     assert len(mined) == 160 and mined.group.min() > 4  # the oldest have gone
@@ -97,8 +97,8 @@ def test_false_fires_are_mined_with_the_simulators_label(tmp_path):
 
 def test_held_out_frames_are_drawn_whatever_the_verdict():
     """Among chosen false fires a threshold that keeps the promised rate is far stricter than promised."""
-    mined, judged = MinedFrames(8000), judged_steps(shape=(50, 400))
-    mined.add(judged, 0.9, np.random.default_rng(0))
+    mined, scored = MinedFrames(8000), judged_steps(shape=(50, 400))
+    mined.add(scored, 0.9, np.random.default_rng(0))
     apart = held_out(mined.group)
     assert 0.15 < apart.mean() < 0.25
     fired_wrongly = {
@@ -195,14 +195,14 @@ def test_a_refit_stops_the_reward_from_firing_on_what_the_policy_exploits(tmp_pa
     for start in range(0, 50, 10):
         part = slice(start, start + 10)
         elapsed = np.tile(np.arange(start, start + 10)[:, None], (1, 192))
-        judged = ScoredSteps(
+        scored = ScoredSteps(
             prob_success=prob[part],
             success=success[part],
             elapsed=elapsed,
             first_step=start,
             frames_at=lambda t, env, start=start: show(t + start, env),
         )
-        refitter.add(start, judged, contract.threshold)
+        refitter.add(start, scored, contract.threshold)
     result = refitter.refit(640, first.checkpoint)
     assert result is not None and refitter.num_refits == 1
     fresh_after, right_after, _ = false_fire_rate(result.checkpoint, fresh_frames, fresh_success, count)

@@ -129,7 +129,7 @@ def test_the_past_reaches_only_as_far_as_it_was_kept():
 # Verdicts that are reused
 
 
-class Watched(gym.Env):
+class PictureOnlyEnv(gym.Env):
     """Shows a picture of a number that changes only with an action above 0; tells no state."""
 
     observation_space = gym.spaces.Dict({"base_camera": gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)})
@@ -175,7 +175,7 @@ def verdicts(stacks):
 def test_reused_verdicts_are_those_of_judging_everything(count, kind, by_hand):
     def make():
         if kind == "pictures":
-            env = SyncVectorEnv([Watched] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
+            env = SyncVectorEnv([PictureOnlyEnv] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
             env.reset(seed=0)
             return env
         env = TabletopVectorEnv(
@@ -215,12 +215,12 @@ def test_a_tolerance_is_measured_from_the_last_motion_and_not_from_the_last_step
     cfg = RewardConfig(cache_verdicts=True, cache_tolerance=0.05)
     feed = FrameSelector(env, ["base_camera"], cfg)
     creeping = np.array([[0.1, 0.0, 0.0, 1.0]], np.float32)  # 2 mm a step
-    judged = []
+    scored = []
     for t in range(45):
         obs, _, _, truncated, _ = env.step(creeping)
         if len(feed.step(obs, truncated)[0]):
-            judged.append(t)
-    assert judged[0] == 0 and 2 <= len(judged) <= 5
+            scored.append(t)
+    assert scored[0] == 0 and 2 <= len(scored) <= 5
 
 
 def test_a_rollout_begins_with_a_verdict_on_everyone():

@@ -51,7 +51,7 @@ def test_ppo_with_rollouts_in_which_no_episode_ends(settings, tmp_path):
         iteration = loop.advance(0.0)
         steps = np.arange(8 * number, 8 * number + 8)
         ends = np.repeat((steps % EPISODE == EPISODE - 1)[:, None], ENVS, 1)
-        watched, rollout = iteration.watched, loop.rollout
+        watched, rollout = iteration.for_monitor, loop.rollout
         np.testing.assert_array_equal(watched.done, ends)
         np.testing.assert_array_equal(watched.elapsed, np.repeat((steps % EPISODE)[:, None], ENVS, 1))
         np.testing.assert_array_equal(np.isfinite(watched.prob_success), ends)
@@ -82,7 +82,7 @@ def judged_run(runner, monkeypatch):
 
     monkeypatch.setattr(worker, "score_some", score_some)
     runner.loop.reset(0)
-    prob = [runner.loop.advance(0.0).watched.prob_success for _ in range(3)]
+    prob = [runner.loop.advance(0.0).for_monitor.prob_success for _ in range(3)]
     weights = runner.learner.policy_state()["actor"]
     runner.env_worker.close()
     return np.stack(prob), weights, calls
@@ -109,7 +109,7 @@ def test_sac_gives_an_episode_that_a_checkpoint_cut_off_no_learned_reward(settin
     loop = runner.loop
     loop.path_checked = True
     loop.reset(0)
-    prob = loop.advance(0.0).watched.prob_success
+    prob = loop.advance(0.0).for_monitor.prob_success
     steps = len(prob)
     assert steps % EPISODE not in (0, EPISODE - 1)  # episodes are running
     runner._save(loop.env_steps)
@@ -140,7 +140,7 @@ def test_the_frames_that_an_alarm_would_show_are_those_that_were_judged(settings
     more = SAC if algorithm == "sac" else []
     runner = make_runner(settings, tmp_path, [*more, f"reward.reward_mode={mode}"])
     runner.loop.reset(0)
-    watched = runner.loop.advance(0.0).watched
+    watched = runner.loop.advance(0.0).for_monitor
     steps, envs = np.nonzero(np.isfinite(watched.prob_success))
     chosen = np.random.default_rng(0).permutation(len(steps))[:40]
     assert len(set(steps[chosen])) > 2 or (algorithm, mode) == ("ppo", "terminal")  # one end in a rollout
@@ -172,8 +172,8 @@ def test_sac_starts_warm_and_with_prior_data(settings, shown, tmp_path, caplog, 
         f"asynchronous.enabled={asynchronous}",
     ]
     run_with(longer, tmp_path, [*SAC, *prior])
-    told = re.search(r"warm start: 1000 demonstrated actions, loss (\S+) to (\S+)", caplog.text)
-    assert float(told[2]) < 0.3 * float(told[1])
+    reported = re.search(r"warm start: 1000 demonstrated actions, loss (\S+) to (\S+)", caplog.text)
+    assert float(reported[2]) < 0.3 * float(reported[1])
     assert any("train/critic_loss" in entry for entry in lines(tmp_path / "run"))
 
 

@@ -63,7 +63,7 @@ def test_the_verdicts_of_a_rollout_are_on_the_stacks_of_its_episodes(settings, t
     env.step = step
     runner.loop.reset(3)
     for _ in range(2):
-        watched = runner.loop.advance(0.0).watched
+        watched = runner.loop.advance(0.0).for_monitor
         done = np.stack([item[1] for item in seen[-25:]])
         np.testing.assert_array_equal(watched.done, done)
     frames, done = (np.stack([item[part] for item in seen]) for part in (0, 1))  # [50, 8, ...]
@@ -78,9 +78,9 @@ def test_the_verdicts_of_a_rollout_are_on_the_stacks_of_its_episodes(settings, t
             ]
         )[25:]
         found = watched.prob_success[:, number]
-        judged = done[25:, number] if mode == "terminal" else np.ones(25, np.bool_)
-        assert (np.isfinite(found) == judged).all() and judged.any()
-        np.testing.assert_allclose(found[judged], expected[judged], atol=1e-5)
+        scored = done[25:, number] if mode == "terminal" else np.ones(25, np.bool_)
+        assert (np.isfinite(found) == scored).all() and scored.any()
+        np.testing.assert_allclose(found[scored], expected[scored], atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +113,13 @@ def test_runs_on_two_frames_leave_everything_behind(finished_on_two, algorithm, 
     folder = finished_on_two(algorithm, mode)
     entries = lines(folder)
     counted = [entry for entry in entries if "reward/frames_judged" in entry]
-    judged = sum(entry["reward/frames_judged"] for entry in counted)
+    scored = sum(entry["reward/frames_judged"] for entry in counted)
     rendered = sum(entry["reward/frames_rendered"] for entry in counted)
     if mode == "terminal":  # two frames of each episode that ended
         episodes = sum(entry.get("env/episodes", 0) for entry in counted)
-        assert judged == episodes > 0 and rendered == 2 * episodes
+        assert scored == episodes > 0 and rendered == 2 * episodes
     else:
-        assert judged == rendered == entries[-1]["step"]
+        assert scored == rendered == entries[-1]["step"]
     assert (folder / "videos" / "eval_0.gif").stat().st_size > 0
 
 
@@ -170,9 +170,9 @@ def test_wrappers_judge_the_stacks_of_each_episode(two_frames, autoreset, mode):
                 assert np.isnan(info["prob_success"][number])
                 continue
             histories[number].append(frames[number])
-            judged = mode == "per_step" or truncated[number]
-            assert np.isfinite(info["prob_success"][number]) == judged
-            if judged:
+            scored = mode == "per_step" or truncated[number]
+            assert np.isfinite(info["prob_success"][number]) == scored
+            if scored:
                 stack = stack_episode(np.stack(histories[number]), 2)[-1:]
                 expected = manager.score({"base_camera": stack}).prob_success[0]
                 assert info["prob_success"][number] == pytest.approx(expected, abs=1e-5)

@@ -128,20 +128,20 @@ def test_a_resumed_run_has_the_numbers_of_an_uninterrupted_one(demos, tmp_path, 
     changes = {"mix": {"normalize": True, "combine_mode": "replace"}}
     whole = settings(demos, algorithm, output_dir=str(tmp_path / "whole"), **changes)
     uninterrupted = serial_pipeline_reward_model(whole, seed=1)
-    halved = settings(demos, algorithm, output_dir=str(tmp_path / "cut"), **changes)
+    halved = settings(demos, algorithm, output_dir=str(tmp_path / "interrupted"), **changes)
     loop = OnPolicyLoop if algorithm == "ppo" else OffPolicyLoop
     advance = loop.advance
 
-    def cut(self, progress):
+    def interrupted(self, progress):
         if self.env_steps >= 640:  # two rounds after the checkpoint at 512
             raise Cut
         return advance(self, progress)
 
-    monkeypatch.setattr(loop, "advance", cut)
+    monkeypatch.setattr(loop, "advance", interrupted)
     with pytest.raises(Cut):
         serial_pipeline_reward_model(halved, seed=1)
     monkeypatch.setattr(loop, "advance", advance)
-    folder = only_folder(tmp_path / "cut" / "zoo")
+    folder = only_folder(tmp_path / "interrupted" / "zoo")
     assert load_policy(folder).step == 512
     resumed = serial_pipeline_reward_model(halved, seed=1, resume_dir=str(folder))
     assert resumed.folder == folder

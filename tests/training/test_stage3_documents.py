@@ -1,4 +1,4 @@
-"""Commands of the documents on the embedded environment (`env=tabletop`), shortened.
+"""Commands of RLinf's guides on the embedded environment (`env=tabletop`), shortened.
 
 `test_maniskill_documents.py` runs the others where they belong.
 """

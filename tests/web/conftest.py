@@ -27,7 +27,7 @@ def sim():
 def view(tmp_path):
     live = LiveView(0.5, tmp_path / "wrong", "test")
     frames = {"front": np.zeros((8, 8, 3), np.uint8)}
-    live.show(Shown(step=1, frames=frames, judged={"front": frames["front"][None]}, prob_success=0.7))
+    live.show(Shown(step=1, frames=frames, scored={"front": frames["front"][None]}, prob_success=0.7))
     server = ViewServer(live, 0)
     yield server
     server.stop()

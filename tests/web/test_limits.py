@@ -126,7 +126,7 @@ def test_other_nonsense_is_refused_with_words(sim, route, content):
 def test_no_page_is_told_nan(view):
     frames = {"front": np.zeros((8, 8, 3), np.uint8)}
     for prob in (float("nan"), float("inf"), 0.25):
-        view.view.show(Shown(step=2, frames=frames, judged={}, prob_success=prob))
+        view.view.show(Shown(step=2, frames=frames, scored={}, prob_success=prob))
 
     def no_constant(text):
         raise AssertionError(f"{text} is no JSON")

@@ -128,10 +128,10 @@ def _frames(view: View, size: Size | None) -> Iterator[UInt8Array]:
         images = video_frames(view)
     else:
         images = ((display_path(file), _picture(file)) for file in view)
-    told = False
+    warned = False
     for source, image in images:
-        if size is not None and image.shape[:2] != size[:2] and not told:
-            told = True
+        if size is not None and image.shape[:2] != size[:2] and not warned:
+            warned = True
             log.info(
                 "%s: frames of %dx%d pixels are resized to %dx%d, the size that the model was fitted to",
                 *(source, image.shape[1], image.shape[0], size[1], size[0]),

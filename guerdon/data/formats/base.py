@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, TypeVar
-
-from typing_extensions import Self
+from typing import ClassVar, Self, TypeVar
 
 from guerdon.core.atomic import make_directory
 from guerdon.core.errors import DataError, StorageError

@@ -195,7 +195,7 @@ def _records(table: pa.Table, schema: ShardSchema) -> tuple[list[EpisodeRecord],
     frame = _array(table, "frame", pa.int64()) if "frame" in table.column_names else np.arange(len(episode))
     broken_rows = (step != steps) | (frame != np.repeat(frame[starts], length) + steps)
     labels = _array(table, "label", pa.float32())
-    # An episode whose rows are not in order has no labels that can be told, and is refused for it.
+    # An episode whose rows are not in order has no labels that can be assigned, and is refused.
     ends = np.where(np.logical_or.reduceat(broken_rows, starts), starts, starts + length)
     scalars = {name: _array(table, name, pa.from_numpy_dtype(SCALARS[name])) for name in schema.scalars}
     spans = list(zip(starts.tolist(), ends.tolist(), strict=True))

@@ -256,7 +256,7 @@ class Camera:
         if self._thread is not None:
             self._thread.join(timeout=5.0)
             if self._thread.is_alive():
-                log.warning("camera %s hangs and is left behind", self.name)
+                log.warning("camera %s does not answer; its thread is not waited for", self.name)
             self._thread = None
             self._source.close()
 

@@ -27,7 +27,7 @@ RawScores: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Logits of success float64 [N], and the members' disagreement float64 [N]."""
 
 # Early layers work on large maps: few frames at a time stay in the cache. Late layers have large weights,
-# which are laid out anew in each call: many frames at a time share that. Measured with one thread.
+# which are laid out again in each call: many frames at a time share that. Measured with one thread.
 _EARLY_PIXELS = 1 << 18
 _LATE_PIXELS = 1 << 20
 
@@ -146,7 +146,7 @@ class FusedEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [N, c, H, W] -> float32 [N, C', h, w]."""
-        if not self._in_parts or len(images) == 1:  # for one frame, laying out weights anew does not pay
+        if not self._in_parts or len(images) == 1:  # for one frame, laying out weights again does not pay
             return self._whole(images)
         maps = []
         for group in torch.split(images, self._late_frames):

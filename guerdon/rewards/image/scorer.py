@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 import torch
-from typing_extensions import Self
 
 from guerdon.config import RewardModelConfig
 from guerdon.core.atomic import locked_directory, make_directory

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from guerdon.config import build
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.notebook import html_table
 from guerdon.core.running_stats import Statistics
 from guerdon.core.steps import checked_values
 from guerdon.rewards.model import Scores, StreamState
@@ -152,6 +153,24 @@ class ZooModel(SavedModel):
         self.setup()
         if config.data_path is not None and self.needs_experts:
             self.load_expert_data(config.data_path)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        """What it was made for and how far it is."""
+        cfg, kind = self.cfg, "discrete" if self.cfg.discrete_actions else "continuous"
+        known = {
+            "observations": "x".join(map(str, cfg.obs_shape)),
+            "actions": f"{cfg.action_size} {kind}",
+            "updates": str(self.train_iter),
+        }
+        if self.needs_experts:
+            known["demonstrations"] = f"{len(self.experts)} episodes"
+        return {**known, "device": str(self.device)}
 
     # What a model says
 

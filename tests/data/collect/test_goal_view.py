@@ -51,13 +51,13 @@ def test_windows_stay_within_the_picture():
 def test_the_place_of_the_goal_is_where_it_is_drawn(domain_randomization):
     """A goal that is moved changes the picture around the place that is told, and next to nowhere else."""
     env = tabletop(domain_randomization=domain_randomization)
-    before, told = env.render_frames(), env.goal_in_picture("base_camera", np.arange(6))
+    before, reported = env.render_frames(), env.goal_in_picture("base_camera", np.arange(6))
     env._rows[GOAL] += [[0.0], [0.0], [5.0]]  # out of sight
     changed = (env.render_frames().astype(int) != before).any(axis=-1)
     for number in range(6):
         rows, columns = np.nonzero(changed[number])
         assert len(rows) > 4
-        place = told[number] * [48, 64]
+        place = reported[number] * [48, 64]
         distance = np.hypot(rows + 0.5 - place[0], columns + 0.5 - place[1])
         assert np.median(distance) < 8 and distance.min() < 2.5
 

@@ -99,7 +99,7 @@ def test_they_are_demonstrations(recorded, tmp_path):
     with open_demonstrations(tmp_path / "demos", ObsSpec(state_size=42, images=())) as shown:
         assert len(shown) == 1 and len(shown[0]) == STEPS
         np.testing.assert_array_equal(shown[0].obs["state"][0], episodes[0].initial_state)
-        np.testing.assert_array_equal(shown[0].reached["state"], episodes[0].states)
+        np.testing.assert_array_equal(shown[0].next_obs["state"], episodes[0].states)
 
 
 @pytest.mark.sim
@@ -112,9 +112,9 @@ def test_what_is_damaged_is_named_and_the_rest_is_read(recorded, tmp_path):
     (tmp_path / "some" / "trajectory.json").write_text("{")
     episodes, faults = read(tmp_path / "some")
     assert len(episodes) == 1 and episodes[0].seed is None
-    told = {fault.path.rpartition("/")[2]: fault.reason for fault in faults}
-    assert told.keys() == {"broken.h5", "trajectory.json", "trajectory.h5:traj_0"}
-    assert "4 states for 5 frames" in told["trajectory.h5:traj_0"] and "JSON" in told["trajectory.json"]
+    printed = {fault.path.rpartition("/")[2]: fault.reason for fault in faults}
+    assert printed.keys() == {"broken.h5", "trajectory.json", "trajectory.h5:traj_0"}
+    assert "4 states for 5 frames" in printed["trajectory.h5:traj_0"] and "JSON" in printed["trajectory.json"]
 
 
 def test_nothing_outside_the_file_is_read(tmp_path):

@@ -31,12 +31,12 @@ def test_it_serves_until_ctrl_c():
         [*RUN, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as program:
         try:
-            told = json.loads(program.stdout.readline())
-            env = RobotEnv(RobotEnvConfig(url=told["url"], time_scale=20.0, image_size=(48, 48)))
+            reported = json.loads(program.stdout.readline())
+            env = RobotEnv(RobotEnvConfig(url=reported["url"], time_scale=20.0, image_size=(48, 48)))
             obs, _ = env.reset(seed=0)
             assert obs["main_images"].shape == (48, 48, 3)
             env.close()
-            with urllib.request.urlopen(f"{told['url']}/sim/camera/front_camera?format=png") as answer:
+            with urllib.request.urlopen(f"{reported['url']}/sim/camera/front_camera?format=png") as answer:
                 assert answer.read().startswith(b"\x89PNG")
         finally:
             program.send_signal(signal.SIGINT)

@@ -433,8 +433,8 @@ def test_functions_that_take_paths_take_text(checkpoint, data, tmp_path):
     ):
         with pytest.raises(ConfigError, match=message):
             refused()
-    told = score(str(data), str(checkpoint), str(tmp_path / "out.json"), precision="fp32")
-    assert len(json.loads((tmp_path / "out.json").read_text())) == told["frames"]
+    reported = score(str(data), str(checkpoint), str(tmp_path / "out.json"), precision="fp32")
+    assert len(json.loads((tmp_path / "out.json").read_text())) == reported["frames"]
 
 
 def test_json_has_no_nan(checkpoint, tmp_path, capsys):
@@ -443,8 +443,8 @@ def test_json_has_no_nan(checkpoint, tmp_path, capsys):
         writer.add_many([episode(seed, False) for seed in range(3)])
     command = ["reward", "score", str(tmp_path / "failures"), "--checkpoint", str(checkpoint), "--json"]
     assert main(command) == 0
-    told = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
-    assert told["metrics"]["auc"] is None and told["metrics"]["false_positive_rate"] is not None
+    reported = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
+    assert reported["metrics"]["auc"] is None and reported["metrics"]["false_positive_rate"] is not None
 
 
 def test_the_one_writer_of_json(tmp_path):

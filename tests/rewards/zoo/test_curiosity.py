@@ -93,11 +93,11 @@ def test_icm_scores_streams_as_it_scores_each_transition(lead):
 def test_icm_tells_real_valued_actions_by_squared_error():
     model = made("icm", discrete_actions=False)
     batch = steps(5, discrete=False)
-    told = model.network.inverse(torch.cat([model.network(batch.obs), model.network(batch.next_obs)], 1))
+    reported = model.network.inverse(torch.cat([model.network(batch.obs), model.network(batch.next_obs)], 1))
     loss = model.network.inverse_loss(
         *model.network(torch.cat([batch.obs, batch.next_obs])).chunk(2), batch.actions
     )
-    torch.testing.assert_close(loss, (told - batch.actions).square().mean())
+    torch.testing.assert_close(loss, (reported - batch.actions).square().mean())
 
 
 def test_discounted_sums_go_on_from_before_and_over_blocks():

@@ -378,11 +378,12 @@ def test_scripted_demonstrations(tmp_path, capsys, env_id, least):
     count = 3 if env_id == "Pendulum-v1" else 10
     arguments = ["--env", env_id, "--episodes", str(count), "--out", str(out), "--json"]
     assert main(["collect-demos", *arguments]) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     read = read_demonstrations(out)
-    assert told["episodes"] == len(read) == count
+    assert printed["episodes"] == len(read) == count
     assert (
-        told["mean_return"] == pytest.approx(float(returns_of(read).mean())) and told["mean_return"] > least
+        printed["mean_return"] == pytest.approx(float(returns_of(read).mean()))
+        and printed["mean_return"] > least
     )
 
 
@@ -401,9 +402,9 @@ def test_demonstrations_of_a_saved_policy(tmp_path):
     tree = small(output_dir=str(tmp_path / "runs"))
     tree["reward_model"]["data_path"] = str(tmp_path / "first.safetensors")
     result = serial_pipeline_reward_model(tree, max_env_step=128)
-    told = collect_demos(tmp_path / "own.safetensors", policy=str(result.folder), episodes=3)
+    printed = collect_demos(tmp_path / "own.safetensors", policy=str(result.folder), episodes=3)
     (one, *_) = read_demonstrations(tmp_path / "own.safetensors")
-    assert told["env"] == FIXED_CARTPOLE
+    assert printed["env"] == FIXED_CARTPOLE
     assert (result.policy.act(one.obs.numpy(), deterministic=True) == one.actions.numpy()).all()
     with pytest.raises(DataError, match="the policy is for actions Discrete"):
         collect_demos(tmp_path / "x.safetensors", policy=str(result.folder), env_id=POINT_REACH)

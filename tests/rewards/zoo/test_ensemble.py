@@ -35,8 +35,8 @@ def test_it_doubts_what_it_has_not_seen():
     made = taught(size=4)
     near, far = rows(30, 2), replace(rows(30, 2), obs=5.0 * rows(30, 2).obs)
     for _ in range(20):
-        told = made.train()
-    assert told["disagreement"] == pytest.approx(float(made.score(near).disagreement.mean()), rel=0.2)
+        reported = made.train()
+    assert reported["disagreement"] == pytest.approx(float(made.score(near).disagreement.mean()), rel=0.2)
     assert made.score(far).disagreement.mean() > 1.5 * made.score(near).disagreement.mean()
 
 

@@ -79,8 +79,8 @@ def test_learning_raises_the_experts_reward_above_the_policys(form):
     expert = replace(expert, obs=expert.obs.abs())
     gail.load_expert_data([expert])
     gail.collect_data(replace(policy, obs=-policy.obs.abs()))
-    told = gail.train()
-    assert told["accuracy"] > 0.9
+    reported = gail.train()
+    assert reported["accuracy"] > 0.9
     of_expert = gail.estimate(expert).env_rewards.mean()
     assert of_expert > gail.estimate(replace(policy, obs=-policy.obs.abs())).env_rewards.mean() + 0.5
 

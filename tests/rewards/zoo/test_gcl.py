@@ -41,8 +41,8 @@ def test_what_was_demonstrated_becomes_cheap_and_its_reward_high():
     gcl.load_expert_data([expert])
     gcl.collect_data(policy)
     for _ in range(5):
-        told = gcl.train()
-    assert told["cost_gap"] > 0.3 and 0.0 < told["effective_samples"] <= 1.0
+        reported = gcl.train()
+    assert reported["cost_gap"] > 0.3 and 0.0 < reported["effective_samples"] <= 1.0
     assert gcl.estimate(expert).env_rewards.mean() > gcl.estimate(policy).env_rewards.mean() + 0.3
 
 

@@ -159,7 +159,7 @@ def test_pipelines_show_the_frame_that_an_action_led_to(tmp_path, algorithm):
 
     model.network.scorer.score_some = noted
     loop.reset(0)
-    prob = loop.advance(0.0).watched.prob_success
+    prob = loop.advance(0.0).for_monitor.prob_success
     seen = np.concatenate(frames)
     if algorithm == "ppo":
         next_obs = loop.rollout.next_obs.numpy()
