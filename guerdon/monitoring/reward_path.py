@@ -80,7 +80,7 @@ def check_reward_path(
         raise RewardPathError("the check needs a finished episode in its rollout; there is none")
     weight = _expected_change(cfg, float(low.flat[0]), float(high[raised][0]))
     if cfg.control in CONTROLS:
-        _check_control(relabel, objective, low, high, cfg.control, int(judged_frames(done, cfg).sum()))
+        _check_control(relabel, objective, low, high, cfg.control, int(scored_frames(done, cfg).sum()))
         return
     if weight == 0.0:
         raise RewardPathError(
