@@ -173,7 +173,7 @@ VERBS = (
         argument("--to", required=True, metavar="FORMAT", help="the format to write"),
         FORMAT,
         stage="data",
-        example="guerdon data convert DATA COPY --to lerobot",
+        example="guerdon data convert DATA COPY --to npy-trajectory",
     ),
     Verb(
         "data audit",
