@@ -112,9 +112,7 @@ def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument(
-        "--limit", type=float, default=25.0, help="seconds by the clock of a run, imports included"
-    )
+    parser.add_argument("--limit", type=float, default=25.0, help="seconds by the clock, imports included")
     parser.add_argument("--steps", type=int, default=20_000, help="environment steps of a run")
     parser.add_argument("--peers", type=Path, help="folder that peers/setup.sh made")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
