@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from guerdon.config import load_config
 from guerdon.data.formats import get_format
 from guerdon.data.store import StoreWriter
 from guerdon.data.summary import convert
@@ -39,6 +40,52 @@ def work(tmp_path, quick_commands):
 def trajectories(work):
     convert(write_store(work / "store"), work / "reward_data", "npy-trajectory")
     return work / "reward_data"
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """What a script starts: programs in its place print their arguments."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "bin").mkdir()
+    for name in ("guerdon", "python"):
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\nprintf "%s\\n" {name} "$@"\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+
+    def tell(script, *arguments):
+        lines = run(["bash", f"examples/{script}", *arguments], tmp_path).stdout.splitlines()
+        return [line.removeprefix(f"{tmp_path}/") for line in lines]
+
+    return tell
+
+
+def test_the_script_of_stage_two_takes_a_name_flags_or_nothing(told):
+    script, flags = "embodiment/train_reward_model.sh", ["--positive-dir", "./p", "--epochs", "30"]
+    assert told(script, *flags) == ["python", "-m", "guerdon.fit.train_reward_model", *flags]
+    fit = ["guerdon", "train-reward", "--config-path", "examples/embodiment/config", "--config-name"]
+    more = ["reward.num_epochs=50", "reward.data.positive_dir=./reward_data/positive"]
+    assert told(script) == [*fit, "train_reward_model"]
+    assert told(script, *more) == [*fit, "train_reward_model", *more]
+    assert told(script, "mine", *more) == [*fit, "mine", *more]
+
+
+def test_the_real_world_script_takes_its_data_from_the_config(told):
+    script = "reward/run_reward_training.sh"
+    fit = ["guerdon", "train-reward", "--config-path", "examples/reward/config"]
+    fit += ["--config-name", "reward_training"]
+    assert told(script) == fit
+    assert told(script, "runner.max_epochs=2") == [*fit, "runner.max_epochs=2"]
+    given = ["runner.max_epochs=2", "--data", "/my data", "runner.save_interval=10"]
+    overrides = ["fit.data.path=/my data", "runner.max_epochs=2", "runner.save_interval=10"]
+    assert told(script, *given) == [*fit, *overrides]
+
+
+def test_the_data_of_the_real_world_config(tmp_path):
+    """`data_path` in the file itself, as RLinf's page has it edited."""
+    text = (ROOT / "examples/reward/config/reward_training.yaml").read_text()
+    (tmp_path / "reward_training.yaml").write_text(f"{text}\ndata:\n  data_path: /path/of/mine\n")
+    assert load_config("reward_training", [], tmp_path).fit.data.path == "/path/of/mine"
 
 
 @pytest.mark.slow

@@ -21,11 +21,12 @@ from guerdon.config.di_engine_names import (
     INTRINSIC,
     INTRINSIC_KEYS,
     OUR_SHAPES,
-    PAIRS,
+    PLAYED,
     RANKED,
     RENAMES,
     REWARD_MODELS,
     SECTION,
+    THEIR_SHAPES,
     WITHOUT_MEANING,
 )
 from guerdon.config.nested import ABSENT, Tree, dotted, get, leaves, merged, parts, put
@@ -222,10 +223,28 @@ def section_from_di_engine(section: Mapping[str, Any]) -> tuple[Tree, list[str]]
     `a_size`, or `input_size`, of which an action, as a single number, is the last.
     """
     given: Tree = to_plain(section)
-    dropped = [key for key in given if f"reward_model.{key}" in WITHOUT_MEANING and key not in OUR_SHAPES]
-    ours = {SECTION.get(key, key): value for key, value in given.items() if key not in dropped}
+    used = {*OUR_SHAPES, *THEIR_SHAPES}
+    dropped = [key for key in given if f"reward_model.{key}" in WITHOUT_MEANING and key not in used]
+    unset = [key for key, value in given.items() if key not in dropped and _is_placeholder(value)]
+    ours = {SECTION.get(key, key): value for key, value in given.items() if key not in (*dropped, *unset)}
     ours["type"] = REWARD_MODELS.get(str(given.get("type")), given.get("type"))
-    for key in (*PAIRS, "hidden_size", "hidden_size_list", *INTRINSIC_KEYS):
+    dropped += [f"{key} ({given[key]!r})" for key in unset]
+    dropped += [key for key in PLAYED if key in given]
+    if ours.pop("expert", None) is not None:
+        dropped.append("expert_model_path (the pipelines play an expert; a model alone has load_expert_data)")
+    if "intrinsic_reward_type" in given:
+        dropped.append("intrinsic_reward_type (estimate gives the model's reward alone, which pipelines mix)")
+    if ours["type"] in RANKED:
+        ours |= _pairs(given)
+    for key in (
+        *PLAYED,
+        "num_trajs",
+        "num_snippets",
+        *THEIR_SHAPES,
+        "hidden_size",
+        "hidden_size_list",
+        *INTRINSIC_KEYS,
+    ):
         ours.pop(key, None)
     if (widths := _widths(given)) is not None:
         ours["hidden"] = widths
@@ -252,11 +271,8 @@ def _ranked(section: Tree, ours: Tree) -> None:
     T-REX's data lie in the experiment's folder.
     """
     ours |= {"pretrain_reward": True, "cooptrain_reward": False}
-    pairs = int(section.get("num_snippets", 0)) + int(section.get("num_trajs", 0))
-    if pairs:
-        rounds = int(section.get("update_per_collect", 1))
-        put(ours, "reward_model.pretrain_updates", pairs * rounds)
-        put(ours, "reward_model.batch_size", 2)  # trajectories: a pair
+    for key, value in _pairs(section).items():
+        put(ours, f"reward_model.{key}", value)
     folder, step = section.get("expert_model_path"), int(section.get("checkpoint_step", 0))
     experiment = str(ours.get("exp_name", ""))
     if section.get("type") == "trex" and Path(experiment, "episodes_data.pkl").is_file():
@@ -265,6 +281,13 @@ def _ranked(section: Tree, ours: Tree) -> None:
         numbers = range(int(section.get("checkpoint_min", 0)), int(section["checkpoint_max"]) + 1, step)
         names = [f"{folder}/ckpt/iteration_{number}.pth.tar" for number in numbers]
         put(ours, "reward_model.expert", names)
+
+
+def _pairs(section: Mapping[str, Any]) -> Tree:
+    """Updates of T-REX and D-REX, each with a pair of trajectories."""
+    pairs = int(section.get("num_snippets", 0)) + int(section.get("num_trajs", 0))
+    rounds = int(section.get("update_per_collect", 1))
+    return {"pretrain_updates": pairs * rounds, "batch_size": 2} if pairs else {}
 
 
 def _is_placeholder(value: Any) -> bool:

@@ -148,6 +148,7 @@ WITHOUT_MEANING = tuple(
 
 
 OUR_SHAPES = ("obs_shape", "action_size")
-PAIRS = ("collect_count", "num_trajs", "num_snippets", "checkpoint_min", "checkpoint_max", "checkpoint_step")
+THEIR_SHAPES = ("action_shape", "input_size", "s_size", "a_size", "continuous")
+PLAYED = ("collect_count", "checkpoint_min", "checkpoint_max", "checkpoint_step")
 INTRINSIC_KEYS = ("intrinsic_reward_type", "intrinsic_reward_weight", "intrinsic_reward_rescale")
 """Keys of a section that a pipeline uses, not the model."""

@@ -16,6 +16,12 @@ from guerdon.core.errors import ConfigError
 ALGORITHMS = {"gae": "ppo", "actor_critic": "ppo", "embodied_sac": "sac"}
 """`algorithm.adv_type` or `loss_type` -> `learner.algorithm`."""
 
+LOSSES = {"ppo": ("actor_critic", "decoupled_actor_critic"), "sac": ("embodied_sac",)}
+"""`learner.algorithm` -> values of `algorithm.loss_type` that it stands for."""
+
+POLICIES = ("mlp_policy", "cnn_policy")
+"""`actor.model.model_type` with a counterpart: the policy's network follows from the observations."""
+
 RENAMES: dict[str, str] = {
     "runner.logger.experiment_name": "runner.experiment_name",
     "runner.logger.log_path": "runner.output_dir",
@@ -139,6 +145,8 @@ def from_rlinf(given: Mapping[str, Any], name: str = "") -> tuple[Tree, list[str
     if algorithm:
         put(ours, "learner.algorithm", algorithm)
     notices: list[str] = []
+    if get(theirs, "algorithm.loss_type", None) == "decoupled_actor_critic":
+        notices.append("algorithm.loss_type ('decoupled_actor_critic': PPO learns between its rollouts here)")
     for path, value in leaves(theirs):
         key = dotted(path)
         if value is None or key in COUNTED:
@@ -187,11 +195,21 @@ def _is_placeholder(value: Any) -> bool:
 
 
 def _algorithm(theirs: Tree) -> str:
-    named = get(theirs, "algorithm.adv_type", get(theirs, "algorithm.loss_type", None))
-    if named not in ALGORITHMS:
+    """The learner of a training; one without a counterpart, or whose policy has none, is refused."""
+    loss = get(theirs, "algorithm.loss_type", None)
+    named = get(theirs, "algorithm.adv_type", loss)
+    ours = ALGORITHMS.get(named)
+    if ours is None or (loss is not None and loss not in LOSSES[ours]):
+        what = named if ours is None else loss
         known = ", ".join(ALGORITHMS)
-        raise ConfigError(f"RLinf's algorithm {named!r} has no counterpart; those of {known} have one")
-    return ALGORITHMS[named]
+        raise ConfigError(f"RLinf's algorithm {what!r} has no counterpart; those of {known} have one")
+    if (policy := get(theirs, "actor.model.model_type", POLICIES[0])) not in POLICIES:
+        raise ConfigError(
+            f"the policy actor.model.model_type {policy!r} has no counterpart; {' and '.join(POLICIES)} have"
+        )
+    if get(theirs, "actor.model.q_head_type", None) == "crossq":
+        raise ConfigError("actor.model.q_head_type 'crossq' has no counterpart: critics are those of SAC")
+    return ours
 
 
 def _env_setting(ours: Tree, place: str, key: str, value: Any, notices: list[str]) -> None:

@@ -32,6 +32,7 @@ from guerdon.fit.state import latest_checkpoint
 from guerdon.fit.threshold import Threshold, choose_threshold
 from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.rewards.image import Contract, RewardModel, build_model, save_checkpoint
+from guerdon.rewards.image.checkpoint import TORCH_SUFFIXES
 from guerdon.rewards.image.int8_file import quantize_checkpoint
 from guerdon.rewards.image.quantize import require_int8
 from guerdon.rewards.relabel import Calibration
@@ -355,7 +356,8 @@ def finish_fit(
     if threshold.caveat:
         log.warning("calibration: %s", threshold.caveat)
     if threshold.true_positive_rate < MIN_RECALL:
-        log.warning("%s", low_recall_message(scores, threshold, checkpoints / "best_model"))
+        kept = Path(trainer.cfg.export_path or checkpoints / "best_model")
+        log.warning("%s", low_recall_message(scores, threshold, kept))
     positive = store.labels >= 0.5
     first = float(store.step[positive].min()) if positive.any() else math.nan
     metrics = {**summarize(scores, threshold.threshold), "first_success_step": first, **(known or {})}
@@ -376,8 +378,9 @@ def finish_fit(
     )
     save_checkpoint(checkpoints / "best_model", trainer.model, contract)
     save_checkpoint(checkpoints / "reward_model_best.pt", trainer.model, contract, extra)
-    if trainer.cfg.export_path is not None:
-        save_checkpoint(trainer.cfg.export_path, trainer.model, contract, extra)
+    if (place := trainer.cfg.export_path) is not None:
+        as_file = Path(place).suffix in TORCH_SUFFIXES
+        save_checkpoint(place, trainer.model, contract, extra if as_file else None)
     return FitResult(
         checkpoint=checkpoints / "best_model",
         contract=contract,

@@ -22,7 +22,7 @@ from guerdon.config import (
     OptimConfig,
     RewardModelConfig,
 )
-from guerdon.core.atomic import make_directory, write_atomic
+from guerdon.core.atomic import make_directory
 from guerdon.core.errors import GuerdonError
 from guerdon.core.types import display_path
 from guerdon.data.datasets.frames import RewardDataset
@@ -87,6 +87,7 @@ def _run(arguments: argparse.Namespace) -> None:
         optim=OptimConfig(optimizer="adam", lr=arguments.lr, weight_decay=0.0),
         lr_sched=LRScheduleConfig(name="constant", warmup_steps=0),
         augment=AugmentConfig(shift_pixels=0, color=0.0),
+        export_path=str(output),
         data=FitDataConfig(positive_dir=arguments.positive_dir, negative_dir=arguments.negative_dir),
     )
     make_directory(output.parent)
@@ -98,8 +99,6 @@ def _run(arguments: argparse.Namespace) -> None:
             count = save_positive_pictures(dataset, arguments.vis_output_dir)
             log.info("%d positive frames -> %s", count, display_path(arguments.vis_output_dir))
         result = fit_reward_model(model, fit, folder=work, seed=arguments.seed)
-        best = (result.checkpoint.parent / "reward_model_best.pt").read_bytes()
-        write_atomic(output, lambda file: file.write(best))
     finally:
         shutil.rmtree(work, ignore_errors=True)
     numbers = result.train_accuracy, result.metrics["auc"], result.threshold.threshold

@@ -183,6 +183,14 @@ def test_a_training_with_ppo(folder, caplog):
         assert name in text
 
 
+def test_an_asynchronous_ppo_is_said_to_be_synchronous(folder, caplog):
+    text = PPO.replace("loss_type: actor_critic", "loss_type: decoupled_actor_critic")
+    with caplog.at_level("INFO", "guerdon"):
+        cfg = load_rlinf(written(folder, "a_run_async", TRAINING, text))
+    assert cfg.learner.algorithm == "ppo" and not cfg.asynchronous.enabled
+    assert "PPO learns between its rollouts here" in caplog.text
+
+
 def test_a_training_with_sac(folder):
     cfg = load_rlinf(written(folder, "a_sac_async", TRAINING, SAC))
     sac = cfg.learner.sac
@@ -241,6 +249,13 @@ def test_collecting(folder):
     ("change", "message"),
     [
         ({"algorithm": {"adv_type": "grpo"}}, "'grpo' has no counterpart"),
+        ({"algorithm": {"adv_type": "gae", "loss_type": "embodied_dagger"}}, "'embodied_dagger' has no"),
+        ({"algorithm": {"adv_type": "gae", "loss_type": "embodied_sac"}}, "'embodied_sac' has no"),
+        (
+            {"actor": {"model": {"model_type": "openvla"}}},
+            "policy .* 'openvla' has no counterpart; mlp",
+        ),
+        ({"actor": {"model": {"q_head_type": "crossq"}}}, "'crossq' has no counterpart"),
         ({"reward": {"model": {"model_type": "history_vlm"}}}, "'history_vlm' has no counterpart"),
         ({"env": {"train": {"env_type": "libero"}}}, "'libero' has no counterpart"),
         ({"reward": {"reward_mod": 3}}, "unknown setting of RLinf, 'reward.reward_mod'"),

@@ -25,7 +25,7 @@ from guerdon.data.summary import convert
 from guerdon.datasets import RewardDataset
 from guerdon.fit import fit_reward_model
 from guerdon.fit.fit import low_recall_message, open_data
-from guerdon.fit.metrics import LabelledScores, auc
+from guerdon.fit.metrics import LabelledScores, OperatingPoint, auc
 from guerdon.fit.threshold import measure_threshold
 from guerdon.fit.trainer import RewardModelTrainer
 from guerdon.models import build_model, load_checkpoint, save_checkpoint
@@ -309,8 +309,14 @@ def test_early_stop(data, tmp_path):
 
 def test_a_threshold_that_hardly_fires_is_said_loudly(data, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("guerdon.fit.fit.MIN_RECALL", 1.1)
-    fit_reward_model(MODEL, on(data, epochs=1), folder=tmp_path, seed=0, tensorboard=False)
+    better = OperatingPoint(false_positive_rate=0.02, true_positive_rate=0.9, threshold=0.1)
+    monkeypatch.setattr("guerdon.fit.fit.better_recall", lambda *args, **given: better)
+    place = tmp_path / "exported"  # a folder, since it does not end in .pt
+    fit_reward_model(
+        MODEL, on(data, epochs=1, export_path=str(place)), folder=tmp_path, seed=0, tensorboard=False
+    )
     assert "ATTENTION: at the threshold of" in caplog.text
+    assert f"--checkpoint {place} " in caplog.text and load_checkpoint(place)[1].threshold is not None
 
 
 def test_the_warning_names_a_better_threshold(tmp_path):

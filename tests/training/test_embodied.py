@@ -203,6 +203,11 @@ def test_a_reward_without_influence_is_refused(settings, tmp_path):
 # Collecting while training
 
 
+def test_fewer_steps_than_an_iteration_of_sac(settings, tmp_path):
+    more = [*SAC, "learner.total_steps=48", "learner.iteration_steps=512", "learner.sac.learning_starts=16"]
+    assert run_with(settings, tmp_path, more)["env_steps"] == 48
+
+
 def test_collecting_while_training(settings, tmp_path):
     sections = [
         "reward.use_reward_model=false",

@@ -128,6 +128,51 @@ def test_a_section_of_di_engine(section, expected):
     assert model.cfg.expert_steps == section.get("sample_size", 0)
 
 
+class AttributeDict(dict):
+    """As EasyDict: a dict whose keys are attributes too, all the way down."""
+
+    def __init__(self, tree):
+        super().__init__({key: AttributeDict(v) if isinstance(v, dict) else v for key, v in tree.items()})
+        self.__dict__ = self
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        (
+            {"type": "gail", "input_size": 5, "collect_count": 1000, "expert_model_path": "best.pth.tar"},
+            {"obs_shape": 4, "expert_steps": 0},
+        ),
+        (
+            {"type": "trex", "obs_shape": 4, "action_shape": 2, "num_trajs": 6, "num_snippets": 600,
+             "checkpoint_max": 100, "expert_model_path": "cartpole_dqn_seed0",
+             "data_path": "abs data path", "reward_model_path": "abs data path + ./cartpole.params"},
+            {"pretrain_updates": 606, "batch_size": 2, "data_path": None, "action_size": 2},
+        ),
+        (
+            {"type": "drex", "obs_shape": 4, "action_shape": 2, "eps_list": [0.0, 0.5, 1.0],
+             "num_trajs_per_bin": 20, "bc_path": "bc_path_placeholder",
+             "offline_data_path": "offline_data_path_placeholder"},
+            {"noise_levels": (0.0, 0.5, 1.0), "episodes_per_level": 20, "data_path": None},
+        ),
+        (
+            {"type": "icm", "obs_shape": 4, "action_shape": 2, "intrinsic_reward_type": "add"},
+            {"action_size": 2, "discrete_actions": True},
+        ),
+    ],
+    ids=lambda value: value.get("type", ""),
+)  # fmt: skip
+def test_a_whole_section_of_a_config_file(section, expected, caplog):
+    """With what only the pipelines use, and with the placeholders of DI-engine's files."""
+    with caplog.at_level("INFO", "guerdon"):
+        model = create_reward_model(AttributeDict(section), "cpu", None)
+    assert {key: getattr(model.cfg, key) for key in expected} == expected
+    (line,) = caplog.messages
+    for key in ("expert_model_path", "intrinsic_reward_type", "collect_count", "checkpoint_max", "bc_path"):
+        assert (key in line) == (key in section)
+    assert "action_shape" not in line and "input_size" not in line  # these are used
+
+
 def test_a_misspelt_key_is_still_refused():
     with pytest.raises(ConfigError, match="learning_rat"):
         create_reward_model({"type": "gail", "input_size": 5, "learning_rat": 1.0})

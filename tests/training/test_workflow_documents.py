@@ -23,6 +23,13 @@ bash examples/embodiment/train_reward_model.sh train_reward_model \\
     reward.data.negative_dir=./reward_data/negative
 """
 BARE_FIT = "bash examples/embodiment/train_reward_model.sh"
+FLAGS_FIT = """
+bash examples/embodiment/train_reward_model.sh \\
+    --positive-dir ./reward_data/positive \\
+    --negative-dir ./reward_data/negative \\
+    --output-checkpoint ./checkpoints/reward_model.pt \\
+    --image-key base_camera
+"""
 TRAIN = """
 bash examples/embodiment/run_embodiment.sh maniskill_ppo_cnn \\
     reward.use_reward_model=True \\
@@ -36,6 +43,7 @@ guerdon collect env=tabletop reward.collect_data=True collect.policy=scripted
 """
 SMALL = ["reward.model.image_size=[3,24,24]", "reward.model.width=8", "reward.model.hidden_dim=16"]
 FEW = ["reward.num_epochs=2", *SMALL]
+FEW_FLAGS = ["--epochs", "1", "--hidden-dim", "16", "--image-size", "3", "24", "24"]
 
 
 def run(text, cwd, more=(), code=0):
@@ -67,13 +75,17 @@ def work(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("fit", [FIT, BARE_FIT], ids=["by name", "bare"])
-def test_the_three_steps(work, fit):
+@pytest.mark.parametrize(
+    ("fit", "few"),
+    [(FIT, FEW), (BARE_FIT, FEW), (FLAGS_FIT, FEW_FLAGS)],
+    ids=["by name", "bare", "with flags"],
+)
+def test_the_three_steps(work, fit, few):
     file = work / "checkpoints" / "reward_model.pt"
     file.unlink(missing_ok=True)
     refused = run(TRAIN, work, SHORT, code=1)
     assert "checkpoints/reward_model.pt: there is no such checkpoint" in refused.stderr
-    run(fit, work, FEW)
+    run(fit, work, few)
     assert load_checkpoint(file)[0].config.model_type == "binary_classifier"
     assert "reward       learned (replace)" in run(TRAIN, work, SHORT).stdout
     entries = [json.loads(line) for line in (latest_run(work) / "metrics.jsonl").read_text().splitlines()]
