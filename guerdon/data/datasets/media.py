@@ -190,6 +190,8 @@ def video_frames(path: Path) -> Iterator[tuple[str, UInt8Array]]:
             raise DataError("has no video stream")
         stream = container.streams.video[0]
         decoder = stream.codec_context
+        if decoder is None:
+            raise DataError("is in a codec that is not known")
         decoder.options = {"max_pixels": str(MAX_VIDEO_PIXELS)}  # checked before memory is taken
         _check_pixels(decoder.width, decoder.height)
         found = False
