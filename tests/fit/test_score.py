@@ -175,6 +175,16 @@ def test_several_cameras_and_stacks(tmp_path):
     wanted = manager.score(stacks).prob_success
     assert np.ptp(wanted) > 1e-4
     np.testing.assert_allclose(predict(manager, place), wanted, rtol=1e-5)
+    for wrong, message in (
+        (
+            {**stacks, "front": stacks["front"][:3]},
+            r"different numbers of frames: \{'front': 3, 'wrist': 7\}",
+        ),
+        (None, "frames by camera are needed, such as .*, not NoneType"),
+        ("front", "frames by camera are needed, such as .*, not str"),
+    ):
+        with pytest.raises(DataError, match=message):
+            manager.score(wrong)
     with pytest.MonkeyPatch.context() as patch:  # stacks go on over the edge of a batch
         patch.setattr(media, "MAX_BATCH_BYTES", 3 * views["front"][0].nbytes)
         np.testing.assert_allclose(predict(manager, place), wanted, rtol=1e-5)
