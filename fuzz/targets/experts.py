@@ -32,7 +32,7 @@ def _episodes() -> Any:
 
 def _checkpoint() -> Any:
     layers = (("encoder.main.0", 8, 4), ("encoder.main.2", 8, 8), ("head.A.0.0", 8, 8), ("head.A.1.0", 2, 8))
-    weights = {}
+    weights: dict[str, torch.Tensor] = {}
     for name, outputs, inputs in layers:
         weights |= {f"{name}.weight": torch.ones(outputs, inputs), f"{name}.bias": torch.zeros(outputs)}
     return {"model": weights, "last_iter": 3}

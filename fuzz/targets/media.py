@@ -6,8 +6,10 @@ import io
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import av
+import numpy as np
 from PIL import Image
 
 from fuzz.engine import Target
@@ -25,10 +27,10 @@ _BATCHES = 8
 def _video(container: str, codec: str, pixels: str) -> bytes:
     file = io.BytesIO()
     with av.open(file, "w", format=container) as output:
-        stream = output.add_stream(codec, rate=10)
+        stream: Any = output.add_stream(codec, rate=10)
         stream.width, stream.height, stream.pix_fmt = _SIZE, _SIZE, pixels
         for image in _images() * 2:
-            frame = av.VideoFrame.from_image(image)
+            frame = av.VideoFrame.from_ndarray(np.asarray(image), format="rgb24")
             output.mux(stream.encode(frame))
         output.mux(stream.encode())
     return file.getvalue()
