@@ -127,7 +127,8 @@ def _dumped(record: Any, dump: Callable[[Any], bytes], rng: random.Random, data:
         return mutate_bytes(data, rng)
 
 
-def _mutate(make: _Record, dump: Callable[[Any], bytes], data: bytes, rng: random.Random) -> bytes:
+def mutate_dumped(make: _Record, dump: Callable[[Any], bytes], data: bytes, rng: random.Random) -> bytes:
+    """A record with hostile parts, written; or `data` with other opcodes or bytes."""
     kind = rng.random()
     if kind < 0.4:
         return _dumped(make(), dump, rng, data)
@@ -180,7 +181,7 @@ def _format(name: str, file: str, make: _Record, dump: Callable[[Any], bytes], o
         _place(scratch, file, other, data)
         return [data]
 
-    return Target(seeds, partial(_read, name, file, 1 if other else 0), partial(_mutate, make, dump))
+    return Target(seeds, partial(_read, name, file, 1 if other else 0), partial(mutate_dumped, make, dump))
 
 
 def _pickle_target() -> Target:
@@ -195,7 +196,7 @@ def _pickle_target() -> Target:
     return Target(
         lambda _: [_pickled(make()) for make in records],
         run,
-        lambda data, rng: _mutate(rng.choice(records), _pickled, data, rng),
+        lambda data, rng: mutate_dumped(rng.choice(records), _pickled, data, rng),
     )
 
 
@@ -316,7 +317,7 @@ TARGETS: dict[str, Target] = {
     "demonstrations-pkl": _demonstrations(
         "expert_data.pkl",
         lambda: [_pickled(_demonstration_record())],
-        partial(_mutate, _demonstration_record, _pickled),
+        partial(mutate_dumped, _demonstration_record, _pickled),
     ),
     "demonstrations-npz": _demonstrations("demos.npz", _npz, mutate_zip),
     "demonstrations-arrow": _demonstrations(

@@ -58,9 +58,7 @@ def open_demonstrations(
         control_mode: what actions mean to the robot; data that is known to mean something else is refused.
     """
     with tempfile.TemporaryDirectory() as copy:
-        store, faults = open_store(str(path), None, None, Path(copy))
-        if faults:
-            log.warning("%s: %d file(s) left out, first %s", path, len(faults), faults[0])
+        store, _ = open_store(str(path), None, None, Path(copy))
         for camera, shape in spec.images:
             if store.cameras.get(camera) != shape:
                 raise DataError(

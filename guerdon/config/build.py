@@ -114,7 +114,10 @@ def _join(path: str, key: Any) -> str:
 
 def _show(value: Any) -> str:
     """A value as quoted in an error: short, and with its type where that is the question."""
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    try:
+        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    except ValueError:  # of whole numbers with thousands of digits
+        text = "a number with too many digits"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -253,7 +256,7 @@ class _Builder:
         number = isinstance(value, Real) and not isinstance(value, bool)
         if hint is float:
             with suppress(ValueError, OverflowError):  # also text such as `1e-4`, a string in YAML 1.1
-                if (number or isinstance(value, str)) and not math.isnan(converted := float(value)):
+                if (number or isinstance(value, str)) and math.isfinite(converted := float(value)):
                     return converted
         elif hint is int:
             if number and isinstance(value, Integral):
@@ -277,16 +280,21 @@ class _Builder:
         for limit in get_args(hint)[1:]:
             if isinstance(limit, NameOrPlugin):
                 choices += limit.names
-        near = get_close_matches(str(value), choices, n=1)
+        near = get_close_matches(value[:80], choices, n=1) if isinstance(value, str) else []
         remedy = ""
         if near:
             remedy = f" (did you mean {near[0]!r}?)"
-        elif str(value).lower() == "none" and _is_union(hint) and type(None) in get_args(hint):
+        elif (
+            isinstance(value, str)
+            and value.lower() == "none"
+            and _is_union(hint)
+            and type(None) in get_args(hint)
+        ):
             remedy = " (write null)"
         elif hint is str and isinstance(value, int | float):
             remedy = " (put it in quotes)"
         elif isinstance(value, str) and any(get_origin(member) in (list, tuple) for member in _members(hint)):
-            remedy = f" (write [{value}])"
+            remedy = f" (write [{value}])" if len(value) <= 80 else ""
         kind = "" if value is None or isinstance(value, str) else f" ({type(value).__name__})"
         where = path or "the config"
         return ConfigError(f"{where} must be {describe(hint)}, not {_show(value)}{kind}{remedy}")

@@ -7,6 +7,7 @@ nested dicts and changes none of its arguments.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,9 +30,27 @@ from guerdon.config.di_engine_names import (
     THEIR_SHAPES,
     WITHOUT_MEANING,
 )
-from guerdon.config.nested import ABSENT, Tree, dotted, get, leaves, merged, parts, put
+from guerdon.config.nested import (
+    ABSENT,
+    Tree,
+    dotted,
+    get,
+    leaves,
+    merged,
+    number,
+    parts,
+    put,
+    subtree,
+    whole,
+)
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.core.errors import ConfigError
+
+MAX_CHECKPOINTS = 1000
+"""Of the experts whose episodes are ranked."""
+
+NGU = ("episodic_reward_model", "rnd_reward_model")
+"""Sections of two reward models that are one here; the later wins."""
 
 
 def from_di_engine(
@@ -106,12 +125,15 @@ def _joined(main: Tree, create: Tree) -> Tree:
         if kind is not ABSENT:
             types[section] = {} if section == "env" else {"type": kind}
             types["create"][section] = kind
-    novelty, episodic = main.pop("rnd_reward_model", None), main.pop("episodic_reward_model", None)
+    pair = [subtree(main, name) for name in NGU]
+    named = [main.pop(name, None) for name in NGU]
     joined: Tree = merged(types, main)
+    for name in ("env", "policy", "reward_model"):
+        subtree(joined, name)
     if get(joined, "policy.other.her") is not ABSENT:
-        joined["reward_model"] = {"type": "her", **joined.get("reward_model", {})}
-    if novelty is not None or episodic is not None:
-        joined["reward_model"] = {**(episodic or {}), **(novelty or {}), "type": "ngu"}
+        joined["reward_model"] = {"type": "her", **subtree(joined, "reward_model")}
+    if any(each is not None for each in named):
+        joined["reward_model"] = {**pair[0], **pair[1], "type": "ngu"}
     return joined
 
 
@@ -132,10 +154,10 @@ def _env_id(theirs: Tree) -> str:
     kind = get(theirs, "create.env", None)
     if kind is None:
         raise ConfigError("create_config.env.type is missing: it names the environment")
-    if kind not in ENVS:
+    if str(kind) not in ENVS:
         guess = _near(str(kind), ENVS) or f"; known are {', '.join(ENVS)}"
         raise ConfigError(f"there is no environment for DI-engine's env.type {kind!r}{guess}")
-    found = ENVS[kind]
+    found = ENVS[str(kind)]
     if found is None:
         raise ConfigError(f"env.env_id is missing: env.type {kind!r} stands for many environments")
     return found
@@ -152,77 +174,79 @@ def _is_used(key: str, algorithm: str) -> bool:
 
 def _count_steps(theirs: Tree, ours: Tree, algorithm: str) -> None:
     """Samples and updates of a round, and evaluations that are counted in updates."""
-    num_envs = int(get(ours, "env.train.num_envs", 1))
-    samples = get(theirs, "policy.collect.n_sample", None)
-    episodes, bits = get(theirs, "policy.collect.n_episode", None), get(theirs, "env.n_bits", None)
-    if samples is None and episodes is not None and bits is not None:  # an episode has as many steps as bits
-        samples = int(episodes) * int(bits)
-    length = int(get(theirs, "policy.learn_unroll_len", 1))  # samples of recurrent policies are sequences
+    num_envs = whole(ours, "env.train.num_envs", 1, low=1)
+    samples = _given(theirs, "policy.collect.n_sample")
+    episodes, bits = _given(theirs, "policy.collect.n_episode"), _given(theirs, "env.n_bits")
+    if samples is None and episodes is not None and bits is not None:
+        samples = episodes * bits  # an episode has as many steps as bits
+    length = whole(theirs, "policy.learn_unroll_len", 1, low=1)  # samples of recurrent policies are sequences
     if samples is not None and length > 1:
-        samples = int(samples) * length
-        put(
-            ours,
-            ("learner", algorithm, "batch_size"),
-            int(get(theirs, "policy.learn.batch_size", 64)) * length,
-        )
-    updates = get(theirs, "policy.learn.update_per_collect", None)
+        samples *= length
+        batch = whole(theirs, "policy.learn.batch_size", 64, low=1)
+        put(ours, ("learner", algorithm, "batch_size"), batch * length)
+    updates = _given(theirs, "policy.learn.update_per_collect")
     if algorithm == "ppo":
-        steps = -(-int(samples or 64 * num_envs) // num_envs)
+        steps = -(-(samples or 64 * num_envs) // num_envs)
         put(ours, "learner.ppo.num_steps", steps)
-        batches = math.ceil(steps * num_envs / int(get(ours, "learner.ppo.minibatch_size", 256)))
+        batches = math.ceil(steps * num_envs / whole(ours, "learner.ppo.minibatch_size", 256, low=1))
         if updates is not None:
-            put(ours, "learner.ppo.update_epochs", max(1, round(int(updates) / batches)))
-        epochs = int(get(ours, "learner.ppo.update_epochs", 4))
+            put(ours, "learner.ppo.update_epochs", max(1, round(updates / batches)))
+        epochs = whole(ours, "learner.ppo.update_epochs", 4, low=1)
         updates_per_step = epochs * batches / (steps * num_envs)
     else:
         updates_per_step = {"dqn": 0.25, "sac": 1.0}[algorithm]
         if samples is not None:
-            put(ours, "steps_per_collect", int(samples))
+            put(ours, "steps_per_collect", samples)
         if updates is not None:
-            updates_per_step = int(updates) / int(samples or 1)
+            updates_per_step = updates / (samples or 1)
             put(ours, ("learner", algorithm, "updates_per_step"), updates_per_step)
-    frequency = get(theirs, "policy.eval.evaluator.eval_freq", None)
+    frequency = _given(theirs, "policy.eval.evaluator.eval_freq")
     if frequency is not None:
-        put(ours, "learner.eval_interval", max(1, round(int(frequency) / updates_per_step)))
+        put(ours, "learner.eval_interval", max(1, round(frequency / updates_per_step)))
+
+
+def _given(theirs: Tree, path: str) -> int | None:
+    """A count of at least 1, or None."""
+    return None if get(theirs, path, None) is None else whole(theirs, path, 1, low=1)
 
 
 def _explore(theirs: Tree, ours: Tree) -> None:
     """Random actions: a straight line with as many of them as their exponential decay has."""
-    decay = get(theirs, "policy.other.eps.decay", None)
-    if decay is not None:
-        steps = float(decay) * (2.0 if get(theirs, "policy.other.eps.type") == "exp" else 1.0)
-        total = int(get(ours, "learner.total_steps", SerialConfig().learner.total_steps))
+    if get(theirs, "policy.other.eps.decay", None) is not None:
+        decay = number(theirs, "policy.other.eps.decay", 0.0, low=0.0)
+        steps = decay * (2.0 if get(theirs, "policy.other.eps.type") == "exp" else 1.0)
+        total = whole(ours, "learner.total_steps", SerialConfig().learner.total_steps, low=1)
         put(ours, "learner.dqn.epsilon_fraction", min(1.0, steps / total))
 
 
 def _reward_model(theirs: Tree, ours: Tree) -> None:
     """Its type under our name, the widths of its layers, and how its reward meets the environment's."""
-    section = get(theirs, "reward_model", {})
-    if "type" not in section:
+    given = subtree(theirs, "reward_model")
+    if "type" not in given:
         raise ConfigError("reward_model.type is missing: it names the reward model")
-    kind = REWARD_MODELS.get(str(section["type"]), str(section["type"]))
+    kind = REWARD_MODELS.get(str(given["type"]), str(given["type"]))
     put(ours, "reward_model.type", kind)
-    if (widths := _widths(section)) is not None:
+    if (widths := _widths(given)) is not None:
         put(ours, "reward_model.hidden", widths)
-    if "collect_count" in section and "data_path" not in ours["reward_model"]:
-        put(ours, "reward_model.expert_steps", section["collect_count"])
+    if "collect_count" in given and "data_path" not in ours["reward_model"]:
+        put(ours, "reward_model.expert_steps", given["collect_count"])
     if kind in RANKED:
-        _ranked(section, ours)
-    how = section.get("intrinsic_reward_type", "add" if kind in INTRINSIC else "assign")
+        _ranked(theirs, ours)
+    how = given.get("intrinsic_reward_type", "add" if kind in INTRINSIC else "assign")
     if how == "add":
-        weight = get(section, "intrinsic_reward_weight", section.get("intrinsic_reward_rescale", 1.0))
+        weight = get(given, "intrinsic_reward_weight", given.get("intrinsic_reward_rescale", 1.0))
         put(ours, "mix", {"combine_mode": "weighted", "env_reward_weight": 1.0, "reward_weight": weight})
     elif how != "assign":
         raise ConfigError(f"reward_model.intrinsic_reward_type must be 'add' or 'assign', not {how!r}")
 
 
-def section_from_di_engine(section: Mapping[str, Any]) -> tuple[Tree, list[str]]:
+def section_from_di_engine(theirs: Mapping[str, Any]) -> tuple[Tree, list[str]]:
     """DI-engine's `cfg.reward_model` as a section of ours, and keys without meaning; ours is unchanged.
 
     Without environments their keys have to tell the shapes: `obs_shape` and `action_shape`, `s_size` and
     `a_size`, or `input_size`, of which an action, as a single number, is the last.
     """
-    given: Tree = to_plain(section)
+    given: Tree = to_plain(theirs)
     used = {*OUR_SHAPES, *THEIR_SHAPES}
     dropped = [key for key in given if f"reward_model.{key}" in WITHOUT_MEANING and key not in used]
     unset = [key for key, value in given.items() if key not in dropped and _is_placeholder(value)]
@@ -250,7 +274,11 @@ def section_from_di_engine(section: Mapping[str, Any]) -> tuple[Tree, list[str]]
         ours["hidden"] = widths
     actions = given.get("action_shape", given.get("a_size"))
     if "input_size" in given and "obs_shape" not in given:
-        ours |= {"obs_shape": int(given["input_size"]) - 1, "action_size": 1, "discrete_actions": False}
+        ours |= {
+            "obs_shape": whole(given, "input_size", 0, low=2) - 1,
+            "action_size": 1,
+            "discrete_actions": False,
+        }
     elif "s_size" in given:
         ours["obs_shape"] = given["s_size"]
     if actions is not None:
@@ -258,35 +286,51 @@ def section_from_di_engine(section: Mapping[str, Any]) -> tuple[Tree, list[str]]
     return ours, dropped
 
 
-def _widths(section: Mapping[str, Any]) -> list[int] | None:
+def _widths(given: Mapping[str, Any]) -> list[Any] | None:
     """Widths of the hidden layers, without that of the output."""
-    if "hidden_size_list" in section:
-        return [width for width in section["hidden_size_list"] if width != 1]
-    return [section["hidden_size"]] if "hidden_size" in section else None
+    if "hidden_size_list" in given:
+        if not isinstance(given["hidden_size_list"], list):
+            raise ConfigError(
+                f"reward_model.hidden_size_list must be a list, not {repr(given['hidden_size_list'])[:60]}"
+            )
+        return [width for width in given["hidden_size_list"] if width != 1]
+    return [given["hidden_size"]] if "hidden_size" in given else None
 
 
-def _ranked(section: Tree, ours: Tree) -> None:
+def _ranked(theirs: Tree, ours: Tree) -> None:
     """One gradient step for each compared pair, before the policy learns; experts are saved policies.
 
     T-REX's data lie in the experiment's folder.
     """
     ours |= {"pretrain_reward": True, "cooptrain_reward": False}
-    for key, value in _pairs(section).items():
+    for key, value in _pairs(subtree(theirs, "reward_model")).items():
         put(ours, f"reward_model.{key}", value)
-    folder, step = section.get("expert_model_path"), int(section.get("checkpoint_step", 0))
+    first, last, step = (
+        whole(theirs, f"reward_model.checkpoint_{name}", 0, low=0) for name in ("min", "max", "step")
+    )
+    folder = get(theirs, "reward_model.expert_model_path", None)
+    is_trex = get(theirs, "reward_model.type") == "trex"
     experiment = str(ours.get("exp_name", ""))
-    if section.get("type") == "trex" and Path(experiment, "episodes_data.pkl").is_file():
+    if is_trex and os.path.isfile(Path(experiment, "episodes_data.pkl")):  # noqa: PTH113
         put(ours, "reward_model.data_path", experiment)
-    elif folder is not None and not _is_placeholder(folder) and step and section.get("type") == "trex":
-        numbers = range(int(section.get("checkpoint_min", 0)), int(section["checkpoint_max"]) + 1, step)
-        names = [f"{folder}/ckpt/iteration_{number}.pth.tar" for number in numbers]
-        put(ours, "reward_model.expert", names)
+    elif folder is not None and not _is_placeholder(folder) and step and is_trex:
+        numbers = range(first, last + 1, step)
+        if not 0 < len(numbers) <= MAX_CHECKPOINTS:
+            raise ConfigError(
+                f"reward_model.checkpoint_min, _max and _step name {len(numbers)} checkpoints of experts; "
+                f"there must be 1 to {MAX_CHECKPOINTS}"
+            )
+        put(ours, "reward_model.expert", [f"{folder}/ckpt/iteration_{number}.pth.tar" for number in numbers])
 
 
 def _pairs(section: Mapping[str, Any]) -> Tree:
     """Updates of T-REX and D-REX, each with a pair of trajectories."""
-    pairs = int(section.get("num_snippets", 0)) + int(section.get("num_trajs", 0))
-    rounds = int(section.get("update_per_collect", 1))
+    theirs = {"reward_model": dict(section)}
+    snippets, trajectories, rounds = (
+        whole(theirs, f"reward_model.{name}", default, low=0)
+        for name, default in (("num_snippets", 0), ("num_trajs", 0), ("update_per_collect", 1))
+    )
+    pairs = snippets + trajectories
     return {"pretrain_updates": pairs * rounds, "batch_size": 2} if pairs else {}
 
 
@@ -297,8 +341,8 @@ def _is_placeholder(value: Any) -> bool:
 
 def _needs_expert(ours: Tree) -> bool:
     """Whether the reward model learns from demonstrations and none are named."""
-    section = ours["reward_model"]
-    return section["type"] in IMITATING and not {"data_path", "expert"} & set(section)
+    given = ours["reward_model"]
+    return given["type"] in IMITATING and not {"data_path", "expert"} & set(given)
 
 
 def _near(name: str, known: Iterable[str]) -> str:
@@ -307,6 +351,6 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 def _nearest(key: str) -> str:
     known = [*RENAMES, *COUNTED, *WITHOUT_MEANING]
-    section = key.rpartition(".")[0]
-    here = [each for each in known if each.rpartition(".")[0] == section]
+    place = key.rpartition(".")[0]
+    here = [each for each in known if each.rpartition(".")[0] == place]
     return _near(key, known) or (f"; known here: {', '.join(here)}" if here else "")

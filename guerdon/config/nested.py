@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -43,6 +44,36 @@ def get(node: Any, path: KeyPath | str, default: Any = ABSENT) -> Any:
         else:
             return default
     return default if node is None and default is not ABSENT else node
+
+
+def number(node: Any, path: KeyPath | str, default: float, low: float = -math.inf) -> float:
+    """The number at `path`, or `default`; text such as `1e-3` counts, which YAML takes for no number.
+
+    Raises:
+        ConfigError: something else stands there, or a number below `low`.
+    """
+    value = get(node, path, default)
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not (math.isfinite(found) and found >= low):
+        least = "" if low == -math.inf else f" of at least {low:g}"
+        raise ConfigError(f"{dotted(parts(path))} must be a number{least}, not {repr(value)[:60]}")
+    return found
+
+
+def whole(node: Any, path: KeyPath | str, default: int, low: float = -math.inf) -> int:
+    """As `number`, without what follows the point."""
+    return int(number(node, path, default, low))
+
+
+def subtree(node: Any, path: KeyPath | str) -> Tree:
+    """The settings below `path`; none if nothing stands there."""
+    found = get(node, path, {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"{dotted(parts(path))} must be a section with keys, not {repr(found)[:60]}")
+    return found
 
 
 def put(tree: Tree, path: KeyPath | str, value: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from guerdon.config.nested import ABSENT, Tree, dotted, get, leaves, parts, put, rename
+from guerdon.config.nested import ABSENT, Tree, dotted, get, leaves, parts, put, rename, subtree, whole
 from guerdon.core.errors import ConfigError
 
 ALGORITHMS = {"gae": "ppo", "actor_critic": "ppo", "embodied_sac": "sac"}
@@ -135,8 +135,9 @@ def from_rlinf(given: Mapping[str, Any], name: str = "") -> tuple[Tree, list[str
     theirs: Tree = {key: value for key, value in given.items() if key != "hydra"}
     fits = get(theirs, "runner.task_type", "embodied") == "sft"
     if fits:
-        fit = {**theirs.pop("actor", {}), "data": theirs.pop("data", {}), "runner": theirs.pop("runner", {})}
-        theirs = {"fit": fit}
+        theirs = {
+            "fit": {**subtree(theirs, "actor"), **{key: subtree(theirs, key) for key in ("data", "runner")}}
+        }
     for place in ("reward.model.model_type", "fit.model.model_type"):
         if (kind := get(theirs, place, "resnet")) not in ("resnet", "resnet_reward"):
             raise ConfigError(f"{place} {kind!r} has no counterpart; RLinf's image classifier 'resnet' has")
@@ -152,8 +153,9 @@ def from_rlinf(given: Mapping[str, Any], name: str = "") -> tuple[Tree, list[str
         if value is None or key in COUNTED:
             continue
         if key == "cluster.node_groups":
-            groups = [{part: each[part] for part in NODE_GROUP if part in each} for each in value]
-            put(ours, key, groups)
+            if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+                raise ConfigError(f"{key} must be a list of sections, not {repr(value)[:60]}")
+            put(ours, key, [{part: each[part] for part in NODE_GROUP if part in each} for each in value])
             continue
         if path[0] == "env" and len(path) > 2 and path[1] in ("train", "eval"):
             _env_setting(ours, str(path[1]), dotted(path[2:]), value, notices)
@@ -198,14 +200,17 @@ def _algorithm(theirs: Tree) -> str:
     """The learner of a training; one without a counterpart, or whose policy has none, is refused."""
     loss = get(theirs, "algorithm.loss_type", None)
     named = get(theirs, "algorithm.adv_type", loss)
-    ours = ALGORITHMS.get(named)
-    if ours is None or (loss is not None and loss not in LOSSES[ours]):
+    ours = ALGORITHMS.get(str(named))
+    if ours is None or (loss is not None and str(loss) not in LOSSES[ours]):
         what = named if ours is None else loss
         known = ", ".join(ALGORITHMS)
-        raise ConfigError(f"RLinf's algorithm {what!r} has no counterpart; those of {known} have one")
-    if (policy := get(theirs, "actor.model.model_type", POLICIES[0])) not in POLICIES:
         raise ConfigError(
-            f"the policy actor.model.model_type {policy!r} has no counterpart; {' and '.join(POLICIES)} have"
+            f"RLinf's algorithm {repr(what)[:60]} has no counterpart; those of {known} have one"
+        )
+    if (policy := get(theirs, "actor.model.model_type", POLICIES[0])) not in POLICIES:
+        known = " and ".join(POLICIES)
+        raise ConfigError(
+            f"the policy actor.model.model_type {repr(policy)[:60]} has no counterpart; {known} have"
         )
     if get(theirs, "actor.model.q_head_type", None) == "crossq":
         raise ConfigError("actor.model.q_head_type 'crossq' has no counterpart: critics are those of SAC")
@@ -238,13 +243,13 @@ def _is_unset(value: Any) -> bool:
 
 
 def _environment(theirs: Tree, ours: Tree, place: str) -> None:
-    section = get(theirs, f"env.{place}", None)
-    if not isinstance(section, Mapping):
+    given = subtree(theirs, f"env.{place}")
+    if not given:
         return
-    kind = section.get("env_type", "maniskill")
+    kind = given.get("env_type", "maniskill")
     if kind == "realworld":
         put(ours, f"env.{place}.env_type", "robot")
-        if section.get("use_spacemouse"):
+        if given.get("use_spacemouse"):
             put(ours, f"env.{place}.operator", "spacemouse")
         for key in (
             "id",
@@ -262,49 +267,49 @@ def _environment(theirs: Tree, ours: Tree, place: str) -> None:
         )
     put(ours, f"env.{place}.env_type", "maniskill")
     params = f"env.{place}.init_params"
-    full = bool(section.get("use_full_state"))
-    mode = get(section, "init_params.obs_mode", "state")
+    full = bool(given.get("use_full_state"))
+    mode = get(given, "init_params.obs_mode", "state")
     put(ours, f"{params}.obs_mode", "state" if full else mode)
     if full or mode == "state":
         put(ours, f"{params}.render_mode", "rgb_array")  # the reward model's frames
-    control = get(section, "init_params.control_mode", None)
+    control = get(given, "init_params.control_mode", None)
     if control not in (None, "None"):
         put(ours, f"{params}.control_mode", control)
-    height = get(section, "init_params.sensor_configs.height", None)
+    height = get(given, "init_params.sensor_configs.height", None)
     if height is not None:
-        size = [height, get(section, "init_params.sensor_configs.width", height)]
+        size = [height, get(given, "init_params.sensor_configs.width", height)]
         put(ours, f"{params}.image_size", size)
-    if section.get("reward_mode") == "only_success":
+    if given.get("reward_mode") == "only_success":
         put(ours, f"{params}.reward_mode", "sparse")
-    if not section.get("ignore_terminations", True):
+    if not given.get("ignore_terminations", True):
         put(ours, f"{params}.terminate_on_success", True)
 
 
 def _collect(theirs: Tree, ours: Tree) -> None:
     """`env.*.data_collection`; RLinf writes one pickle per episode, or a LeRobot data set."""
     for place in ("eval", "train"):
-        section = get(theirs, f"env.{place}.data_collection", None)
-        if not isinstance(section, Mapping) or not section.get("enabled"):
+        given = subtree(theirs, f"env.{place}.data_collection")
+        if not given.get("enabled"):
             continue
         put(ours, "collect.enabled", True)
-        if section.get("save_dir"):
-            put(ours, "collect.save_dir", section["save_dir"])
-        kind = section.get("export_format", "pickle")
+        if given.get("save_dir"):
+            put(ours, "collect.save_dir", given["save_dir"])
+        kind = given.get("export_format", "pickle")
         if kind != "pickle":
             raise ConfigError(
                 f"env.{place}.data_collection.export_format {kind!r} is not written; use 'pickle'"
             )
         put(ours, "collect.format", "pkl-episode")
-        if section.get("only_success"):
+        if given.get("only_success"):
             put(ours, "collect.target_failure", 0)
 
 
 def _reward(theirs: Tree, ours: Tree) -> None:
-    section = get(theirs, "reward", {})
-    if {"reward_weight", "env_reward_weight"} & set(section):
-        weights = {key: section[key] for key in ("reward_weight", "env_reward_weight") if key in section}
+    given = subtree(theirs, "reward")
+    if {"reward_weight", "env_reward_weight"} & set(given):
+        weights = {key: given[key] for key in ("reward_weight", "env_reward_weight") if key in given}
         ours.setdefault("reward", {}).update(combine_mode="weighted", **weights)
-    if section.get("use_reward_prob"):
+    if given.get("use_reward_prob"):
         put(ours, "reward.reward_type", "continuous")
     for place in ("reward.model", "fit.model"):
         model = get(theirs, place, None)
@@ -317,28 +322,29 @@ def _reward(theirs: Tree, ours: Tree) -> None:
 
 def _learner(theirs: Tree, ours: Tree, algorithm: str) -> None:
     """Lengths: RLinf counts iterations, of so many steps in each environment; replay in trajectories."""
-    train = get(theirs, "env.train", {})
-    num_envs = int(train.get("total_num_envs") or 1)
-    length = int(train.get("max_steps_per_rollout_epoch", train.get("max_episode_steps", 50)))
-    num_steps = length * int(train.get("rollout_epoch", 1))
+    train = subtree(theirs, "env.train")
+    num_envs = whole(train, "total_num_envs", 1, low=1)
+    length = whole(train, "max_steps_per_rollout_epoch", whole(train, "max_episode_steps", 50, low=1), low=1)
+    num_steps = length * whole(train, "rollout_epoch", 1, low=1)
     iteration = num_steps * num_envs
-    rounds = int(get(theirs, "runner.max_epochs", 1))
-    limit = int(get(theirs, "runner.max_steps", -1))
+    rounds = whole(theirs, "runner.max_epochs", 1, low=1)
+    limit = whole(theirs, "runner.max_steps", -1)
     total = iteration * (min(rounds, limit) if limit > 0 else rounds)
     put(ours, "learner.total_steps", total)
     for theirs_key, our_key in (("val_check_interval", "eval_interval"), ("save_interval", "save_interval")):
-        every = int(get(theirs, f"runner.{theirs_key}", -1))  # -1: never, which is at the end here
+        every = whole(theirs, f"runner.{theirs_key}", -1)  # -1: never, which is at the end here
         put(ours, f"learner.{our_key}", min(total, iteration * every) if every > 0 else total)
     batch = get(theirs, "actor.global_batch_size", None)
     rate = get(theirs, "actor.optim.lr", None)
-    updates = int(get(theirs, "algorithm.update_epoch", 1))
-    width = int(get(theirs, "actor.model.hidden_dim", 256))  # RLinf's policies have three layers of it
+    updates = whole(theirs, "algorithm.update_epoch", 1, low=1)
+    width = whole(theirs, "actor.model.hidden_dim", 256, low=1)  # RLinf's policies have three layers of it
     put(ours, "learner.network.hidden", [width] * 3)
     if algorithm == "ppo":
         put(ours, "learner.ppo.num_steps", num_steps)
         put(ours, "learner.ppo.update_epochs", updates)
         if batch is not None:
-            put(ours, "learner.ppo.minibatch_size", min(int(batch), iteration))
+            batch = whole(theirs, "actor.global_batch_size", 1, low=1)
+            put(ours, "learner.ppo.minibatch_size", min(batch, iteration))
         if rate is not None:
             put(ours, "learner.ppo.lr", rate)
         if (clip := get(theirs, "actor.optim.clip_grad", None)) is not None:
@@ -352,12 +358,13 @@ def _learner(theirs: Tree, ours: Tree, algorithm: str) -> None:
         put(ours, "learner.sac.actor_lr", rate)
     if get(theirs, "algorithm.entropy_tuning.alpha_type", None) == "fixed_alpha":
         put(ours, "learner.sac.learn_alpha", False)
-    window = get(theirs, "algorithm.replay_buffer.sample_window_size", None)
-    if window is not None:
-        put(ours, "learner.sac.buffer_size", int(window) * length)
-    first = get(theirs, "algorithm.replay_buffer.min_buffer_size", None)
-    if first is not None:
-        put(ours, "learner.sac.learning_starts", int(first) * length)
+    for name, key, low in (
+        ("sample_window_size", "buffer_size", 1),
+        ("min_buffer_size", "learning_starts", 0),
+    ):
+        place = f"algorithm.replay_buffer.{name}"
+        if get(theirs, place, None) is not None:
+            put(ours, f"learner.sac.{key}", whole(theirs, place, low, low=low) * length)
 
 
 def _fit(theirs: Tree, ours: Tree, notices: list[str]) -> None:
@@ -367,10 +374,10 @@ def _fit(theirs: Tree, ours: Tree, notices: list[str]) -> None:
     put(ours, "fit.lr_sched.name", "constant")
     put(ours, "fit.augment", {"shift_pixels": 0, "color": 0.0})
     for key in ("val_check_interval", "save_interval"):
-        every = int(get(theirs, f"fit.runner.{key}", -1))
+        every = whole(theirs, f"fit.runner.{key}", -1)
         if every > 0:
             put(ours, f"fit.{key}", every)
-    stop = get(theirs, "fit.runner.early_stop", {})
+    stop = subtree(theirs, "fit.runner.early_stop")
     if stop.get("enabled", True) and stop.get("patience") is not None:
         put(ours, "fit.early_stop.patience", stop["patience"])
         if stop.get("monitor") in ("val_loss", "val_accuracy"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,9 @@ from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
 
 log = logging.getLogger("guerdon")
+
+MAX_FILES = 64
+"""That a config is composed of."""
 
 
 def is_rlinf(path: Path) -> bool:
@@ -33,22 +37,40 @@ def read_rlinf(path: Path | str) -> Tree:
 
     `group/name@place` is `group/name.yaml` beside the file. Groups that are not there are left out, with a
     notice: they configure engines that Guerdon does not have.
+
+    Raises:
+        ConfigError: a file cannot be read, names itself, or names files elsewhere.
     """
-    path = Path(path)
+    return _composed(Path(path), (), [])
+
+
+def _composed(path: Path, above: tuple[Path, ...], seen: list[Path]) -> Tree:
+    """The settings of `path`, which the files `above` name; `seen` are all files that were read."""
+    shown = display_path(path)
+    if path in above:
+        raise ConfigError(f"{shown} names itself in its `defaults`")
+    seen.append(path)
+    if len(seen) > MAX_FILES:
+        raise ConfigError(f"{display_path(seen[0])} is made of more than {MAX_FILES} files")
     tree = _read(path)
     base: Tree = {}
     absent = []
-    for entry in tree.pop("defaults", None) or []:
+    entries = tree.pop("defaults", None) or []
+    if not isinstance(entries, list):
+        raise ConfigError(f"{shown}: `defaults` must be a list, not {repr(entries)[:60]}")
+    for entry in entries:
         if isinstance(entry, Mapping):  # `env: name`, or `override hydra/...`
             entry = next((f"{key}/{value}" for key, value in entry.items()), "")
         name, _, place = str(entry).partition("@")
         if name == "_self_" or name.startswith(("override ", "hydra")):
             continue
+        if ".." in Path(name).parts or Path(name).is_absolute():
+            raise ConfigError(f"{shown} names {name[:60]!r} in its `defaults`, which is not beside it")
         file = path.parent / f"{name}.yaml"
-        if not file.is_file():
+        if not os.path.isfile(file):  # noqa: PTH113
             absent.append(name)
             continue
-        part = read_rlinf(file)
+        part = _composed(file, (*above, path), seen)
         if place and place != "_global_":
             part = _placed(part, place)
         base = merged(base, part)
@@ -71,7 +93,8 @@ def _read(path: Path) -> Tree:
         TypeError,
         IndexError,
     ) as error:  # PyYAML lets all of them out
-        raise ConfigError(f"{display_path(path)} holds a value that is none: {error}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{display_path(path)} holds a value that is none: {reason}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{display_path(path)} holds no settings")
     return tree

@@ -274,8 +274,6 @@ def open_data(model_cfg: RewardModelConfig, cfg: FitConfig, folder: Path) -> tup
     if data.num_workers:
         log.info("fit.data.num_workers=%d has no effect: frames are mapped, not loaded", data.num_workers)
     store, faults = open_store(data.path, data.positive_dir, data.negative_dir, folder / "cache")
-    for fault in faults:
-        log.warning("not used: %s: %s", display_path(fault.path), fault.reason)
     for line in describe(store):
         log.info("%s", line)
     if not bool(store.labels.size):

@@ -105,9 +105,7 @@ def _scores(
     """A calibration map, fitted again (`refit_map`) or the present one, and the probabilities it gives."""
     contract = scorer.contract
     with tempfile.TemporaryDirectory() as copy:
-        store, faults = open_store(str(data), None, None, Path(copy))
-        for fault in faults:
-            log.warning("not used: %s: %s", display_path(fault.path), fault.reason)
+        store, _ = open_store(str(data), None, None, Path(copy))
         if store.content_hash == contract.data_hash:
             log.warning(
                 "%s is what the model was fitted to: on frames that it has learned, its errors look smaller "

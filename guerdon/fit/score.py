@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -15,7 +16,7 @@ import numpy as np
 from guerdon.core.errors import DataError
 from guerdon.core.images import stack_rows, to_numpy
 from guerdon.core.progress import progress
-from guerdon.core.types import FloatArray, IntArray, UInt8Array, display_path
+from guerdon.core.types import Fault, FloatArray, IntArray, UInt8Array, display_path
 from guerdon.data.datasets.frames import RewardDataset, check_store_shows_motion, frames_at_rest, open_store
 from guerdon.data.datasets.media import VIDEO_CONTAINERS, Clip, find_clips
 from guerdon.data.formats import detect_format
@@ -24,6 +25,8 @@ from guerdon.data.store import EpisodeStore
 from guerdon.envs.observations import images_from
 from guerdon.fit.metrics import LabelledScores
 from guerdon.rewards.image.scorer import MINI_BATCH, Frames, ImageScorer
+
+log = logging.getLogger("guerdon")
 
 Scorable: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Any"
 """A path, frames uint8 [N, H, W, C] (or float, CHW, torch), or a dict of them by camera."""
@@ -45,6 +48,8 @@ class ScoredFrames:
     """The data set with the labels; None where there are none: pictures and videos."""
     seconds: float
     """That scoring took, without reading."""
+    faults: tuple[Fault, ...] = ()
+    """What could not be read and was left out."""
 
     def labelled(self) -> LabelledScores:
         """For the metrics."""
@@ -107,7 +112,7 @@ def score_path(scorer: ImageScorer, path: Path, copy: Path) -> ScoredFrames:
     clips = _clips(scorer, path)
     if clips:
         return _score_clips(scorer, path, clips)
-    store, _ = open_store(str(path), None, None, copy)
+    store, faults = open_store(str(path), None, None, copy)
     dataset = RewardDataset(store, cameras=scorer.image_keys, num_frames=scorer.contract.num_frames)
     edges = range(0, len(dataset), MINI_BATCH)
     shown = progress(edges, "scoring", unit="batch")
@@ -124,6 +129,7 @@ def score_path(scorer: ImageScorer, path: Path, copy: Path) -> ScoredFrames:
         sources=tuple(store.episode_column("source")),
         store=store,
         seconds=seconds,
+        faults=tuple(faults),
     )
 
 
@@ -149,20 +155,31 @@ def _score_clips(scorer: ImageScorer, path: Path, clips: list[Clip]) -> ScoredFr
             f"{display_path(path)} does not tell where the robot stands still, and the model scores only "
             "such frames (reward.model.only_at_rest): score a data set that was collected with it"
         )
-    parts, seconds = [], 0.0
+    parts, sources, faults, seconds = [], [], [], 0.0
     for clip in progress(clips, "scoring", unit="clip"):
         batches = _with_history(clip.batches(contract.frame_sizes, MINI_BATCH), contract.num_frames)
-        prob, spent = _scores(scorer, batches, path)
+        try:
+            prob, spent = _scores(scorer, batches, path)
+        except DataError as error:
+            if len(clips) == 1:
+                raise
+            faults.append(Fault(path=clip.source, reason=str(error)))  # the other clips are scored
+            log.warning("not used: %s", error)
+            continue
         parts.append(prob)
+        sources.append(clip.source)
         seconds += spent
+    if not parts:
+        raise DataError(f"none of {len(clips)} clips can be read: {faults[0].reason}")
     lengths = [len(part) for part in parts]
     return ScoredFrames(
         prob_success=np.concatenate(parts),
         episode=np.repeat(np.arange(len(parts)), lengths).astype(np.int64),
         step=np.concatenate([np.arange(length) for length in lengths]).astype(np.int64),
-        sources=tuple(clip.source for clip in clips),
+        sources=tuple(sources),
         store=None,
         seconds=seconds,
+        faults=tuple(faults),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,6 +68,7 @@ def summarize_scores(scored: ScoredFrames, threshold: float) -> dict[str, Any]:
         "fires": int(fires(scored.prob_success, threshold).sum()),
         "mean_probability": float(scored.prob_success.mean()),
         "frames_per_second": round(count / scored.seconds, 1),
+        "faults": [asdict(fault) for fault in scored.faults],
     }
     if scored.store is not None:
         summary["metrics"] = summarize(scored.labelled(), threshold)

@@ -151,7 +151,8 @@ def _layers(
             if weight.ndim != 2 or bias.shape != weight.shape[:1]:
                 raise DataError(f"{display_path(path)}: {name} is no fully connected layer")
             found.append((weight.float(), bias.float()))
-        return found
+        if found:
+            return found
     raise DataError(
         f"{display_path(path)} has no layers {' or '.join(prefixes)}: fully connected DQN and PPO are read"
     )

@@ -1,9 +1,12 @@
 """DI-engine's config files are read, not run."""
 
+import time
+
 import pytest
 
 from guerdon.config.di_engine_files import read_di_engine
 from guerdon.config.load import load_serial
+from guerdon.config.schema_zoo import SerialConfig
 from guerdon.core.errors import ConfigError
 
 FILE = """
@@ -123,3 +126,87 @@ def test_a_missing_file_is_named(tmp_path):
 def test_a_failing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"running .* failed: ZeroDivisionError"):
         read_di_engine(written(tmp_path, "main_config = {}\nx = 1 / 0"), trust=True)
+
+
+DOUBLING = {
+    "text": "a = 'x'\n" + "a = a + a\n" * 64,
+    "formatted text": "a = 'x'\n" + "a = '{}{}'.format(a, a)\n" * 64,
+    "text in braces": "a = 'x'\n" + "a = f'{a}{a}'\n" * 64,
+    "joined text": "a = ['x' * 100] * 100\n" + "a = [('-' * 9000).join(a)]\n" * 64,
+    "numbers": "a = 3\n" + "a = a * a\n" * 64,
+    "shared lists": "a = [1]\n" + "a = [a, a]\n" * 64,
+    "bytes": "a = b'x' * 10 ** 9",
+    "wide format": "a = f'{1:>999999999}'",
+    "work": "a = 'x' * 19000\n" + "b = a\n" * 2000,
+}
+
+
+@pytest.mark.parametrize("name", DOUBLING)
+def test_a_few_lines_neither_fill_the_memory_nor_take_long(name, tmp_path):
+    path = written(tmp_path, DOUBLING[name] + "\nmain_config = dict(a=a)\ncreate_config = dict()\n")
+    began = time.process_time()
+    with pytest.raises(ConfigError, match="main_config is computed by code") as caught:
+        read_di_engine(path)
+    assert len(str(caught.value)) < 400
+    assert time.process_time() - began < 5.0
+
+
+def test_a_config_inside_itself_is_refused(tmp_path):
+    text = "main_config = dict(a=1)\nmain_config['b'] = main_config\ncreate_config = dict()\n"
+    with pytest.raises(ConfigError, match="main_config is no config: too long"):
+        read_di_engine(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cartpole_config.policy.nstep += 1",
+        "cartpole_config.update(dict(seed=1))",
+        "for key in ('a', 'b'):\n    cartpole_config[key] = 3",
+        "if n_bits > 2:\n    cartpole_config.seed = 8",
+        "del cartpole_config['seed']",
+        "from elsewhere import cartpole_config",
+    ],
+)
+def test_a_statement_that_is_not_run_is_not_passed_over(line, tmp_path):
+    text = PLAIN + TAIL.replace("main_config = cartpole_config", f"{line}\nmain_config = cartpole_config")
+    with pytest.raises(ConfigError, match=r"main_config is computed by code \(line"):
+        read_di_engine(written(tmp_path, text))
+
+
+def test_copies_share_nothing(tmp_path):
+    text = "a = dict(b=dict(c=1))\nmain_config = EasyDict(a)\ncreate_config = copy.deepcopy(a)\na.b.c = 2\n"
+    main, create, _ = read_di_engine(written(tmp_path, text.replace("copy.deepcopy", "deepcopy")))
+    assert main == create == {"b": {"c": 1}}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("n_sample=64", "n_sample='many'", "policy.collect.n_sample must be a number of at least 1"),
+        ("n_sample=64", "n_sample=0", "policy.collect.n_sample must be a number of at least 1, not 0"),
+        ("collector_env_num=2 * n_bits", "collector_env_num=0", "env.train.num_envs must be"),
+        ("n_sample=64", "n_sample=float('inf')", "policy.collect.n_sample must be a number"),
+        (
+            "env=dict(collector_env_num=2 * n_bits, evaluator_env_num=5, stop_value=195)",
+            "env=3",
+            "env must be",
+        ),
+        ("'type': 'rnd'", "'type': 'rnd', 'hidden_size_list': 64", "hidden_size_list must be a list"),
+        (
+            "'type': 'rnd'",
+            "'type': 'trex', 'expert_model_path': 'a', 'checkpoint_step': 1, 'checkpoint_max': 10 ** 9",
+            "1000000001 checkpoints",
+        ),
+        ("max_env_step=int(1e5)", "max_env_step=1e999, other=1", None),
+    ],
+)
+def test_wrong_values_are_named(old, new, message, tmp_path):
+    text = PLAIN + TAIL
+    assert old in text
+    path = written(tmp_path, text.replace(old, new))
+    if message is None:  # without an end: as long as our settings say
+        assert load_serial(path).learner.total_steps == SerialConfig().learner.total_steps
+        return
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        load_serial(path)

@@ -323,3 +323,45 @@ def test_what_was_given_is_told_from_defaults():
         {"reward": {"model": to_plain(RewardModelConfig())}}
     )  # as `config.yaml` of a run has it
     assert whole.reward.model.given is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("- env/task@env.train", "- wrong", "names itself"),
+        ("- env/task@env.train", "- ../elsewhere", "not beside it"),
+        ("- env/task@env.train", "- /etc/elsewhere", "not beside it"),
+        (
+            "max_epochs: 100",
+            "max_epochs: many",
+            "runner.max_epochs must be a number of at least 1",
+        ),
+        ("total_num_envs: 8", "total_num_envs: 0", "total_num_envs must be a number of at least 1"),
+        ("update_epoch: 8", "update_epoch: [8]", "algorithm.update_epoch must be a number"),
+        ("adv_type: gae", "adv_type: [gae]", "has no counterpart"),
+        ("rollout: {", "hydra: [1]\nalgorithm: 3\nrollout: {", "RLinf's algorithm None"),
+        ("num_nodes: 1", "node_groups: [1]", "cluster.node_groups must be a list of sections"),
+        ("use_reward_model: True", "model: *a", "undefined alias 'a'"),
+    ],
+)
+def test_wrong_files_are_named_in_one_line(old, new, message, folder):
+    text = TRAINING + ("" if "algorithm: 3" in new else PPO)
+    assert old in text
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")) as caught:
+        load_rlinf(written(folder, "wrong", text.replace(old, new)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_long_name_in_the_defaults_and_a_defaults_that_is_no_list(folder):
+    load_rlinf(written(folder, "long", TRAINING.replace("- env/task@env.train", f"- {'x' * 280}"), PPO))
+    with pytest.raises(ConfigError, match="`defaults` must be a list, not 3"):
+        load_rlinf(written(folder, "number", "defaults: 3\nrunner: {}\nactor: {}\nrollout: {}\n"))
+
+
+def test_few_files_do_not_stand_for_many(folder):
+    for number in range(8):
+        text = f"defaults: [{', '.join([f'f{number + 1}'] * 8)}]\nrunner: {{}}\n"
+        written(folder, f"f{number}", text)
+    written(folder, "f8", "runner: {}\n")
+    with pytest.raises(ConfigError, match="made of more than 64 files"):
+        load_rlinf(folder / "f0.yaml")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import av
 import numpy as np
@@ -15,7 +16,7 @@ from guerdon.data.datasets import media
 from guerdon.data.datasets.media import find_clips, fitted
 from guerdon.fit.score import predict, score_path
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
-from guerdon.monitoring.assess import load_manager
+from guerdon.monitoring.assess import load_manager, summarize_scores
 from tests.verdicts import CAMERA, SIZE, make_case
 
 COUNT = 12
@@ -174,6 +175,16 @@ def test_several_cameras_and_stacks(tmp_path):
     wanted = manager.score(stacks).prob_success
     assert np.ptp(wanted) > 1e-4
     np.testing.assert_allclose(predict(manager, place), wanted, rtol=1e-5)
+    for wrong, message in (
+        (
+            {**stacks, "front": stacks["front"][:3]},
+            r"different numbers of frames: \{'front': 3, 'wrist': 7\}",
+        ),
+        (None, "frames by camera are needed, such as .*, not NoneType"),
+        ("front", "frames by camera are needed, such as .*, not str"),
+    ):
+        with pytest.raises(DataError, match=message):
+            manager.score(wrong)
     with pytest.MonkeyPatch.context() as patch:  # stacks go on over the edge of a batch
         patch.setattr(media, "MAX_BATCH_BYTES", 3 * views["front"][0].nbytes)
         np.testing.assert_allclose(predict(manager, place), wanted, rtol=1e-5)
@@ -186,3 +197,38 @@ def test_pictures_have_no_card(case, manager, tmp_path):
     folder = write_pictures(tmp_path / "clip", case.frames[:2])
     with pytest.raises(DataError, match="no labels"):
         score_path(manager, folder, tmp_path).labelled()
+
+
+def test_one_bad_clip_or_episode_does_not_cost_the_others(case, manager, tmp_path, caplog):
+    clips = tmp_path / "clips"
+    clips.mkdir()
+    write_video(clips / "a.mkv", case.frames[:3])
+    (clips / "b.mkv").write_bytes(b"nothing of the kind")
+    found = score_path(manager, clips, tmp_path)
+    assert found.prob_success.shape == (3,) and [Path(name).name for name in found.sources] == ["a.mkv"]
+    assert [Path(fault.path).name for fault in found.faults] == ["b.mkv"] and "b.mkv" in caplog.text
+    (clips / "a.mkv").write_bytes(b"nor this")
+    with pytest.raises(DataError, match="none of 2 clips"):
+        score_path(manager, clips, tmp_path)
+    data = tmp_path / "data"
+    for kind in ("success", "failure"):
+        write_pictures(data / kind, case.frames[:2])
+    (data / "success" / "torn.png").write_bytes(b"torn")
+    caplog.clear()
+    found = score_path(manager, data, tmp_path / "copy")
+    assert len(found.prob_success) == 4 and "torn.png" in caplog.text
+    assert ["torn.png" in fault.path for fault in found.faults] == [True]
+    assert ["torn.png" in fault["path"] for fault in summarize_scores(found, 0.5)["faults"]] == [True]
+
+
+def test_frames_of_a_video_are_bounded_before_they_are_decoded(case, tmp_path, monkeypatch):
+    wide = write_video(tmp_path / "wide.mkv", case.frames[:2])
+    monkeypatch.setattr(media, "MAX_VIDEO_PIXELS", SIZE * SIZE - 1)
+    decoded = []
+    monkeypatch.setattr(media, "_check_pixels", lambda *size: decoded.append(size))
+    with pytest.raises(DataError, match=r"wide\.mkv is not a readable video"):  # the decoder itself refuses
+        list(media.video_frames(wide))
+    monkeypatch.undo()
+    monkeypatch.setattr(media, "MAX_VIDEO_PIXELS", SIZE * SIZE - 1)
+    with pytest.raises(DataError, match=rf"wide\.mkv: has frames of {SIZE}x{SIZE} pixels; at most"):
+        list(media.video_frames(wide))

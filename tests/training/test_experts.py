@@ -1,6 +1,7 @@
 """Demonstrations that an expert plays before a run, and DI-engine's own cases in its words."""
 
 import pickle
+import time
 from copy import deepcopy
 
 import numpy as np
@@ -65,6 +66,7 @@ def test_what_is_no_such_checkpoint(tmp_path):
         ({"weights": 3}, "no `model`"),
         ({"model": {"conv.weight": torch.zeros(3)}}, "has no layers"),
         ({"model": {"encoder.0.weight": torch.zeros(3, 3, 2)}}, "no bias"),
+        ({"model": {"encoder.0": torch.zeros(3), "head.A.0": torch.zeros(3)}}, "has no layers"),
     ):
         torch.save(content, place)
         with pytest.raises(DataError, match=reason):
@@ -107,6 +109,21 @@ def test_episodes_and_returns_of_di_engine(tmp_path):
     (tmp_path / "learning_returns.pkl").write_bytes(pickle.dumps([[9.0]]))
     with pytest.raises(DataError, match="has 2 episodes, and learning_returns"):
         read_demonstrations(tmp_path)
+
+
+def test_episodes_that_stand_there_over_and_over_are_refused_at_once(tmp_path):
+    """A list of lists that are shared: few bytes, any number of episodes and steps."""
+    steps = [np.zeros(3, np.float32)] * 500
+    for observed, returns, reason in (
+        ([[0] * 5000] * 5000, [[1.0]], "holds 25000000 episodes"),
+        ([[steps] * 100_000], [[1.0] * 100_000], "over and over"),
+    ):
+        (tmp_path / "episodes_data.pkl").write_bytes(pickle.dumps(observed))
+        (tmp_path / "learning_returns.pkl").write_bytes(pickle.dumps(returns))
+        began = time.process_time()
+        with pytest.raises(DataError, match=reason):
+            read_demonstrations(tmp_path)
+        assert time.process_time() - began < 10.0
 
 
 # The sections and cases of DI-engine's own test of its entry

@@ -108,7 +108,17 @@ def open_store(
     """The episodes at `path`, or in two directories of `.npy` trajectories, as a native store.
 
     Data that is in another format is copied to `cache` first, unless it is there already from the same files.
+    What cannot be read is left out and named in the log.
     """
+    store, faults = _opened(path, positive_dir, negative_dir, cache)
+    for fault in faults:
+        log.warning("not used: %s: %s", display_path(fault.path), fault.reason)
+    return store, faults
+
+
+def _opened(
+    path: str | None, positive_dir: str | None, negative_dir: str | None, cache: Path
+) -> tuple[EpisodeStore, list[Fault]]:
     if path is not None:
         source = Path(path)
         if detect_format(source).name == "native":

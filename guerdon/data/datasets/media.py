@@ -20,7 +20,7 @@ from PIL import Image
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import UInt8Array, display_path
 from guerdon.data.files.bounds import one_line
-from guerdon.data.formats.folder import MAX_PIXELS, PICTURE_SUFFIXES, read_picture
+from guerdon.data.formats.folder import PICTURE_SUFFIXES, read_picture
 
 log = logging.getLogger("guerdon")
 
@@ -32,6 +32,8 @@ VIDEO_CONTAINERS = {
 """Suffix -> container. It is not guessed: a playlist that is called .mp4 could name other files to read."""
 MAX_BATCH_BYTES = 256 << 20
 """Of the frames of one batch and camera."""
+MAX_VIDEO_PIXELS = 4096 * 2304
+"""Of a frame. A decoder may keep 17 of them, of six bytes a pixel at most."""
 MAX_STRETCH = 0.02
 """Frames are resized if the ratio of width to height stays the same within this share."""
 
@@ -187,10 +189,14 @@ def video_frames(path: Path) -> Iterator[tuple[str, UInt8Array]]:
         if not container.streams.video:
             raise DataError("has no video stream")
         stream = container.streams.video[0]
+        decoder = stream.codec_context
+        if decoder is None:
+            raise DataError("is in a codec that is not known")
+        decoder.options = {"max_pixels": str(MAX_VIDEO_PIXELS)}  # checked before memory is taken
+        _check_pixels(decoder.width, decoder.height)
         found = False
         for frame in container.decode(stream):
-            if frame.width * frame.height > MAX_PIXELS:
-                raise DataError(f"has frames of {frame.width}x{frame.height} pixels, more than are read")
+            _check_pixels(frame.width, frame.height)
             found = True
             pixels = frame.to_ndarray(format="rgb24")
             yield shown, np.rot90(pixels, getattr(frame, "rotation", 0) // 90)  # as players show it
@@ -203,3 +209,10 @@ def video_frames(path: Path) -> Iterator[tuple[str, UInt8Array]]:
     finally:
         if container is not None:
             container.close()
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > MAX_VIDEO_PIXELS:
+        raise DataError(
+            f"has frames of {width}x{height} pixels; at most {MAX_VIDEO_PIXELS} pixels (4096x2304) are read"
+        )

@@ -173,7 +173,15 @@ class ImageScorer:
 
     def score(self, frames: Frames) -> Scores:
         """Calibrated probabilities of any number of frames, in mini-batches of 256."""
-        return self.score_some(frames, 0, len(next(iter(frames.values()))) if frames else 0)
+        if not isinstance(frames, Mapping):
+            raise DataError(
+                f"frames by camera are needed, such as {{{self.image_keys[0]!r}: uint8 [N, H, W, C]}}, "
+                f"not {type(frames).__name__}"
+            )
+        counts = {name: len(each) for name, each in frames.items()}
+        if len(set(counts.values())) > 1:
+            raise DataError(f"the cameras have different numbers of frames: {counts}")
+        return self.score_some(frames, 0, next(iter(counts.values()), 0))
 
     def score_some(self, frames: Frames, start: int, stop: int) -> Scores:
         """The same of the frames from `start` to `stop`; frames that do not fit fail this request alone."""

@@ -313,16 +313,20 @@ def _from_ranked(folder: Path) -> list[StepBatch]:
             content = safe_pickle.load(folder / name)
             if not isinstance(content, list) or not all(isinstance(each, list) for each in content):
                 raise DataError("holds no lists of episodes, as DI-engine writes them for T-REX")
+            check_number(sum(map(len, content)))  # one list may stand there any number of times
             parts.append([item for group in content for item in group])
     observed, returns = parts
     with safe_pickle.named(folder / RANKED_FILES[0]):
         if len(observed) != len(returns) or not observed:
             raise DataError(f"has {len(observed)} episodes, and {RANKED_FILES[1]} {len(returns)} returns")
-        check_number(len(observed))
         room, episodes = Allowance.of(folder / RANKED_FILES[0]), list[StepBatch]()
+        known: dict[int, Any] = {}  # one episode may stand there any number of times
+        for each in observed:
+            if id(each) not in known:
+                known[id(each)] = as_array(each)
+            room.take_bytes(2 * known[id(each)].nbytes)
         for each, total in zip(observed, returns, strict=True):
-            obs = as_array(each)
-            room.take_bytes(2 * obs.nbytes)
+            obs = known[id(each)]
             if obs.dtype.kind not in "biuf" or obs.ndim < 2 or len(obs) < 2 or not _is_number(total):
                 raise DataError("has an episode that is no list of observations, or no return for it")
             rewards = np.zeros(len(obs) - 1, np.float32)
