@@ -41,7 +41,7 @@ def demo_folder(root: Path) -> Path:
 
 def prove(name: str, root: Path, seeds: int) -> dict[str, Any]:
     """A config beside its controls; returns what its `prove.json` has."""
-    demo, folder = demo_folder(root), root / name.replace(" ", "_")
+    demo, folder = demo_folder(root), root / f"prove_{name.replace(' ', '_')}"
     model = demo / "reward" / "checkpoints" / "best_model"
     settings = [f"seed={FIRST_SEED}", f"runner.logger.log_path={folder}"]
     settings += [f"reward.model.checkpoint_path={model}", "reward.model.precision=int8"]

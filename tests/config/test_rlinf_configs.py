@@ -223,13 +223,13 @@ def test_a_block_runs_on_the_embedded_environment(block: str, composed: Composed
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_block_pasted_under_a_config_of_ours_wins_over_it(block: str, tmp_path: Path) -> None:
     text = (PAGES / f"{block}.yaml").read_text()
-    ours = "defaults:\n  - demo\n  - _self_\n"
+    ours = "defaults:\n  - collect\n  - _self_\n"
     text = text.replace("defaults:\n", ours) if text.startswith("defaults:") else ours + text
     (tmp_path / "pasted.yaml").write_text(text)
     config = load_config("pasted", config_path=str(tmp_path))
     assert values(config, MEANING[block]) == MEANING[block]
     if "collect.save_dir" not in MEANING[block] and "runner.output_dir" not in MEANING[block]:
-        assert config.collect.save_dir == "runs/demo/data"
+        assert config.collect.save_dir == "runs/collect/data"
 
 
 @pytest.mark.parametrize("block", BLOCKS)
