@@ -256,7 +256,8 @@ class OffPolicyLoop(ReplayLearning):
             if self.online is not None:
                 self._learned_online = self.online.learn([self._new_steps(self.online)])
             self._store_collected(clock)
-            while self._pending_updates >= 1.0:
+            # The very first step has no successor yet, where what was played before it counts as steps.
+            while self._pending_updates >= 1.0 and self.streams[0].replay.num_complete:
                 train |= self._update()
                 self._pending_updates -= 1.0
             clock.lap("update")

@@ -18,7 +18,7 @@ from guerdon.rewards.relabel import training_rewards
 from guerdon.training.off_policy import OffPolicyLoop
 from guerdon.training.on_policy import OnPolicyLoop
 from guerdon.training.trainer import EmbodiedRunner
-from tests.training.short_runs import SAC, lines, run_with, without_times
+from tests.training.short_runs import SAC, lines, make_runner, run_with, without_times
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
@@ -201,6 +201,14 @@ def test_a_reward_without_influence_is_refused(settings, tmp_path):
 
 
 # Collecting while training
+
+
+def test_learning_may_start_with_the_first_step(settings, tmp_path):
+    """It has no successor yet: the first update waits for the second step, and none is lost."""
+    more = [*SAC, "learner.total_steps=48", "learner.sac.learning_starts=0", "learner.sac.updates_per_step=1"]
+    runner = make_runner(settings, tmp_path, more)
+    assert runner.run()["env_steps"] == 48
+    assert runner.learner.num_updates == 48
 
 
 def test_fewer_steps_than_an_iteration_of_sac(settings, tmp_path):
