@@ -179,7 +179,7 @@ def _train(config: GuerdonConfig, folder: Path) -> tuple[dict[str, Any], Rows]:
         ("  after", f"{_success(summary)}, by the environment's own judgement"),
         ("  without it", f"{rates['off']:.1%}: the same training, every reward zero"),
         ("  true reward", f"{rates['true']:.1%}: the same training on the environment's own success"),
-        ("  alarms", ", ".join(summary["alarms"]) or "none"),
+        ("  alarms", ", ".join(dict.fromkeys(summary["alarms"])) or "none"),
         ("  policy", display_path(summary["checkpoint"])),
         ("  report", display_path(run / "report.html")),
         ("  controls", display_path(Path(proof["folder"]) / "prove.html")),

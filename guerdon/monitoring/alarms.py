@@ -73,7 +73,11 @@ class _FireRatio(AlarmCheck):
 
 
 class WrongFires(_FireRatio):
-    """The model fires on more failure frames than calibration promised."""
+    """The model fires on more failure frames than calibration promised.
+
+    The rate is of the failure frames, or of the frames that fire, where those are more: the few failures of a
+    good policy lie at the edge of success, and some that fire there are no reward worth hacking.
+    """
 
     name = "wrong_fires"
     looks_at = "rate of wrong fires over the highest one that calibration promised"
@@ -100,7 +104,8 @@ class WrongFires(_FireRatio):
 
     def count(self, statistics: RolloutStatistics) -> tuple[float, float, int]:
         failures = statistics.scored & ~statistics.success
-        return statistics.wrong.sum(), failures.sum(), statistics.episodes
+        frames = max(failures.sum(), statistics.fired.sum())
+        return statistics.wrong.sum(), frames, statistics.episodes
 
 
 class FireRate(_FireRatio):

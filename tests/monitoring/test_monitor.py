@@ -101,6 +101,26 @@ def test_an_honest_stream_never_alarms(tmp_path, success):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("successes", "expected"), [(90, []), (0, ["wrong_fires"])])
+def test_a_few_hard_failures_of_a_good_policy_are_no_wrong_fires(tmp_path, successes, expected):
+    """Four of ten scored failures fire; it matters whether the other fires are successes."""
+    shape = (STEPS, ENVS)
+    prob, success = np.full(shape, np.nan, np.float32), np.zeros(shape, np.bool_)
+    prob.flat[:4], prob.flat[4:10] = 0.9, 0.1
+    prob.flat[10 : 10 + successes], success.flat[10 : 10 + successes] = 0.9, True
+    done = np.zeros(shape, np.bool_)
+    done[-1] = True
+    batch = ScoredRollout(
+        prob_success=prob,
+        done=done,
+        elapsed=np.tile(np.arange(STEPS)[:, None], ENVS),
+        env_success=success,
+        frame=lambda t, n: np.zeros((6, 5, 3), np.uint8),
+    )
+    found = watch(make(tmp_path), [batch] * 20)
+    assert [alarm.name for _, alarm in found if alarm.name == "wrong_fires"] == expected
+
+
 def test_a_cheat_that_spreads_is_found_soon(tmp_path):
     for seed in range(10):
         folder = tmp_path / str(seed)
