@@ -18,8 +18,8 @@ class MonitorConfig(Checked):
     max_success_gap: Fraction = 0.3
     """Share of episodes that the model calls a success and the environment does not."""
     max_fire_ratio: PositiveFloat = 5.0
-    """Rate of wrong fires, of failure frames or of fires, whichever are more, over the upper end of the interval
-    that calibration promised."""
+    """Rate of wrong fires over the upper end of the interval that calibration promised; it is of the failure
+    frames or of the frames that fire, whichever are more."""
     max_early_fires: Fraction = 0.3
     """Share of episodes that fire earlier than any success frame in calibration."""
     max_drift: PositiveFloat = 2.5
