@@ -197,7 +197,7 @@ def test_a_run_is_trained_saved_resumed_and_loaded(tmp_path):
 
 PENDULUM = Task(
     env="Pendulum-v1",
-    steps=6_000,
+    steps=8_000,  # with 6,000 one seed in three is still at -290
     cfg=TD3Config(actor_lr=1e-3, critic_lr=1e-3, learning_starts=500, exploration_noise=0.2),
     network=NetworkConfig(hidden=(64, 64), activation="relu"),
 )

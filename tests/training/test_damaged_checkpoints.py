@@ -117,7 +117,7 @@ HOSTILE = {
     "choices": ("action_space", {"kind": "discrete", "n": 10**12, "start": 0}),
     "box": ("observation_space", "dtype", "O"),
     "nested": ("observation_space", {"kind": "dict", "spaces": {"a": {"kind": "dict", "spaces": {}}}}),
-    "device": ("learner", "device", "cuda:77"),
+    "device": ("learner", "device", "warp:77"),
     "env": ("env", 7),
 }
 

@@ -16,6 +16,7 @@ from guerdon.agents.networks import ObsSpec
 from guerdon.cli.demo import run_demo
 from guerdon.config import RewardConfig, RewardModelConfig, load_config
 from guerdon.envs import TabletopVectorEnv
+from guerdon.fit import fit_reward_model
 from guerdon.serve import ImageRewardWorker
 from guerdon.training.runs import warm_start
 from guerdon.training.trainer import EmbodiedRunner
@@ -29,21 +30,28 @@ EPISODE = 50
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """What `make demo` does, more briefly, with a model that looks at every frame: summary and folder."""
+    """What `make demo` does, more briefly and on smaller pictures: summary and folder."""
     torch.set_num_threads(1)
     output = tmp_path_factory.mktemp("demo")
-    briefly = ["learner.total_steps=96_000", "fit.epochs=4", "reward.model.only_at_rest=false"]
-    briefly += ["reward.model.image_keys=[base_camera]", "reward.model.image_size=[3,128,128]"]
+    briefly = ["learner.total_steps=144_000", "learner.eval_interval=144_000", "fit.epochs=6"]
     briefly += ["env.train.init_params.image_size=[64,64]"]
-    cameras = "collect.cameras=[base_camera,wrist_camera]"
+    cameras = "collect.cameras=[base_camera,base_camera@goal,wrist_camera]"
     summary, _ = run_demo([f"runner.output_dir={output}", *briefly, cameras])
     return summary, Path(summary["folder"])
 
 
 @pytest.fixture(scope="module")
-def worker(demo):
-    checkpoint = str(demo[1] / "reward" / "checkpoints" / "best_model")
-    model = RewardModelConfig(checkpoint_path=checkpoint, precision="int8")
+def checkpoint(demo):
+    """A model that looks at every frame, and at all of it."""
+    settings = ["fit.epochs=4", "fit.data.num_samples_per_episode=18", f"fit.data.path={demo[1] / 'data'}"]
+    settings += ["fit.calibration.target_false_positive_rate=0.002", "reward.model.precision=int8"]
+    config = load_config("train_reward", [*settings, "reward.model.image_size=[3,96,96]"])
+    return fit_reward_model(config.reward.model, config.fit, folder=demo[1] / "fitted").checkpoint
+
+
+@pytest.fixture(scope="module")
+def worker(checkpoint):
+    model = RewardModelConfig(checkpoint_path=str(checkpoint), precision="int8")
     worker = ImageRewardWorker(RewardConfig(model=model), device="cpu")
     worker.init_worker()
     return worker
@@ -57,43 +65,45 @@ def test_the_demo_learns_from_the_learned_reward_alone(demo):
     assert stage3["episodes"] >= 100
     start = stage3["start_success_rate"]
     assert start <= 0.4
-    assert stage3["success_rate"] >= start + 0.2
-    assert stage3["true_success_rate"] >= start + 0.2
-    assert stage3["off_success_rate"] <= start + 0.1
+    assert stage3["success_rate"] >= start + 0.4
+    assert stage3["true_success_rate"] >= start + 0.4
+    assert stage3["off_success_rate"] == start
     assert stage3["alarms"] == []
     lines = (Path(stage3["run"]) / "metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line) for line in lines]
     assert {entry["rollout/env_rewards"] for entry in losses if "rollout/env_rewards" in entry} == {0.0}
 
 
-def on_learned_reward(folder, name, *more):
-    """The config of a policy that is cloned first, on the demo's reward and data."""
+def on_learned_reward(checkpoint, data, name, *more):
+    """The config of a policy that is cloned first."""
     settings = [
         "+env.train.init_params.reward=none",
         "reward.use_reward_model=true",
-        f"reward.model.checkpoint_path={folder / 'reward' / 'checkpoints' / 'best_model'}",
+        f"reward.model.checkpoint_path={checkpoint}",
         "reward.model.precision=int8",
-        f"learner.warm_start.data={folder / 'data'}",
+        f"learner.warm_start.data={data}",
     ]
     return load_config(name, [*settings, *more])
 
 
-def test_a_policy_on_images_trains_on_the_learned_reward_and_stays_good(demo, tmp_path):
-    more = ["learner.total_steps=3200", "learner.warm_start.epochs=6", "learner.eval_episodes=200"]
-    summary = EmbodiedRunner(on_learned_reward(demo[1], "train_rgb", *more), tmp_path).run()
+def test_a_policy_on_images_trains_on_the_learned_reward_and_stays_good(demo, checkpoint, tmp_path):
+    more = ["learner.total_steps=3200", "learner.warm_start.epochs=12", "learner.eval_episodes=200"]
+    config = on_learned_reward(checkpoint, demo[1] / "data", "train_rgb", *more)
+    summary = EmbodiedRunner(config, tmp_path).run()
     assert summary["episodes"] >= 200
     assert summary["success_rate"] >= 0.7  # 160,000 steps come to 90%: benchmarks/bench_images
     assert summary["alarms"] == []
-    # Cloning alone gives as much, 84.5%, and so few steps do not move it, not even with the reward turned
-    # round (82.5%): that the reward steers is shown below, on states, where a few iterations suffice.
+    # Cloning alone gives as much, and so few steps do not move it, not even with the reward turned
+    # round: that the reward steers is shown below, on states, where a few iterations suffice.
 
 
-def test_the_learned_reward_steers_the_policy(demo, tmp_path):
+def test_the_learned_reward_steers_the_policy(demo, checkpoint, tmp_path):
     """The same clone in the same episodes, towards what the model calls success and away from it."""
     success, start = {}, None
     for sign in (1, -1):
         more = ["learner.warm_start.epochs=30", "learner.ppo.reference_coef=0"]
-        config = on_learned_reward(demo[1], "train", *more, f"reward.success_reward={sign}")
+        more.append(f"reward.success_reward={sign}")
+        config = on_learned_reward(checkpoint, demo[1] / "data", "train", *more)
         runner = EmbodiedRunner(config, tmp_path)
         if start is None:
             warm_start(runner.learner, config, runner.spaces, runner.envs.facts.control_mode)
