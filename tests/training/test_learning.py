@@ -45,7 +45,7 @@ def checkpoint(demo):
     """A model that looks at every frame, and at all of it."""
     settings = ["fit.epochs=4", "fit.data.num_samples_per_episode=18", f"fit.data.path={demo[1] / 'data'}"]
     settings += ["fit.calibration.target_false_positive_rate=0.002", "reward.model.precision=int8"]
-    config = load_config("train_reward", [*settings, "reward.model.image_size=[3,96,96]"])
+    config = load_config("train_reward", [*settings, "reward.model.image_size=[3,128,128]"])
     return fit_reward_model(config.reward.model, config.fit, folder=demo[1] / "fitted").checkpoint
 
 
