@@ -101,7 +101,7 @@ def demo() -> None:
         screenshot(place / "card.html", IMAGES / "card.png", width=1000, height=1250)
         (report,) = place.glob("train/seed_*/learned/report.html")
         screenshot(report, IMAGES / "report.png", width=1000, height=1270)
-        screenshot(place / "train" / "prove.html", IMAGES / "prove.png", width=1000, height=760)
+        screenshot(place / "train" / "prove.html", IMAGES / "prove.png", width=1000, height=930)
         before_and_after(place / "train", IMAGES / "demo.gif")
 
 
