@@ -57,7 +57,7 @@ class TabletopConfig(EnvSettings):
     status_lamp: bool = True
     """Let the lamp on the gripper tell whether it is still; otherwise no single frame shows that."""
     easy_starts: Fraction = 0.0
-    """Share of episodes that start part-way: the gripper holds the cube on its way to the goal, or is open
+    """Share of episodes that start part-way: the gripper holds the cube, anywhere up to the goal, or is open
     above the cube. For policies that learn without demonstrations; evaluate with 0."""
     decoy: bool = False
     """Put a false goal beside the cube's start, which looks like the real one; reaching it is no success."""

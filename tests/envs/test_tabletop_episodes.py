@@ -183,14 +183,16 @@ class TestEasyStarts:
         )  # the same start, if it is an easy one
         assert (usual != all_easy).any(axis=1).all()
         held = all_easy[:, GRASPED] > 0.5
-        assert 0.4 < held.mean() < 0.6 and not usual[:, GRASPED].any()
+        assert 0.15 < held.mean() < 0.35 and not usual[:, GRASPED].any()
         over = all_easy[~held, GRIPPER_TO_CUBE]
         assert np.abs(over[:, :2]).max() < 1e-6 and over[:, 2].max() <= 0.0 and over[:, 2].min() > -0.11
 
-    def test_a_cube_that_is_held_stays_so_and_is_not_there_yet(self):
+    def test_a_cube_that_is_held_stays_so_and_is_anywhere_up_to_the_goal(self):
         env = make(400, easy_starts=1.0)
         held = env.state()[:, GRASPED] > 0.5
         info = act(env, 0.0, 0.0, 0.0, CLOSE)[-1]
         assert info["is_grasped"][held].all()
         assert not info["success"][~held].any()
-        assert (np.linalg.norm(env.state()[held, CUBE_TO_GOAL], axis=1) > 0.025).mean() > 0.5
+        missing = np.linalg.norm(env.state()[held, CUBE_TO_GOAL], axis=1)
+        assert (missing > 0.025).mean() > 0.5  # most are still to be carried
+        assert (missing < 0.025).any() and (missing > 0.1).any()

@@ -157,12 +157,13 @@ def initial_rows(seeds: SeedArray, episodes: IntArray, config: TabletopConfig) -
 def _ease(rows: Rows, draw: Rows, share: float) -> None:
     """Let a share of the episodes start part-way, in place; from three draws [3, n].
 
-    In one half of them the gripper holds the cube, on its way to the goal; in the other it is open and above
-    the cube, up to the usual height.
+    In a quarter of them the gripper holds the cube, anywhere from its place to the goal, so that some begin with
+    success; in the others it is open and above the cube, up to the usual height. A learner that finds one of
+    these can find the next.
     """
-    easy, first_half, way = draw[0] < share, draw[1] < 0.5, draw[2]
-    held, above = easy & first_half, easy & ~first_half
-    rows[CUBE] += np.where(held, 0.8 * way, 0.0) * (rows[GOAL] - rows[CUBE])
+    easy, first_quarter, way = draw[0] < share, draw[1] < 0.25, draw[2]
+    held, above = easy & first_quarter, easy & ~first_quarter
+    rows[CUBE] += np.where(held, way, 0.0) * (rows[GOAL] - rows[CUBE])
     rows[GRIPPER] = np.where(easy, rows[CUBE], rows[GRIPPER])
     rows[GRIPPER][2] += np.where(above, 0.1 * way, 0.0)
     rows[OPENING] = np.where(held, CUBE_OPENING, rows[OPENING])
