@@ -158,8 +158,8 @@ def _ease(rows: Rows, draw: Rows, share: float) -> None:
     """Let a share of the episodes start part-way, in place; from three draws [3, n].
 
     In a quarter of them the gripper holds the cube, anywhere from its place to the goal, so that some begin
-    with success; in the others it is open and above the cube, up to the usual height. A learner that finds one
-    of these can find the next.
+    with success; in the others it is open and above the cube, up to the usual height. So each leads to the
+    next.
     """
     easy, first_quarter, way = draw[0] < share, draw[1] < 0.25, draw[2]
     held, above = easy & first_quarter, easy & ~first_quarter
