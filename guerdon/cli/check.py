@@ -16,7 +16,8 @@ EXTRAS = {
     "mani_skill": ("maniskill", "the ManiSkill simulator", "maniskill"),
     "stable-baselines3": ("sb3", "the reward in Stable-Baselines3", "sb3"),
     "onnxruntime": ("serve", "int8 scoring", "serve"),
-    "av": ("video", "scoring video files", "video"),
+    "av": ("video", "scoring video files and films in MP4", "video"),
+    "rerun-sdk": ("rerun", "looking at data in Rerun", "rerun"),
 }
 """distribution -> (name shown, what it is for, extra)."""
 CORE = ("torch", "numpy", "gymnasium", "hydra-core", "pyarrow", "pillow", "safetensors")

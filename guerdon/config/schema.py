@@ -42,6 +42,8 @@ class RunnerConfig(Checked):
     """A run's folder or checkpoint to continue from."""
     num_data_episodes: PositiveInt | None = None
     """Episodes to record on a robot; null leaves it to `collect`'s targets."""
+    video_format: Literal["gif", "mp4"] = "gif"
+    """Of the films that a run ends with; `mp4` is smaller and needs `pip install 'guerdon[video]'`."""
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 

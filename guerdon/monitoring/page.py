@@ -111,6 +111,20 @@ def figure(picture: bytes, kind: str, alt: str, caption: str = "", style: str = 
     return f'<figure class="{style}"><img alt="{escape(alt)}" src="{source}">{words}</figure>'
 
 
+def film(content: bytes, kind: str, alt: str, caption: str = "") -> str:
+    """A film inside the page: `gif`, or `mp4`, which begins by itself and repeats; `caption` is HTML."""
+    if kind == "gif":
+        return figure(content, kind, alt, caption)
+    source = f"data:video/{kind};base64,{base64.b64encode(content).decode()}"
+    return f"<figure>{video(source, alt)}<figcaption>{caption}</figcaption></figure>"
+
+
+def video(source: str, alt: str) -> str:
+    """A film of an address, as it plays in pages: without sound, again and again."""
+    name, place = escape(alt), escape(source)
+    return f'<video autoplay loop muted playsinline controls aria-label="{name}" src="{place}"></video>'
+
+
 def strip(figures: Iterable[str]) -> str:
     """Small pictures side by side."""
     return f'<div class="strip">{"".join(figures)}</div>'

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from guerdon.monitoring.page import document, section, table, tiles, verdict_box
+from guerdon.monitoring.page import document, section, table, tiles, verdict_box, video
 from guerdon.monitoring.proof import ARMS, Proof, shown, wilson
 from guerdon.monitoring.svg import Plot
 
@@ -72,10 +72,11 @@ def _films(films: Mapping[str, str]) -> list[str]:
     if not films:
         return []
     captions = {name: f"<figcaption>{name}: {escape(WORDS[name])}</figcaption>" for name in films}
-    pictures = "".join(
-        f'<figure><img src="{escape(place)}" alt="{name}">{captions[name]}</figure>'
+    shown = {
+        name: video(place, name) if place.endswith(".mp4") else f'<img src="{escape(place)}" alt="{name}">'
         for name, place in films.items()
-    )
+    }
+    pictures = "".join(f"<figure>{film}{captions[name]}</figure>" for name, film in shown.items())
     note = "The curve is the learned probability of success, the bar below it the environment's own success."
     return [section("The same episode before and after", f'<div class="films">{pictures}</div>', note)]
 

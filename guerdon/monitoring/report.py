@@ -19,11 +19,13 @@ from guerdon.core.errors import DataError
 from guerdon.core.types import display_path
 from guerdon.monitoring.alarm_check import as_words
 from guerdon.monitoring.alarms import ALARMS
+from guerdon.monitoring.films import film_values
 from guerdon.monitoring.page import (
     Level,
     Reason,
     document,
     figure,
+    film,
     fold,
     grade,
     percent,
@@ -66,7 +68,8 @@ svg.plot .alarm { fill: var(--bad); } span.alarm { --key: var(--bad); }
   vertical-align: middle; background: var(--key); }
 .key span.at-end::before { width: 5px; box-shadow: 9px 0 var(--key); margin-right: 14px; }
 .films { display: grid; grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)); gap: 12px; }
-.films img, .strip img { image-rendering: pixelated; }
+.films img, .films video, .strip img { image-rendering: pixelated; }
+.films video { width: 100%; display: block; border-radius: 4px; }
 #monitor svg { max-width: 400px; }
 pre { overflow-x: auto; font-size: 12px; } summary { cursor: pointer; } a { color: var(--accent); }
 """
@@ -251,11 +254,24 @@ def _films(run: Run) -> str:
             run.notes.append(f"videos/{path.name} is too large to be shown here.")
             continue
         name = path.stem.replace("_", " ")
-        parts.append(figure(_content(path), "gif", name, escape(name)))
+        parts.append(film(_content(path), path.suffix[1:], name, escape(name)))
     if len(run.videos) > MAX_VIDEOS:
         run.notes.append(f"{len(run.videos) - MAX_VIDEOS} more episodes are in videos/.")
-    words = "Below each frame: the learned probability; dashed, the threshold; green, env success."
+    curve = "the learned probability; dashed, the threshold"
+    if _shows_rewards(run):
+        curve = "the learned reward, between its lowest and its highest value"
+    words = f"Below each frame: {curve}; green, env success."
     return f'<p class="note">{words}</p><div class="films">{"".join(parts)}</div>' if parts else _none()
+
+
+def _shows_rewards(run: Run) -> bool:
+    """Whether the curves in the films are rewards, as those of a reward function are."""
+    try:
+        values = film_values(run.videos[0]) if run.videos else None
+    except DataError as error:
+        run.notes.append(str(error))
+        return False
+    return "learned_reward" in (values or {})
 
 
 def _times(run: Run) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from guerdon.core.atomic import storage_errors
 from guerdon.monitoring.alarm_check import ALARMS_FILE, Alarm
+from guerdon.monitoring.films import film_files
 
 LAST_SHARE = 0.2
 """The end of a run: so much of its steps."""
@@ -68,7 +69,7 @@ def read_run(folder: Path) -> Run:
             series[name] = (steps, values)
     alarms = [_alarm(line) for line in _json_lines(folder / ALARMS_FILE, notes, needed=False)]
     summary, text = _read(folder / "summary.json", notes), _read(folder / "config.yaml", notes)
-    videos = sorted((folder / "videos").glob("*.gif"))
+    videos = film_files(folder)
     if not videos:
         notes.append("There are no videos.")
     return Run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from guerdon.config import EnvConfig
 from guerdon.core.episodes import EpisodeRecord, EpisodeTracker
 from guerdon.core.progress import progress_bar
-from guerdon.core.types import BoolArray, UInt8Array
+from guerdon.core.types import BoolArray, FloatArray, UInt8Array
 from guerdon.envs.make import make_vector_env
 from guerdon.envs.observations import FrameSource, with_final
 from guerdon.envs.success import success_of
@@ -50,6 +50,25 @@ class FilmedEpisode:
     """camera -> uint8 [T, H, W, C]."""
     env_success: BoolArray
     """bool [T]."""
+    env_rewards: FloatArray
+    """float32 [T]."""
+    actions: FloatArray
+    """float32 [T, A]; a discrete action is one number."""
+
+
+class _Shot(NamedTuple):
+    """One step of the K environments that are filmed."""
+
+    frames: dict[str, UInt8Array]
+    """camera -> uint8 [K, H, W, C]."""
+    env_success: BoolArray
+    """bool [K]."""
+    env_rewards: FloatArray
+    """float32 [K]."""
+    actions: FloatArray
+    """float32 [K, A]."""
+    running: BoolArray
+    """bool [K]; whether the step belongs to the first episode."""
 
 
 def evaluate(
@@ -91,11 +110,12 @@ def _evaluate(
     knows_success = True
     filmed = np.arange(min(num_films, num_envs))
     source = FrameSource(env, cameras) if len(filmed) else None
-    reels: list[tuple[dict[str, UInt8Array], BoolArray, BoolArray]] = []
+    reels: list[_Shot] = []
     obs, _ = env.reset(seed=seed)
     with progress_bar("evaluating", total=count * num_envs, unit="episode") as bar:
         while (finished < count).any():
-            obs, env_rewards, terminated, truncated, info = env.step(act(obs))
+            actions = act(obs)
+            obs, env_rewards, terminated, truncated, info = env.step(actions)
             done = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
             reported = success_of(info, num_envs, done)
             knows_success = knows_success and reported is not None
@@ -104,7 +124,15 @@ def _evaluate(
                 success = reported >= 0.5
             if source is not None and (finished[filmed] == 0).any():
                 next_obs = with_final(obs, info.get("final_obs"), done)
-                reels.append((source.frames(next_obs, done, filmed), success[filmed], finished[filmed] == 0))
+                reels.append(
+                    _Shot(
+                        source.frames(next_obs, done, filmed),
+                        success[filmed],
+                        np.asarray(env_rewards, np.float32)[filmed],
+                        np.asarray(actions, np.float32).reshape(num_envs, -1)[filmed],
+                        finished[filmed] == 0,
+                    )
+                )
             tracker.add(np.asarray(env_rewards), done, success)
             records += [record for record in tracker.pop() if finished[record.env] < count]
             finished[done] += 1
@@ -123,9 +151,11 @@ def _evaluate(
     return evaluation, [_film(reels, number) for number in range(len(filmed))]
 
 
-def _film(reels: list[tuple[dict[str, UInt8Array], BoolArray, BoolArray]], number: int) -> FilmedEpisode:
-    mine = [(frames, success) for frames, success, running in reels if running[number]]
+def _film(reels: list[_Shot], number: int) -> FilmedEpisode:
+    mine = [shot for shot in reels if shot.running[number]]
     return FilmedEpisode(
-        frames={name: np.stack([frames[name][number] for frames, _ in mine]) for name in mine[0][0]},
-        env_success=np.array([success[number] for _, success in mine]),
+        frames={name: np.stack([shot.frames[name][number] for shot in mine]) for name in mine[0].frames},
+        env_success=np.array([shot.env_success[number] for shot in mine]),
+        env_rewards=np.array([shot.env_rewards[number] for shot in mine], np.float32),
+        actions=np.stack([shot.actions[number] for shot in mine]),
     )

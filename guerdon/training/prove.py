@@ -18,6 +18,7 @@ from guerdon.core import strict_json
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import ConfigError, RunInterrupted
 from guerdon.core.types import display_path
+from guerdon.monitoring.films import film_files
 from guerdon.monitoring.proof import ARMS, Proof, judge
 from guerdon.monitoring.proof_page import proof_page
 from guerdon.training.arms import Arm, make_arm, run_arms
@@ -168,7 +169,10 @@ def _write(
 
 def _films(root: Path) -> dict[str, str]:
     """The first evaluation episode of the first seed in the arms that were filmed: arm -> file."""
-    found = {name: sorted(root.glob(f"seed_*/{name}/videos/eval_0.gif")) for name in ("start", "learned")}
+    found = {
+        name: [path for folder in sorted(root.glob(f"seed_*/{name}")) for path in film_files(folder)]
+        for name in ("start", "learned")
+    }
     return {name: paths[0].relative_to(root).as_posix() for name, paths in found.items() if paths}
 
 

@@ -21,18 +21,15 @@ from guerdon.config.yaml_files import to_yaml
 from guerdon.core import strict_json
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
-from guerdon.core.images import stack_episode
 from guerdon.core.types import display_path
 from guerdon.data.files.bounds import one_line
-from guerdon.envs.observations import camera_behind
 from guerdon.monitoring.alarm_check import Alarm
 from guerdon.monitoring.report import write_report
-from guerdon.monitoring.video import write_video
+from guerdon.monitoring.video import require_av
 from guerdon.rewards.image.function import FunctionScorer
-from guerdon.rewards.image.scorer import ImageScorer
 from guerdon.training.checkpoints import SavedPolicy, save_policy
 from guerdon.training.evaluation import Evaluation, FilmedEpisode
-from guerdon.training.reward_workers import RewardWorkers
+from guerdon.training.films import write_films
 
 if TYPE_CHECKING:
     from guerdon.training.trainer import EmbodiedRunner
@@ -63,6 +60,8 @@ def check_settings(config: GuerdonConfig) -> None:
             "reward.cache_verdicts leaves frames out, and reward.relabel_at=sampling judges all of them "
             "later: use one of the two"
         )
+    if config.runner.video_format == "mp4":
+        require_av("films in MP4 (runner.video_format)")  # now, not after the training
     if config.asynchronous.enabled and agent_class(config.learner.algorithm).on_policy:
         raise ConfigError(
             "asynchronous.enabled is for off-policy agents (sac, td3, dqn): "
@@ -217,7 +216,7 @@ def finish_run(
     """Write films, `summary.json` and `report.html` of a run that is over; returns the summary."""
     config, folder, steps = runner.config, runner.folder, runner.loop.env_steps
     if runner.rewards is not None:
-        write_films(folder, films, runner.rewards)
+        write_films(folder, films, runner.rewards, config.runner.video_format)
     learns = runner.rewards is not None or runner.online is not None
     summary = {
         "algorithm": config.learner.algorithm,
@@ -242,26 +241,3 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """What came of the run, as `summary.json`."""
     text = strict_json.dumps(summary, indent=1).encode()
     write_atomic(folder / "summary.json", lambda file: file.write(text))
-
-
-def write_films(folder: Path, films: list[FilmedEpisode], rewards: ImageScorer | RewardWorkers) -> None:
-    """Evaluation episodes as GIFs with the learned probability under the picture."""
-    facts = rewards.facts
-    for number, film in enumerate(films):
-        count = facts.num_frames
-        stacks = {name: stack_episode(film.frames[name], count) for name in facts.image_keys}
-        shown = film.frames[camera_behind(facts.image_keys[0])]
-        try:
-            prob_success = rewards.score(stacks).prob_success
-        except DataError as error:  # the run is over: its results are worth more than the curve in a film
-            log.warning("films have no curve: the frames of env.eval do not fit the reward model: %s", error)
-            prob_success = np.full(len(shown), np.nan, np.float32)
-        make_directory(folder / "videos")
-        write_video(
-            folder / "videos" / f"eval_{number}.gif",
-            shown,
-            prob_success,
-            facts.threshold,
-            film.env_success,
-            fps=10,
-        )

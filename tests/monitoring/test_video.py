@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     prob = np.zeros(4, np.float32)
     with pytest.raises(DataError, match=r"uint8 \[T, H, W, 3\], not float32 \[4, 8, 8, 3\]"):
         write_video(tmp_path / "a.gif", np.zeros((4, 8, 8, 3), np.float32), prob, 0.5)
-    with pytest.raises(DataError, match=r"prob_success must have shape \[5\], not \[4\]"):
+    with pytest.raises(DataError, match=r"values must have shape \[5\], not \[4\]"):
         write_video(tmp_path / "a.gif", frames(5), prob, 0.5)
     with pytest.raises(DataError, match=r"env_success must have shape \[4\], not \[3\]"):
         write_video(tmp_path / "a.gif", frames(4), prob, 0.5, np.zeros(3, bool))
