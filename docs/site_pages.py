@@ -49,6 +49,9 @@ TYPES = {
     "PositiveFloat": "float, above 0",
     "NonNegativeFloat": "float, at least 0",
     "Fraction": "float, 0 to 1",
+    "LayerWidth": "int, 1 to 8192",
+    "EncoderWidth": "int, 1 to 256",
+    "NetworkParts": "int, 1 to 256",
     "None": "null",
 }
 

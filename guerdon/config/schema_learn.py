@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from guerdon.config.build import Checked
 from guerdon.config.limits import (
     Fraction,
+    LayerWidth,
     NameOrPlugin,
     NonNegativeFloat,
     NonNegativeInt,
@@ -24,13 +25,13 @@ AGENT_PLUGINS = "guerdon.agents"
 class NetworkConfig(Checked):
     """`learner.network`: policy and value networks."""
 
-    hidden: tuple[PositiveInt, ...] = (256, 256)
+    hidden: tuple[LayerWidth, ...] = (256, 256)
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Between the layers."""
     layer_norm: bool = False
     """Layer norm in the hidden layers; RLPD wants it in its critics."""
-    image_features: PositiveInt = 128
+    image_features: LayerWidth = 128
     """Features that the convolutional encoder makes of the cameras."""
 
 

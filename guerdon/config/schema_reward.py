@@ -8,8 +8,11 @@ from typing import Any, Literal
 
 from guerdon.config.build import Checked
 from guerdon.config.limits import (
+    EncoderWidth,
     Fraction,
     ImageSize,
+    LayerWidth,
+    NetworkParts,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -30,9 +33,9 @@ class RewardModelConfig(Checked):
     """`ResNetRewardModel` or `BinaryRewardClassifier`."""
     arch: Literal["resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet10"
     """The encoder."""
-    width: PositiveInt = 16
+    width: EncoderWidth = 16
     """Channels of the encoder's first stage: a small, fast model; published weights have 64."""
-    num_members: PositiveInt = 1
+    num_members: NetworkParts = 1
     """Classifier heads over one encoder; several also tell how much they disagree."""
     checkpoint_path: str | None = None
     """A checkpoint file or folder to load; null for a new model."""
@@ -40,7 +43,7 @@ class RewardModelConfig(Checked):
     """The cameras that the model looks at."""
     image_size: ImageSize = (3, 128, 128)
     """[C, H, W]; frames of another size are resized inside the model."""
-    num_frames: PositiveInt = 1
+    num_frames: NetworkParts = 1
     """Latest frames of an episode that are scored together; with 2 the model can see what moves."""
     only_at_rest: bool = False
     """Look only where the robot stands still, which it knows by itself (info `is_robot_static`); a frame of a
@@ -48,11 +51,11 @@ class RewardModelConfig(Checked):
     crop: Region | Literal["goal"] | None = None
     """Look at this part of every camera's frame alone, before resizing: [top, left, height, width] as shares
     of the frame's height and width; null looks at all of it. `goal` is short for the cameras `NAME@goal`."""
-    hidden_dim: PositiveInt = 256
+    hidden_dim: LayerWidth = 256
     """Width of the classifier's hidden layer."""
     dropout: Fraction = 0.0
     """Dropout in the classifier."""
-    num_spatial_blocks: PositiveInt = 8
+    num_spatial_blocks: NetworkParts = 8
     """Blocks of the learned spatial pooling; `binary_classifier` alone has it."""
     pretrained_encoder_path: str | None = None
     """Pretrained encoder weights; null starts from random weights."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from guerdon.config.build import Checked
 from guerdon.config.limits import (
+    CameraSide,
     Fraction,
     NameOrPlugin,
     NonNegativeFloat,
@@ -74,7 +75,7 @@ class CameraConfig(Checked):
     device: str | int | None = None
     """OpenCV: number or path of the device. RealSense: serial number. http: the camera's name at the robot's
     address, or a URL of its own; null: the name above."""
-    capture_size: tuple[PositiveInt, PositiveInt] = (480, 640)
+    capture_size: tuple[CameraSide, CameraSide] = (480, 640)
     """(height, width) asked of the device."""
     fps: PositiveInt = 30
     """Pictures a second asked of the device."""
@@ -106,7 +107,7 @@ class RobotEnvConfig(Checked):
         CameraConfig(name="wrist_camera"),
     )
     """The first is `main_images` in observations, the others go by their names."""
-    image_size: tuple[PositiveInt, PositiveInt] = (64, 64)
+    image_size: tuple[CameraSide, CameraSide] = (64, 64)
     """(height, width) of observed pictures."""
     control_hz: PositiveFloat = 10.0
     """Actions a second."""
@@ -284,7 +285,7 @@ class RobotSimConfig(Checked):
     """Of sensor noise and of faults."""
     time_scale: PositiveFloat = 1.0
     """How much faster than the wall clock the robot's time passes."""
-    image_size: tuple[PositiveInt, PositiveInt] = (64, 64)
+    image_size: tuple[CameraSide, CameraSide] = (64, 64)
     """(height, width) of the cameras' pictures."""
     target_ee_pose: Pose6 = TARGET_POSE
     """The pose at which the peg is in the hole."""

@@ -111,3 +111,34 @@ def test_all_sections_of_a_tree_are_its_own_checked_classes():
                 walk(value)
 
     walk(GuerdonConfig())
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            "reward.model.width=100000",
+            r"model\.width must be a whole number from 1 to 256 \(weights grow",
+        ),
+        ("reward.model.image_size=[3,100000,8]", r"from 1 to 1024 \(larger frames are resized"),
+        ("reward.model.hidden_dim=10000000", r"hidden_dim must be a whole number from 1 to 8192"),
+        ("reward.model.num_members=100000", r"num_members must be a whole number from 1 to 256"),
+        ("reward.model.num_frames=100000", r"num_frames must be a whole number from 1 to 256"),
+        (
+            "reward.model.num_spatial_blocks=100000",
+            r"num_spatial_blocks must be a whole number from 1 to 256",
+        ),
+        ("learner.network.hidden=[256,10000000]", r"hidden\[1\] must be a whole number from 1 to 8192"),
+        ("learner.network.image_features=10000000", r"image_features must be a whole number from 1 to 8192"),
+    ],
+)
+def test_sizes_that_would_eat_the_machine_are_refused(override, words):
+    with pytest.raises(ConfigError, match=words):
+        guerdon.config.load_config("train", [override])
+
+
+def test_the_largest_published_sizes_are_taken():
+    sizes = ["reward.model.width=64", "reward.model.arch=resnet152", "reward.model.image_size=[3,518,518]"]
+    config = guerdon.config.load_config("train", [*sizes, "learner.network.hidden=[4096,4096]"])
+    assert (config.reward.model.width, config.reward.model.image_size) == (64, (3, 518, 518))
+    assert config.learner.network.hidden == (4096, 4096)

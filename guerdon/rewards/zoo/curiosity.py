@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from guerdon.config.limits import Fraction, PositiveFloat, PositiveInt
+from guerdon.config.limits import Fraction, LayerWidth, PositiveFloat
 from guerdon.core.running_stats import Statistics
 from guerdon.rewards.steps import StepBatch
 from guerdon.rewards.zoo.base import ZooModel, ZooSettings
@@ -33,7 +33,7 @@ TRACKED_STREAMS = 4
 class CuriositySettings(ZooSettings):
     """Settings of all models of curiosity."""
 
-    feature_size: PositiveInt = 64
+    feature_size: LayerWidth = 64
     """Numbers that the networks make of an observation."""
     obs_limit: PositiveFloat = 5.0
     """Scaled observations are kept within +- this."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from guerdon.config.build import Checked
-from guerdon.config.limits import NonNegativeInt, PositiveFloat, PositiveInt
+from guerdon.config.limits import LayerWidth, NonNegativeInt, PositiveFloat, PositiveInt
 
 SHAPES = ("obs_shape", "action_size", "discrete_actions")
 """Settings that follow from the environment."""
@@ -25,7 +25,7 @@ class ZooSettings(Checked):
     """Number of discrete actions, or size of a real-valued one."""
     discrete_actions: bool = True
     """Whether actions are numbers of choices."""
-    hidden: tuple[PositiveInt, ...] = (64, 64)
+    hidden: tuple[LayerWidth, ...] = (64, 64)
     """Widths of the hidden layers."""
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam."""
