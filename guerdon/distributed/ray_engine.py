@@ -22,7 +22,7 @@ from typing import Any
 
 from guerdon.config import ClusterConfig
 from guerdon.core.errors import ClusterError, ConfigError
-from guerdon.distributed import guardian
+from guerdon.distributed import watchdog
 from guerdon.distributed.engine import Engine, WorkerSpec
 from guerdon.distributed.placement import Node, Slot, make_plan, order_nodes, own_rollout_group
 
@@ -63,7 +63,7 @@ class RayEngine(Engine):
         """Connect and plan; a placement that cannot be satisfied is refused here."""
         super().__init__()
         self.cfg = cfg
-        self._guardian: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
         self._folder, self._owns = "", False
         self.groups: list[RayGroup] = []
         """All that were begun, also those that did not get to their end."""
@@ -107,21 +107,21 @@ class RayEngine(Engine):
             ) from error
 
     def _start_cluster(self, shared: dict[str, Any]) -> None:
-        """A cluster on this machine, with a guardian that clears up if we are killed."""
+        """A cluster on this machine, with a watchdog that clears up if we are killed."""
         if named := os.environ.get("RAY_ADDRESS"):
             log.warning("RAY_ADDRESS is not used: set cluster.address=%s to join that cluster", named)
         folder = tempfile.mkdtemp(prefix="guerdon-ray-", dir=_short_temporary())
         self._folder = folder
-        self._guardian = subprocess.Popen(
-            [sys.executable, guardian.__file__, folder, folder],
+        self._watchdog = subprocess.Popen(
+            [sys.executable, watchdog.__file__, folder, folder],
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is not for it
         )
-        os.environ[guardian.VARIABLE] = folder  # what the cluster starts inherits it
+        os.environ[watchdog.VARIABLE] = folder  # what the cluster starts inherits it
         try:
             self._init_own(folder, shared)
         finally:
-            del os.environ[guardian.VARIABLE]
+            del os.environ[watchdog.VARIABLE]
         self._owns = True
         check_loopback()
 
@@ -134,7 +134,7 @@ class RayEngine(Engine):
                 return
             except Exception as error:  # Ray has no class of its own for it
                 ray.shutdown()
-                for pid in guardian.members(folder, folder):  # what had started
+                for pid in watchdog.members(folder, folder):  # what had started
                     with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                         os.kill(pid, signal.SIGKILL)
                 if not tries_left:
@@ -234,11 +234,11 @@ class RayEngine(Engine):
         """Kill the actors, give the slots back, shut down what is ours."""
         if ray.is_initialized():
             self._release()
-        if self._guardian is not None:
-            assert self._guardian.stdin is not None
-            self._guardian.stdin.close()  # after an orderly shutdown it has nothing left to do
-            self._guardian.wait()
-            self._guardian = None
+        if self._watchdog is not None:
+            assert self._watchdog.stdin is not None
+            self._watchdog.stdin.close()  # after an orderly shutdown it has nothing left to do
+            self._watchdog.wait()
+            self._watchdog = None
 
     def _release(self) -> None:
         with contextlib.suppress(RayError):  # the cluster may be what broke

@@ -150,7 +150,7 @@ class AsynchronousLoop(ReplayLearning):
             "async/policy_lag_max": float(np.max(lags)),
             "async/queue_seconds": float(np.mean(self._queue_seconds)),
             "async/act_seconds": float(np.mean([item.chunk.seconds for item in self._stored])),
-            "async/updates_owed": self._pending_updates,
+            "async/pending_updates": self._pending_updates,
             "async/lag_waits": float(self._lag_waits),
         }
 

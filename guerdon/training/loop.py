@@ -216,7 +216,7 @@ class ScoredIteration:
             "rollout/rewards": float(np.mean(training)),
             "rollout/learned_rewards": float(np.mean(learned)),
             "reward/frames_rendered": float(self.num_rendered),
-            "reward/frames_judged": float(sum(len(part.rows) for part in self.parts)),
+            "reward/frames_scored": float(sum(len(part.rows) for part in self.parts)),
         }
         scored = np.isfinite(self.prob_success)
         if not scored.any() or facts.gives_rewards:

@@ -129,7 +129,7 @@ def test_states_for_the_policy_and_pictures_for_the_reward(checkpoint, kind):
         agent.learn(24, callbacks=seen.append, progress=False)
         assert agent.evaluate(2).episodes == 2
     assert all(0 < step.metrics["rollout/rewards"] < 1 for step in seen)
-    assert seen[0].metrics["reward/frames_judged"] == 8
+    assert seen[0].metrics["reward/frames_scored"] == 8
 
 
 def test_environments_that_were_made_are_closed():

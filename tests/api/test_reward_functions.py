@@ -44,7 +44,7 @@ def test_settings_that_combine_rewards_hold_for_functions():
     (seen,) = metrics_of(agent, 64)
     assert seen["rollout/rewards"] == pytest.approx(2 * seen["rollout/learned_rewards"], rel=1e-5)
     (seen,) = metrics_of(gd.PPO(Dot, reward=nearness, control="off", **PPO), 64)
-    assert seen["rollout/rewards"] == 0 and seen["reward/frames_judged"] == 0
+    assert seen["rollout/rewards"] == 0 and seen["reward/frames_scored"] == 0
 
 
 @pytest.mark.parametrize("make", [gd.PPO, gd.SAC])

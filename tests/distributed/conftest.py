@@ -11,7 +11,7 @@ import time
 import pytest
 import ray
 
-from guerdon.distributed import guardian
+from guerdon.distributed import watchdog
 from guerdon.distributed.ray_access import own_cluster
 from tests.training.conftest import save_untrained, settings  # noqa: F401 - a fixture
 
@@ -23,20 +23,20 @@ IDLE_SECONDS = 240.0
 class SharedCluster:
     """A local cluster with a folder of its own, which is started again where a test has left it unusable.
 
-    The guardian ends its processes and removes the folder if the test process dies.
+    The watchdog ends its processes and removes the folder if the test process dies.
     """
 
     def __init__(self):
-        self.folder, self.guardian = None, None
+        self.folder, self.watchdog = None, None
 
     def start(self):
         self.folder = tempfile.mkdtemp(prefix="guerdon-test-", dir="/tmp")
-        self.guardian = subprocess.Popen(
-            [sys.executable, guardian.__file__, self.folder, self.folder],
+        self.watchdog = subprocess.Popen(
+            [sys.executable, watchdog.__file__, self.folder, self.folder],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-        os.environ[guardian.VARIABLE] = self.folder  # what the cluster starts inherits it
+        os.environ[watchdog.VARIABLE] = self.folder  # what the cluster starts inherits it
         try:
             with own_cluster():
                 ray.init(
@@ -49,14 +49,14 @@ class SharedCluster:
                     _temp_dir=self.folder,
                 )
         finally:
-            del os.environ[guardian.VARIABLE]
+            del os.environ[watchdog.VARIABLE]
 
     def stop(self):
         if self.folder is None:
             return
         ray.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.guardian.communicate(timeout=IDLE_SECONDS)  # an end of its input; it ends what is left
+        self.watchdog.communicate(timeout=IDLE_SECONDS)  # an end of its input; it ends what is left
         self.folder = None
 
     def make_ready(self):

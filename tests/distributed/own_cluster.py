@@ -11,7 +11,7 @@ import sys
 import ray
 
 from guerdon.config import ClusterConfig
-from guerdon.distributed import guardian
+from guerdon.distributed import watchdog
 from guerdon.distributed.engine import WorkerSpec
 from guerdon.distributed.ray_actors import Answer
 from guerdon.distributed.ray_engine import RayEngine
@@ -43,7 +43,7 @@ def main():
     engine = RayEngine(ClusterConfig())
     group = engine.group("env", [WorkerSpec(cls=Answer)])
     assert group.submit(0, "double", 21).result(300) == 42
-    found = listening([*guardian.members(engine._folder, engine._folder), os.getpid()])
+    found = listening([*watchdog.members(engine._folder, engine._folder), os.getpid()])
     address = ray.get_runtime_context().gcs_address
     guests = {
         "the token": {"RAY_AUTH_TOKEN": token()},

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from guerdon.distributed import guardian
+from guerdon.distributed import watchdog
 from tests.distributed.conftest import NUM_CPUS
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def test_a_cluster_that_is_not_given_back_is_replaced(shared_cluster):
     assert ray.get(holder.pid.remote()) > 0 and not shared_cluster.is_idle(seconds=1.0)
     shared_cluster.make_ready()
     assert shared_cluster.folder != before and not Path(before).exists()
-    assert guardian.members(before, before) == []
+    assert watchdog.members(before, before) == []
     assert shared_cluster.free_cpus() == NUM_CPUS
     again = shared_cluster.folder
     shared_cluster.make_ready()
@@ -55,9 +55,9 @@ def test_a_test_process_that_dies_leaves_no_cluster_behind():
     )
     with process:
         folder = process.stdout.readline().strip()
-        assert Path(folder).is_dir() and guardian.members(folder, folder)
+        assert Path(folder).is_dir() and watchdog.members(folder, folder)
         process.send_signal(signal.SIGKILL)
     until = time.monotonic() + 240
-    while guardian.members(folder, folder) or Path(folder).exists():
-        assert time.monotonic() < until, guardian.members(folder, folder)
+    while watchdog.members(folder, folder) or Path(folder).exists():
+        assert time.monotonic() < until, watchdog.members(folder, folder)
         time.sleep(0.2)

@@ -133,7 +133,7 @@ def test_as_many_steps_updates_and_episodes_as_synchronously(
         results.append((summary["env_steps"], num_updates, episodes, saved))
         if kind == "async":
             assert all(entry.get("env/length", LENGTH) == LENGTH for entry in entries)
-            assert all(entry["async/updates_owed"] < 1 for entry in entries if entry["step"] % 1026 == 0)
+            assert all(entry["async/pending_updates"] < 1 for entry in entries if entry["step"] % 1026 == 0)
     assert results[0] == results[1]
     assert results[1][1] > 500
 

@@ -152,8 +152,8 @@ def test_a_robot_in_motion_is_no_success_and_is_not_rendered(settings, tmp_path,
     rest, done = (np.array(part) for part in zip(*reported, strict=True))
     with_score = rest & done if mode == "terminal" else rest
     assert 0 < with_score.sum() < with_score.size
-    entries = [entry for entry in lines(tmp_path / "run") if "reward/frames_judged" in entry]
-    assert sum(entry["reward/frames_judged"] for entry in entries) == with_score.sum()
+    entries = [entry for entry in lines(tmp_path / "run") if "reward/frames_scored" in entry]
+    assert sum(entry["reward/frames_scored"] for entry in entries) == with_score.sum()
     assert sum(entry["reward/frames_rendered"] for entry in entries) == with_score.sum() == sum(rendered)
     steps = np.array([entry["rollout/learned_rewards"] for entry in entries])
     assert np.isclose(steps.sum() * with_score.size / len(entries), with_score.sum())  # it always fires

@@ -117,7 +117,7 @@ def follows_the_model(lines):
     scored = [line for line in lines if "reward/prob_mean" in line]
     assert scored
     for line in scored:
-        assert line["reward/frames_judged"] > 0
+        assert line["reward/frames_scored"] > 0
         assert line["rollout/rewards"] == pytest.approx(line["reward/prob_mean"], rel=1e-4)
         assert line["rollout/rewards"] != pytest.approx(line["rollout/env_rewards"], rel=1e-2)
     return True

@@ -72,7 +72,7 @@ def test_the_policy_is_trained_on_the_learned_reward_alone(places):
     assert entries and all(entry["rollout/rewards"] == entry["rollout/learned_rewards"] for entry in entries)
     for entry in entries:  # only robots at rest were rendered
         assert 0 < entry["reward/frames_rendered"] < 512
-        assert entry["rollout/learned_rewards"] <= entry["reward/frames_judged"] / 512 + 1e-6
+        assert entry["rollout/learned_rewards"] <= entry["reward/frames_scored"] / 512 + 1e-6
     assert any(np.isfinite(entry.get("train/critic_loss", np.nan)) for entry in entries)
 
 

@@ -88,7 +88,7 @@ def judged_run(runner, monkeypatch):
     return np.stack(prob), weights, calls
 
 
-def test_frames_judged_during_the_rollout_and_at_its_end_get_the_same_verdicts(
+def test_frames_scored_during_the_rollout_and_at_its_end_get_the_same_verdicts(
     settings, tmp_path, monkeypatch
 ):
     more = ["env.train.num_envs=48", "learner.ppo.minibatch_size=400"]  # 1200 frames in a rollout

@@ -112,8 +112,8 @@ def finished_on_two(two_frames, tmp_path_factory):
 def test_runs_on_two_frames_leave_everything_behind(finished_on_two, algorithm, mode):
     folder = finished_on_two(algorithm, mode)
     entries = lines(folder)
-    counted = [entry for entry in entries if "reward/frames_judged" in entry]
-    scored = sum(entry["reward/frames_judged"] for entry in counted)
+    counted = [entry for entry in entries if "reward/frames_scored" in entry]
+    scored = sum(entry["reward/frames_scored"] for entry in counted)
     rendered = sum(entry["reward/frames_rendered"] for entry in counted)
     if mode == "terminal":  # two frames of each episode that ended
         episodes = sum(entry.get("env/episodes", 0) for entry in counted)
@@ -238,8 +238,8 @@ def test_reusing_verdicts_changes_no_number_and_judges_fewer_frames(
 def test_an_asynchronous_run_reuses_verdicts_within_a_request(settings, tmp_path, checkpoint):
     more = [*LAZY, *SAC, "asynchronous.enabled=true", "reward.cache_verdicts=true"]
     entries = run(settings, tmp_path / "run", more)
-    counted = [entry for entry in entries if "reward/frames_judged" in entry]
-    assert sum(entry["reward/frames_judged"] for entry in counted) < 0.8 * entries[-1]["step"]
+    counted = [entry for entry in entries if "reward/frames_scored" in entry]
+    assert sum(entry["reward/frames_scored"] for entry in counted) < 0.8 * entries[-1]["step"]
     assert all(np.isfinite(entry["rollout/learned_rewards"]) for entry in counted)
 
 

@@ -90,6 +90,6 @@ def test_the_three_steps(work, fit, few):
     assert "reward       learned (replace)" in run(TRAIN, work, SHORT).stdout
     entries = [json.loads(line) for line in (latest_run(work) / "metrics.jsonl").read_text().splitlines()]
     scored = [entry for entry in entries if "reward/fire_rate" in entry]
-    assert scored and all(entry["reward/frames_judged"] > 0 for entry in scored)
+    assert scored and all(entry["reward/frames_scored"] > 0 for entry in scored)
     for entry in scored:
         assert entry["rollout/rewards"] == pytest.approx(entry["reward/fire_rate"], abs=1e-6)

@@ -1,4 +1,4 @@
-"""The guardian clears up after a cluster, and after nothing else."""
+"""The watchdog clears up after a cluster, and after nothing else."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from guerdon.distributed import guardian
+from guerdon.distributed import watchdog
 
 
 def begin(*arguments, **options):
@@ -21,15 +21,15 @@ def cluster(tmp_path):
     folder = tmp_path / "cluster"
     folder.mkdir()
     mark = str(folder)
-    bare = {name: value for name, value in os.environ.items() if name != guardian.VARIABLE}
+    bare = {name: value for name, value in os.environ.items() if name != watchdog.VARIABLE}
     with (folder / "worker.out").open("w") as log, (folder / "tail.out").open("w") as watched:
         theirs = {
-            "mark": begin(env={**bare, guardian.VARIABLE: mark}),
+            "mark": begin(env={**bare, watchdog.VARIABLE: mark}),
             "command line": begin("/ray/raylet", f"--socket={folder}/s", env=bare),
             "open log": begin("ray::IDLE", "/ray/", stdout=log, env=bare),
         }
         others = {
-            "another mark": begin(env={**bare, guardian.VARIABLE: f"{mark}2"}),
+            "another mark": begin(env={**bare, watchdog.VARIABLE: f"{mark}2"}),
             "another folder": begin("/ray/raylet", "--socket=/elsewhere/s", env=bare),
             "not Ray's, but reads a log": begin(f"{folder}/worker.out", stdout=watched, env=bare),
         }
@@ -41,7 +41,7 @@ def cluster(tmp_path):
 
 
 def guard(folder):
-    command = [sys.executable, guardian.__file__, str(folder), str(folder)]
+    command = [sys.executable, watchdog.__file__, str(folder), str(folder)]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 

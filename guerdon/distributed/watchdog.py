@@ -1,4 +1,4 @@
-"""Clears up after a local Ray cluster whose owner was killed: `python guardian.py MARK FOLDER`.
+"""Clears up after a local Ray cluster whose owner was killed: `python watchdog.py MARK FOLDER`.
 
 The owner holds the other end of this process's stdin. When it ends, whatever the reason, all processes that
 belong to the cluster are killed and the cluster's folder is removed. After an orderly shutdown there is
