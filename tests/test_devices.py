@@ -35,6 +35,7 @@ from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.image.scorer import scoring_device
 from guerdon.training.acting import PolicySpec
 from guerdon.training.checkpoints import load_policy, save_policy
+from guerdon.training.task_reward import RewardWorker
 
 OBS, ACTIONS = gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)
 
@@ -186,3 +187,25 @@ def test_int8_stays_on_the_cpu(gpu):
     assert scoring_device(torch.device("cpu"), "int8") == "cpu" and scoring_device("auto", "fp32") == "cuda"
     with pytest.raises(ConfigError, match="CPU alone, not on cuda:1"):
         scoring_device("cuda:1", "int8")
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1"), ("auto", "cuda:0")]
+)
+def test_a_reward_worker_fits_where_it_was_told_to(gpu, monkeypatch, device, expected):
+    asked = []
+
+    def fit(config):
+        asked.append(device_of(config.fit, ProcessGroup()))
+        raise ConfigError("seen")
+
+    monkeypatch.setattr("guerdon.training.task_reward.train_reward", fit)
+    worker = RewardWorker({"fit": {"data": {"path": "data"}}, "reward": {}}, device=device)
+    with pytest.raises(ConfigError, match="seen"):
+        worker.fit()
+    assert asked == [torch.device(expected)]
+
+
+def test_a_reward_worker_refuses_a_device_that_is_not_there(no_gpu):
+    with pytest.raises(ConfigError, match="device is 'cuda:1', and torch finds no GPU here"):
+        RewardWorker({"reward": {}}, device="cuda:1")

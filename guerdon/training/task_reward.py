@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
+
 from guerdon.config import GuerdonConfig
 from guerdon.config.schema import TaskType
+from guerdon.core.devices import resolve_device
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import FloatArray
 from guerdon.fit import FitResult
@@ -33,9 +37,9 @@ class RewardWorker:
             cfg: a whole config or its `reward` section (a dataclass, a nested dict or OmegaConf's), or the
                 path of a checkpoint. `fit` needs the `fit` section or RLinf's spellings of it.
             task_type: `embodied` or `text`; None: as the config shows, see `task_type_of`.
-            device: where to compute; see `ImageRewardWorker`.
+            device: where to fit and to score: `auto` as the config says, `cpu`, `cuda`, `cuda:1`, ...
         """
-        self._config = whole_config(cfg, "RewardWorker")
+        self._config = on_device(whole_config(cfg, "RewardWorker"), device)
         self.cfg = self._config.reward
         self.task_type: TaskType = task_type_of(self._config) if task_type is None else task_type
         if self.task_type not in get_args(TaskType):
@@ -96,6 +100,17 @@ class RewardWorker:
     def save_checkpoint(self, path: Path | str, step: int) -> Path:
         """Save the image model; see `ImageRewardWorker`."""
         return self.embodied.save_checkpoint(path, step)
+
+
+def on_device(config: GuerdonConfig, device: str) -> GuerdonConfig:
+    """The config with the device to fit on that torch's name of it means; `auto` changes nothing."""
+    if str(device) == "auto":
+        return config
+    found = torch.device(resolve_device(device))
+    if found.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or such as 'cuda:1', not {device!r:.80}")
+    number = config.fit.gpu_id if found.index is None else found.index
+    return replace(config, fit=replace(config.fit, device=found.type, gpu_id=number))
 
 
 def task_type_of(config: GuerdonConfig) -> TaskType:
