@@ -1,6 +1,7 @@
 """Imports go one way: a package uses those of the layers below its own, and Ray stays in `distributed`."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,9 @@ def test_commands_that_compute_no_gradient_start_without_torch(tmp_path, argumen
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert result.stdout.splitlines()[-1] == "False 0", result.stdout + result.stderr
+
+
+def test_the_files_of_a_run_are_written_in_one_place():
+    written = re.compile(r"def _?write_(config|summary)\(")
+    files = [path for path in ROOT.rglob("*.py") if written.search(path.read_text())]
+    assert [path.relative_to(ROOT).as_posix() for path in files] == ["training/folders.py"]

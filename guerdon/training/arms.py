@@ -27,8 +27,7 @@ from guerdon.core.types import display_path
 from guerdon.monitoring.proof import SeedResult
 from guerdon.monitoring.run_files import read_run
 from guerdon.training.checkpoints import find_policy
-from guerdon.training.folders import CHECKPOINTS, held
-from guerdon.training.runs import write_config
+from guerdon.training.folders import CHECKPOINTS, SUMMARY, held, write_config
 from guerdon.training.trainer import EmbodiedRunner
 
 log = logging.getLogger("guerdon")
@@ -62,7 +61,7 @@ class Arm:
     @property
     def finished(self) -> bool:
         """Whether its run came to its end."""
-        return (self.folder / "summary.json").is_file()
+        return (self.folder / SUMMARY).is_file()
 
     @property
     def env_steps(self) -> int:

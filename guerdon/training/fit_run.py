@@ -9,17 +9,14 @@ from typing import Any
 
 import torch
 
-from guerdon.config import GuerdonConfig, to_plain
+from guerdon.config import GuerdonConfig
 from guerdon.config.unused import log_without_effect
-from guerdon.config.yaml_files import to_yaml
-from guerdon.core import strict_json
-from guerdon.core.atomic import write_atomic
 from guerdon.core.errors import RunInterrupted
 from guerdon.core.interrupts import Interrupts, also_ask
 from guerdon.fit import FitResult
 from guerdon.fit.distributed import run_job, torchrun_group
 from guerdon.fit.fit import FitJob
-from guerdon.training.folders import run_folder
+from guerdon.training.folders import run_folder, write_config, write_summary
 
 STOP = ".stop"
 """A file in a run's folder that asks the actors of a fit to save and stop."""
@@ -30,16 +27,23 @@ def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:
     log_without_effect(config)
     if config.engine == "ray":
         with run_folder(config) as folder:
-            _write_config(config, folder)
+            write_config(folder, config)
             result = _fit_on_ray(config, _job(config, folder.resolve()))
-            _write_summary(folder, result)
+            write_summary(folder, result.to_dict())
             return folder, result
     with torchrun_group(config.fit) as group, ExitStack() as stack:
-        folder = group.on_main(lambda: _write_config(config, stack.enter_context(run_folder(config))))
+        folder = group.on_main(lambda: _begin(config, stack))
         result = run_job(_job(config, folder), group)
         if group.is_main:
-            _write_summary(folder, result)
+            write_summary(folder, result.to_dict())
     return folder, result
+
+
+def _begin(config: GuerdonConfig, stack: ExitStack) -> Path:
+    """The folder of the run, held until `stack` ends, with the settings in it."""
+    folder = stack.enter_context(run_folder(config))
+    write_config(folder, config)
+    return folder
 
 
 def _job(config: GuerdonConfig, folder: Path) -> FitJob:
@@ -96,13 +100,3 @@ def _placeable(job: FitJob) -> FitJob:
     model = replace(job.model, **absolute(job.model, "pretrained_encoder_path"))
     resume = None if job.resume_dir is None else job.resume_dir.resolve()
     return replace(job, cfg=cfg, resume_dir=resume, model=model)
-
-
-def _write_summary(folder: Path, result: FitResult) -> None:
-    write_atomic(folder / "summary.json", strict_json.dumps(result.to_dict(), indent=1))
-
-
-def _write_config(config: GuerdonConfig, folder: Path) -> Path:
-    """Leave `config.yaml` in the run's folder."""
-    write_atomic(folder / "config.yaml", to_yaml(to_plain(config)))
-    return folder

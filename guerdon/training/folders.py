@@ -1,22 +1,26 @@
-"""The folder of a run: made exclusively, and used by one run at a time."""
+"""The folder of a run: made exclusively, used by one run at a time, with its settings and its summary."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from guerdon.config import GuerdonConfig
-from guerdon.core import portable
-from guerdon.core.atomic import clear_stale, make_directory, storage_errors
+from guerdon.config import GuerdonConfig, to_plain
+from guerdon.config.yaml_files import to_yaml
+from guerdon.core import portable, strict_json
+from guerdon.core.atomic import clear_stale, make_directory, storage_errors, write_atomic
 from guerdon.core.errors import StorageError
 from guerdon.core.types import display_path
 
 LOCK = ".run.lock"
 CHECKPOINTS = "checkpoints"
+SUMMARY = "summary.json"
+"""Only a run that came to its end has it."""
 
 
 def new_run_folder(root: Path) -> Path:
@@ -70,3 +74,13 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def write_config(folder: Path, config: Any) -> None:
+    """The resolved settings, as `config.yaml`."""
+    write_atomic(folder / "config.yaml", to_yaml(to_plain(config)))
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """What came of the run, as `summary.json`."""
+    write_atomic(folder / SUMMARY, strict_json.dumps(summary, indent=1))

@@ -22,7 +22,9 @@ from guerdon.monitoring.films import film_files
 from guerdon.monitoring.proof import ARMS, Proof, judge
 from guerdon.monitoring.proof_page import proof_page
 from guerdon.training.arms import Arm, make_arm, run_arms
+from guerdon.training.checkpoints import find_policy, load_policy
 from guerdon.training.folders import held, new_run_folder
+from guerdon.training.replay_run import REPLAY_FILE, check_stored_rewards
 from guerdon.training.serial import as_run
 
 log = logging.getLogger("guerdon")
@@ -66,6 +68,7 @@ def prove(
     numbers: Sequence[int] = range(first, first + seeds) if isinstance(seeds, int) else tuple(seeds)
     names, left_out = arms_of(config, arms)
     _check(config, numbers, workers)
+    _check_resumed(config, names)
     if episodes is not None:
         config = replace(config, learner=replace(config.learner, eval_episodes=episodes))
     root = _folder(config)
@@ -118,6 +121,20 @@ def _check(config: GuerdonConfig, seeds: Sequence[int], workers: int | None) -> 
         raise ConfigError(f"reward.control is {config.reward.control}: prove runs the controls itself")
     if not seeds or len(set(seeds)) < len(seeds) or (workers is not None and workers < 1):
         raise ConfigError("prove needs at least one seed, each once, and at least one worker")
+
+
+def _check_resumed(config: GuerdonConfig, arms: Sequence[str]) -> None:
+    """Raise before anything runs if the arm `true` could not go on from `runner.resume_dir`."""
+    place = config.runner.resume_dir
+    if place is None or "true" not in arms or not config.reward.use_reward_model:
+        return
+    saved = load_policy(find_policy(Path(place)))
+    if (saved.folder / REPLAY_FILE).is_file():
+        try:
+            check_stored_rewards("env", saved.state["loop"], saved.folder)
+        except ConfigError as error:
+            rest = ",".join(name for name in arms if name != "true")
+            raise ConfigError(f"the arm `true` cannot run: {error}; or leave it out: --arms {rest}") from None
 
 
 def _num_workers(config: GuerdonConfig) -> int:

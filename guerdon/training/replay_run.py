@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from guerdon.core.episodes import EpisodeTracker
 from guerdon.core.errors import ConfigError
 from guerdon.core.progress import Stopwatch
 from guerdon.core.streams import EnvStream
+from guerdon.core.types import display_path
 from guerdon.monitoring.monitor import ScoredRollout
 from guerdon.rewards.image.scorer import ImageScorer
 from guerdon.rewards.relabel import RewardScale, learned_rewards, training_rewards
@@ -217,10 +219,13 @@ class ReplayRun(ABC):
             "scale": scale,
             "online": None if self.online is None else self.online.state_dict(),
             "rng": self._rng.bit_generator.state,
+            "control": self.cfg.control,
         }
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
         """Go on from `state_dict`."""
+        if self.rewards is not None or (self.online is not None and self.online.history_dependent):
+            check_stored_rewards(self.cfg.control, state, folder)
         self.env_steps, self._pending_updates = int(state["env_steps"]), float(state["owed"])
         if self.scale is not None and state["scale"] is not None:
             self.scale = RewardScale(*state["scale"])
@@ -231,3 +236,25 @@ class ReplayRun(ABC):
             self.prior.load(folder / PRIOR_FILE)
         if (folder / INTERVENTIONS_FILE).exists():
             self._intervened().load(folder / INTERVENTIONS_FILE)
+
+
+def check_stored_rewards(control: str, state: Mapping[str, Any], folder: Path) -> None:
+    """Raise if a run would learn from stored steps whose rewards are another kind than its own.
+
+    A replay buffer keeps what the reward model said of a step, or with `reward.control: env` whether the
+    environment reported success. Neither can be had from the other later.
+
+    Args:
+        control: `reward.control` of the run that goes on.
+        state: of the saved loop.
+        folder: of its checkpoint.
+    """
+    before = str(state.get("control", "none"))  # older checkpoints do not tell
+    if control == before or "env" not in (control, before) or not int(state.get("env_steps", 0)):
+        return
+    kinds = {True: "the environment's success", False: "the scores of a reward model"}
+    raise ConfigError(
+        f"{display_path(folder)} has a replay buffer with {kinds[before == 'env']}, and "
+        f"reward.control={control} needs {kinds[control == 'env']} of the same steps, which were not stored: "
+        "begin without runner.resume_dir, with learner.warm_start if the policy should not begin anew"
+    )

@@ -16,10 +16,8 @@ from guerdon.agents.agent import AnyAgent
 from guerdon.agents.cloning import demonstrations
 from guerdon.agents.networks import ObsSpec
 from guerdon.agents.registry import agent_class
-from guerdon.config import GuerdonConfig, RewardConfig, to_plain
-from guerdon.config.yaml_files import to_yaml
-from guerdon.core import strict_json
-from guerdon.core.atomic import make_directory, write_atomic
+from guerdon.config import GuerdonConfig, RewardConfig
+from guerdon.core.atomic import make_directory
 from guerdon.core.errors import ClusterError, ConfigError, DataError, GuerdonError, WorkerLostError
 from guerdon.core.types import display_path
 from guerdon.data.files.bounds import one_line
@@ -30,6 +28,7 @@ from guerdon.rewards.image.function import FunctionScorer
 from guerdon.training.checkpoints import SavedPolicy, save_policy
 from guerdon.training.evaluation import Evaluation, FilmedEpisode
 from guerdon.training.films import write_films
+from guerdon.training.folders import CHECKPOINTS, SUMMARY, write_summary
 
 if TYPE_CHECKING:
     from guerdon.training.trainer import EmbodiedRunner
@@ -160,6 +159,7 @@ def save_run(runner: EmbodiedRunner, folder: Path) -> Path:
         "loop": runner.loop.state_dict(folder),
         "monitor": None if runner.monitor is None else runner.monitor.state_dict(),
         "alarms": list(runner.alarms),
+        "stopped": runner.stopped,
         "seed": runner.config.seed,
         "evaluations": [[step, seconds, asdict(result)] for step, seconds, result in runner.evaluations],
         "refits": None if runner.refits is None else runner.refits.save(folder),
@@ -182,6 +182,7 @@ def take_up(runner: EmbodiedRunner, saved: SavedPolicy) -> None:
         )
     runner.loop.load_state_dict(state["loop"], saved.folder)
     runner.alarms = list(state["alarms"])
+    runner.stopped = _still_stopped(runner.config, state.get("stopped"), saved.folder)
     runner.evaluations = [
         (int(step), float(seconds), Evaluation(**result))
         for step, seconds, result in state.get("evaluations", [])  # older runs have none
@@ -197,13 +198,24 @@ def take_up(runner: EmbodiedRunner, saved: SavedPolicy) -> None:
         runner.monitor.load_state_dict({**state["monitor"], "running": None})
 
 
+def _still_stopped(config: GuerdonConfig, reason: Any, checkpoint: Path) -> str | None:
+    """Why a resumed run has no more to train: it was stopped, and then interrupted before it came to its end.
+
+    A run that did come to its end, or one whose settings no longer ask for the stop, goes on.
+    """
+    run = checkpoint.parent.parent
+    if reason is None or (checkpoint.parent.name == CHECKPOINTS and (run / SUMMARY).is_file()):
+        return None
+    text = one_line(str(reason))
+    alarm = text.startswith("alarm")
+    if not (config.monitor.action == "stop" if alarm else config.learner.stop_return is not None):
+        return None
+    setting = "monitor.action=warn" if alarm else "learner.stop_return=null"
+    log.info("the run had been stopped (%s): it is evaluated and ends; %s would go on", text, setting)
+    return text
+
+
 # Files
-
-
-def write_config(folder: Path, config: Any) -> None:
-    """The resolved settings, as `config.yaml`."""
-    text = to_yaml(to_plain(config)).encode()
-    write_atomic(folder / "config.yaml", lambda file: file.write(text))
 
 
 def finish_run(
@@ -235,9 +247,3 @@ def finish_run(
     write_summary(folder, summary)
     write_report(folder)
     return summary
-
-
-def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """What came of the run, as `summary.json`."""
-    text = strict_json.dumps(summary, indent=1).encode()
-    write_atomic(folder / "summary.json", lambda file: file.write(text))

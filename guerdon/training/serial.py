@@ -27,9 +27,8 @@ from guerdon.envs.make import make_vector_env
 from guerdon.rewards import BaseRewardModel, create_reward_model
 from guerdon.training.checkpoints import find_policy, find_sound_policy, load_policy
 from guerdon.training.evaluation import Evaluation
-from guerdon.training.folders import CHECKPOINTS, held, new_run_folder
+from guerdon.training.folders import CHECKPOINTS, held, new_run_folder, write_summary
 from guerdon.training.online_reward import space_shapes
-from guerdon.training.runs import write_summary
 from guerdon.training.trainer import EmbodiedRunner
 
 log = logging.getLogger("guerdon")

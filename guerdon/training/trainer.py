@@ -25,13 +25,10 @@ from guerdon.fit.logs import MetricLog
 from guerdon.monitoring.monitor import RewardMonitor
 from guerdon.rewards.image.scorer import ImageScorer, RewardManager
 from guerdon.rewards.model import BaseRewardModel
-from guerdon.training.checkpoints import (
-    find_sound_policy,
-    load_policy,
-    readable_state,
-)
+from guerdon.training.checkpoints import find_sound_policy, load_policy, readable_state
 from guerdon.training.env_worker import EnvWorker
 from guerdon.training.evaluation import Evaluation, FilmedEpisode, evaluate
+from guerdon.training.folders import write_config
 from guerdon.training.loop import Callback, Iteration, TrainingStep
 from guerdon.training.on_policy import OnPolicyLoop
 from guerdon.training.refits import Refits
@@ -52,7 +49,6 @@ from guerdon.training.runs import (
     take_up,
     warm_start,
     with_note,
-    write_config,
 )
 
 log = logging.getLogger("guerdon")
@@ -100,6 +96,8 @@ class EmbodiedRunner:
         self.evaluations: list[tuple[int, float, Evaluation]] = []
         """(environment steps, seconds of training, result)."""
         self._max_updates, self.seconds = max_updates, 0.0  # of training
+        self.stopped: str | None = None
+        """Why the run is to end before its last step: an alarm, or a return that was reached."""
         self._eval_env, self._shares_env = eval_env, eval_env is not None and eval_env is env
         self._resumed: bool | None = None  # None: the run has not begun
         self.interrupts = Interrupts()
@@ -199,6 +197,7 @@ class EmbodiedRunner:
         Returns:
             Why training ended earlier, if it did.
         """
+        self.stopped = None  # whoever asks for more steps wants them
         total = self.loop.env_steps + num_steps
         self.config = replace(self.config, learner=replace(self.config.learner, total_steps=total))
         with self._logged() as (logs, bar):
@@ -234,7 +233,7 @@ class EmbodiedRunner:
         self, logs: MetricLog, bar: Any, callbacks: Sequence[Callback] = (), *, save: bool = True
     ) -> str | None:
         """Iterations to the end; returns why they ended earlier, if they did."""
-        cfg, stopped = self.config.learner, None
+        cfg, stopped = self.config.learner, self.stopped
         if self._max_updates == 0:
             self._write_checkpoint(self.loop.env_steps)
             return "before the first update"
@@ -244,7 +243,7 @@ class EmbodiedRunner:
             with self.interrupts.deferred(waits):
                 iteration = self._advance(before / cfg.total_steps)
                 step = self.loop.env_steps
-                stopped = self._watch(step, iteration)
+                stopped = self.stopped = self._watch(step, iteration)
             metrics = dict(iteration.metrics)
             self.seconds += time.perf_counter() - began
             if self._max_updates is not None and self.loop.num_updates >= self._max_updates:
@@ -257,7 +256,8 @@ class EmbodiedRunner:
                     result = self.evaluate(cfg.eval_episodes)[0]
                     metrics |= result.metrics()
                     if cfg.stop_return is not None and result.env_return >= cfg.stop_return:
-                        stopped = stopped or f"an evaluation reached {cfg.stop_return:g}"
+                        self.stopped = self.stopped or f"an evaluation reached {cfg.stop_return:g}"
+                        stopped = stopped or self.stopped
             finally:  # also after Ctrl-C, which does not wait for a refit or an evaluation
                 logs.write(step, metrics)
             bar.update(step - before)

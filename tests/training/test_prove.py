@@ -13,10 +13,12 @@ import pytest
 
 from guerdon.cli.main import main
 from guerdon.config import load_config
-from guerdon.core.errors import ConfigError
-from guerdon.training.arms import make_arm
+from guerdon.core.errors import ConfigError, RunInterrupted
+from guerdon.training.arms import make_arm, run_arm
 from guerdon.training.checkpoints import load_policy
-from guerdon.training.prove import arms_of, load, prove
+from guerdon.training.prove import _check_resumed, arms_of, load, prove
+from guerdon.training.runs import _still_stopped
+from guerdon.training.trainer import EmbodiedRunner
 from tests.training.conftest import short_settings
 from tests.training.short_runs import SAC, demonstrate, lines, make_runner
 
@@ -215,3 +217,51 @@ def test_models_of_the_zoo_have_the_same_arms(name, tmp_path, monkeypatch):
     assert any(rewards["learned"]) and any(rewards["shuffled"]) and not any(rewards["off"])
     same = rewards["true"] == rewards["learned"]
     assert same == (name == "bit_flip_her")  # hindsight gives the environment's own rewards, for other goals
+
+
+def test_an_alarms_stop_outlives_ctrl_c_in_the_last_evaluation(proof, tmp_path, monkeypatch):
+    settings, _ = proof
+    config = load_config("train", [*settings, "monitor.action=stop"])
+    arm = make_arm(config, tmp_path, "learned", 0)
+    start = place_of(proof) / "seed_0" / "start"
+    with monkeypatch.context() as patch:
+        patch.setattr(EmbodiedRunner, "_watch", lambda *_: "alarm: success_gap")
+        patch.setattr(EmbodiedRunner, "_last_evaluation", raises(KeyboardInterrupt))
+        with pytest.raises(RunInterrupted):
+            run_arm(arm, start)
+    assert not arm.finished
+    summary = run_arm(arm, start)
+    assert (summary["stopped"], summary["env_steps"]) == ("alarm: success_gap", 200)
+    assert arm.result().stopped == "alarm: success_gap"
+    # Who resumes a run that did end wants it to go on; so does who no longer asks for the stop.
+    saved = load_policy(arm.folder)
+    assert saved.state["stopped"] == "alarm: success_gap"
+    assert _still_stopped(config, saved.state["stopped"], saved.folder) is None
+    (arm.folder / "summary.json").unlink()
+    assert _still_stopped(config, saved.state["stopped"], saved.folder) == "alarm: success_gap"
+    warns = replace(config, monitor=replace(config.monitor, action="warn"))
+    assert _still_stopped(warns, saved.state["stopped"], saved.folder) is None
+
+
+def raises(error):
+    def function(*_):
+        raise error
+
+    return function
+
+
+def test_the_true_arm_does_not_learn_from_scores_of_an_older_run(finished, checkpoint, tmp_path, monkeypatch):
+    older, _ = finished("sac")
+    ran = []
+    monkeypatch.setattr("guerdon.training.prove.run_arms", lambda *arms: ran.append(arms))
+    settings = [*short_settings(checkpoint, tmp_path / "proof"), *SAC, f"runner.resume_dir={older}"]
+    with pytest.raises(ConfigError, match=r"the arm `true` cannot run: .*buffer with the scores of a reward"):
+        prove("train", settings, seeds=1)
+    assert ran == []
+    _check_resumed(load_config("train", settings), ["start", "learned", "off", "shuffled"])
+    runner = make_runner(settings, tmp_path, ["reward.control=env"])
+    try:
+        with pytest.raises(ConfigError, match=r"reward\.control=env needs the environment's success"):
+            runner.start_or_resume()
+    finally:
+        runner.close()
