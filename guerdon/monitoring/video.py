@@ -142,7 +142,7 @@ def _check(path: Path, frames: UInt8Array, values: FloatArray, success: BoolArra
 
 def _factor(frames: UInt8Array) -> int:
     """How many pixels of the film a pixel of a frame has in each direction."""
-    return -(-MIN_SIDE // min(frames.shape[1:3]))
+    return -(-MIN_SIDE // min(int(side) for side in frames.shape[1:3]))
 
 
 class _Panel:

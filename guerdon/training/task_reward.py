@@ -39,7 +39,7 @@ class RewardWorker:
             task_type: `embodied` or `text`; None: as the config shows, see `task_type_of`.
             device: where to fit and to score: `auto` as the config says, `cpu`, `cuda`, `cuda:1`, ...
         """
-        self._config = on_device(whole_config(cfg, "RewardWorker"), device)
+        self._config = whole_config(cfg, "RewardWorker")
         self.cfg = self._config.reward
         self.task_type: TaskType = task_type_of(self._config) if task_type is None else task_type
         if self.task_type not in get_args(TaskType):
@@ -49,7 +49,10 @@ class RewardWorker:
                 "a learned reward model is not supported for text tasks: set reward.use_reward_model=False "
                 "and choose rules in reward.text"
             )
-        self._images = ImageRewardWorker(self.cfg, device=device) if self.task_type == "embodied" else None
+        self._images: ImageRewardWorker | None = None
+        if self.task_type == "embodied":
+            self._config = on_device(self._config, device)
+            self._images = ImageRewardWorker(self.cfg, device=device)
         self._rules: Callable[[Sequence[str], Sequence[str]], FloatArray] | None = None
 
     def init_worker(self) -> None:
@@ -107,10 +110,12 @@ def on_device(config: GuerdonConfig, device: str) -> GuerdonConfig:
     if str(device) == "auto":
         return config
     found = torch.device(resolve_device(device))
-    if found.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or such as 'cuda:1', not {device!r:.80}")
     number = config.fit.gpu_id if found.index is None else found.index
-    return replace(config, fit=replace(config.fit, device=found.type, gpu_id=number))
+    if found.type == "cpu":
+        return replace(config, fit=replace(config.fit, device="cpu"))
+    if found.type == "cuda":
+        return replace(config, fit=replace(config.fit, device="cuda", gpu_id=number))
+    raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or such as 'cuda:1', not {device!r:.80}")
 
 
 def task_type_of(config: GuerdonConfig) -> TaskType:
