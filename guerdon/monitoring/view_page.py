@@ -127,9 +127,10 @@ def _reward_plots(episode: ViewedEpisode, count: int) -> list[str]:
     plots = []
     for name, words in REWARDS.items():
         values = episode.values.get(name)
-        if values is None or not np.isfinite(values).any():
+        known = np.zeros(0) if values is None else values[np.isfinite(values)]
+        if values is None or not len(known):
             continue
-        low, high = min(0.0, float(np.nanmin(values))), max(0.0, float(np.nanmax(values)))
+        low, high = min(0.0, float(known.min())), max(0.0, float(known.max()))
         plot = Plot(
             label=f"{words} in {episode.name}",
             x_label="step",
@@ -138,6 +139,7 @@ def _reward_plots(episode: ViewedEpisode, count: int) -> list[str]:
             y_range=(low, high if high > low else low + 1.0),
             width=380,
             height=180,
+            left=58,
         )
         style = "learned" if name == "learned_reward" else "curve"
         plots.append(plot.curve(np.arange(count), _of_length(values, count, episode), style=style).svg())

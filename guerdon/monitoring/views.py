@@ -113,6 +113,8 @@ def _of_data(episode: Episode, number: int, scorer: ImageScorer | None, path: Pa
 
 def _score(scorer: ImageScorer, episode: Episode, path: Path) -> FloatArray:
     """Calibrated probabilities of an episode's frames, float32 [T]."""
+    from guerdon.data.datasets.frames import check_motion_is_seen  # imports torch, as the scorer has
+
     contract = scorer.contract
     missing = [name for name in scorer.image_keys if name not in episode.frames]
     if missing:
@@ -134,6 +136,8 @@ def _score(scorer: ImageScorer, episode: Episode, path: Path) -> FloatArray:
                 "such frames (reward.model.only_at_rest)"
             )
         prob[~episode.at_rest] = 0.0
+    else:
+        check_motion_is_seen(episode, path)
     return prob
 
 
@@ -158,12 +162,9 @@ def _of_film(file: Path, about: Mapping[str, Any]) -> ViewedEpisode:
     counts = {len(each) for each in (*values.values(), *(() if actions is None else (actions,)))}
     if len(counts) > 1:
         raise DataError(f"{shown}: the values have different numbers of steps: {sorted(counts)}")
-    threshold, picture = about.get("threshold"), about.get("picture")
-    if not isinstance(threshold, float | None):
-        raise DataError(f"{shown}: threshold must be a number, not {one_line(threshold)}")
-    if not (picture is None or (isinstance(picture, list) and all(type(each) is int for each in picture))):
-        raise DataError(f"{shown}: picture must be [height, width], not {one_line(picture)}")
-    size = None if picture is None else (picture[0], picture[1]) if len(picture) == 2 else None
+    given = about.get("threshold")
+    threshold = None if given is None else float(_numbers([given], 1, shown, "threshold")[0])
+    size = _picture_size(about.get("picture"), shown)
     frames = film_frames(file, size, counts.pop() if counts else None)
     reached = "" if "env_success" not in values else _outcome(values["env_success"])
     return ViewedEpisode(
@@ -174,6 +175,16 @@ def _of_film(file: Path, about: Mapping[str, Any]) -> ViewedEpisode:
         actions=actions,
         threshold=threshold,
     )
+
+
+def _picture_size(given: Any, source: str) -> tuple[int, int] | None:
+    """Height and width of the picture in a film; None: all of it."""
+    if given is None:
+        return None
+    sides = given if isinstance(given, list) and len(given) == 2 else [None]
+    if not all(type(side) is int and side > 0 for side in sides):
+        raise DataError(f"{source}: picture must be [height, width], not {one_line(given)}")
+    return sides[0], sides[1]
 
 
 def _outcome(env_success: FloatArray) -> str:
@@ -188,4 +199,4 @@ def _numbers(given: Any, dimensions: int, source: str, name: str) -> FloatArray:
         array = np.zeros(0, np.float32)
     if array.ndim != dimensions or not len(array):
         raise DataError(f"{source}: {name} must hold numbers, a list for each step, not {one_line(given)}")
-    return array
+    return np.where(np.isfinite(array), array, np.float32(np.nan))

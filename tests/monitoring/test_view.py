@@ -1,7 +1,9 @@
 """`guerdon data view`: what is read back from the recording and the page is what the data hold."""
 
 import json
+import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -175,6 +177,20 @@ def test_a_missing_package_is_named(data, tmp_path, monkeypatch, capsys):
         check_settings(load_config("train", ["runner.video_format=mp4"]))
 
 
+def test_rewards_that_are_not_finite_are_left_out_of_the_plots(tmp_path):
+    shown = episode(0)
+    rewards = np.array([np.inf, 1.0, np.nan, 3.0, -np.inf], np.float32)
+    with get_format("native").writer(tmp_path / "data") as writer:
+        writer.add(replace(shown, env_rewards=rewards))
+    assert main(["data", "view", str(tmp_path / "data"), "--out", str(tmp_path / "a.html")]) == 0
+    page = (tmp_path / "a.html").read_text()
+    drawn = re.findall(r'class="curve" points="([^"]*)"', page)
+    assert [len(points.split()) for points in drawn] == [2]  # of five rewards
+    assert main(["data", "view", str(tmp_path / "data"), "--rerun", "--out", str(tmp_path / "a.rrd")]) == 0
+    found = numbers(read_recording(tmp_path / "a.rrd")["env_reward"])[:, 0]
+    assert np.array_equal(found, rewards, equal_nan=True)
+
+
 # The films of a run
 
 
@@ -259,8 +275,11 @@ def test_films_of_a_reward_function_show_rewards(tmp_path):
         ({"env_reward": [1.0]}, "different numbers of steps"),
         ({"prob_success": "much"}, "prob_success must hold numbers"),
         ({"actions": [[1], [2, 3]]}, "actions must hold numbers"),
-        ({"threshold": "high"}, "threshold must be a number"),
+        ({"threshold": "high"}, "threshold must hold numbers"),
+        ({"threshold": 10**400}, "threshold must hold numbers"),
         ({"picture": [{}, 2]}, "picture must be"),
+        ({"picture": [-5, 2]}, "picture must be"),
+        ({"picture": [5]}, "picture must be"),
         (None, "cannot be read as JSON"),
     ],
 )

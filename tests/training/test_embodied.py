@@ -1,5 +1,6 @@
 """Stage 3: the learned reward on its way into the policy, what is left behind, and what is refused."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from guerdon.cli.main import main
 from guerdon.cli.train import evaluate_checkpoint, train
 from guerdon.config import load_config
 from guerdon.core.errors import ConfigError, DataError
+from guerdon.data.datasets.media import video_frames
 from guerdon.data.summary import inspect
 from guerdon.monitoring.reward_path import RewardPathError
 from guerdon.rewards.relabel import training_rewards
@@ -342,3 +344,17 @@ def test_exact_seeding(settings, finished):
     second, _ = train(load_config("train", settings))
     curves = [[without_times(entry) for entry in lines(folder)] for folder in (first, second)]
     assert curves[0] == curves[1] and len(curves[0]) > 2
+
+
+def test_films_are_written_in_the_format_that_is_asked_for(settings, tmp_path, capsys):
+    short = ["learner.total_steps=200", "learner.eval_interval=100000", "runner.video_format=mp4"]
+    run_with(settings, tmp_path, short)
+    videos = tmp_path / "run" / "videos"
+    assert sorted(path.name for path in videos.iterdir()) == ["eval_0.json", "eval_0.mp4"]
+    about = json.loads((videos / "eval_0.json").read_text())
+    frames = [picture for _, picture in video_frames(videos / "eval_0.mp4")]
+    assert len(frames) == len(about["prob_success"]) == len(about["env_reward"]) == len(about["actions"])
+    assert all(0 <= prob <= 1 for prob in about["prob_success"])
+    assert "data:video/mp4" in (tmp_path / "run" / "report.html").read_text()
+    assert main(["data", "view", str(tmp_path / "run"), "--out", str(tmp_path / "a.html"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_frames"] == len(frames)
