@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict
+from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
@@ -84,7 +85,7 @@ def _flat_finals(finals: Any, num_envs: int) -> Any:
     return result
 
 
-class FlatGrid(gym.ObservationWrapper[Any, Any, Any]):
+class FlatGrid(gym.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
     """MiniGrid's observations (extra `minigrid`) as vectors float32 [height * width * kinds + 4], all 0 or 1.
 
     What the agent sees of a cell is three numbers that name kinds, not sizes: object, colour, state. They
@@ -94,6 +95,7 @@ class FlatGrid(gym.ObservationWrapper[Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
 
+        RecordConstructorArgs.__init__(self)
         super().__init__(env)
         kinds = np.array([len(OBJECT_TO_IDX), len(COLOR_TO_IDX), len(STATE_TO_IDX)])
         height, width, _ = env.observation_space["image"].shape  # type: ignore[index]
@@ -118,7 +120,7 @@ def flatten_grid(env: gym.Env[Any, Any]) -> Any:
     return FlatGrid(env) if is_grid else env
 
 
-class KeepFinalFrame(gym.Wrapper[Any, Any, Any, Any]):
+class KeepFinalFrame(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Renders the end of an episode before a vector environment resets it away.
 
     The frame is in `info["final_frame"]` and in the attribute `final_frame`. Needed around each environment
@@ -127,6 +129,7 @@ class KeepFinalFrame(gym.Wrapper[Any, Any, Any, Any]):
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
+        RecordConstructorArgs.__init__(self)
         super().__init__(env)
         self.metadata = {**env.metadata, FINAL_FRAME: True}
         self.final_frame: Any = None

@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
@@ -26,10 +27,11 @@ from guerdon.integrations.steps import EnvStep
 _FINALS = ("final_obs", "_final_obs", "final_info", "_final_info")
 
 
-class LearnedRewardWrapper(gym.Wrapper[Any, Any, Any, Any]):
+class LearnedRewardWrapper(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """One environment; its reward is that of the frame or state which the action led to.
 
     With `standalone` the model's success terminates the episode; every frame is then scored.
+    `gymnasium.make(env.spec)` makes it again, with a copy of `manager` unless that is a path.
 
     Args:
         env: its frames come from the observation, or from rendering on demand.
@@ -50,6 +52,9 @@ class LearnedRewardWrapper(gym.Wrapper[Any, Any, Any, Any]):
         given: Any = env
         if isinstance(given, VectorEnv):
             raise ConfigError("this is a vector environment: use LearnedRewardVectorWrapper")
+        RecordConstructorArgs.__init__(
+            self, _disable_deepcopy=True, manager=manager, cfg=cfg, train_every=train_every
+        )
         super().__init__(env)
         self._scorer = step_scorer(manager, cfg, 1, env.action_space, train_every)
         self._frames = FrameSource(env, self._scorer.cameras) if self._scorer.cameras else None

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
@@ -68,6 +69,22 @@ class _RecordsEpisodes:
             label_fn: tells success of a single environment's step, `(obs, info) -> bool`.
             archive: where the episodes go instead of `save_dir`; its limits then hold instead of the targets.
         """
+        if isinstance(
+            self, RecordConstructorArgs
+        ):  # those with which `gymnasium.make(env.spec)` makes it again
+            RecordConstructorArgs.__init__(
+                self,
+                save_dir=save_dir,
+                target_success=target_success,
+                target_failure=target_failure,
+                reward_render_mode=reward_render_mode,
+                cameras=cameras,
+                format=format,
+                keep_states=keep_states,
+                only_at_rest=only_at_rest,
+                success_key=success_key,
+                label_fn=label_fn,
+            )
         super().__init__(env)  # type: ignore[call-arg]  # of Gymnasium's wrapper
         if reward_render_mode not in ("always", "on_demand"):
             raise ConfigError(
@@ -190,7 +207,7 @@ class _RecordsEpisodes:
         )
 
 
-class DataCollectorWrapper(_RecordsEpisodes, gym.Wrapper[Any, Any, Any, Any]):
+class DataCollectorWrapper(_RecordsEpisodes, gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Records every episode of an environment until the targets are met; afterwards it only steps.
 
     `DataCollectorWrapper(env, ...)` takes single and vector environments; for a vector environment it
