@@ -18,6 +18,10 @@ EXTRAS = {
     "onnxruntime": ("serve", "int8 scoring", "serve"),
     "av": ("video", "scoring video files and films in MP4", "video"),
     "rerun-sdk": ("rerun", "looking at data in Rerun", "rerun"),
+    "wandb": ("wandb", "runs at Weights & Biases", "wandb"),
+    "mlflow-skinny": ("mlflow", "runs at MLflow", "mlflow"),
+    "trackio": ("trackio", "runs at Trackio", "trackio"),
+    "minari": ("minari", "Minari data sets", "minari"),
 }
 """distribution -> (name shown, what it is for, extra)."""
 CORE = ("torch", "numpy", "gymnasium", "hydra-core", "pyarrow", "pillow", "safetensors")

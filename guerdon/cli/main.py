@@ -126,6 +126,7 @@ VERBS = (
         "one page that shows whether a reward model can be trusted",
         argument("--data", type=Path, required=True, help="held-out episodes"),
         argument("--out", type=Path, required=True, metavar="HTML"),
+        argument("--track", action="store_true", help="also send it to the trackers of the model's run"),
         CHECKPOINT,
         THRESHOLD,
         PRECISION,

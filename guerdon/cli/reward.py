@@ -24,6 +24,7 @@ from guerdon.monitoring.page import percent, plain
 from guerdon.rewards.image import load_checkpoint
 from guerdon.rewards.image.int8_file import int8_path, quantize_checkpoint
 from guerdon.rewards.relabel import fires
+from guerdon.training.trackers import send_files
 
 
 def score_verb(arguments: argparse.Namespace) -> Result:
@@ -62,7 +63,10 @@ def card_verb(arguments: argparse.Namespace) -> Result:
     uses = ((each.use, f"{WORDS[each.level]}. {each.reason}") for each in found.verdict.uses)
     lines = [found.verdict.headline, *aligned(uses, 17), *(f"- {step.why}" for step in found.next_steps)]
     commands = [step.command for step in found.next_steps if step.command]
-    return Result(found.to_dict(), [*lines, f"-> {display_path(arguments.out)}"], next_steps=commands)
+    lines.append(f"-> {display_path(arguments.out)}")
+    if arguments.track:
+        lines.append(f"-> {', '.join(send_files(arguments.checkpoint, [arguments.out]))}")
+    return Result(found.to_dict(), lines, next_steps=commands)
 
 
 def recalibrate_verb(arguments: argparse.Namespace) -> Result:

@@ -21,7 +21,8 @@ LOSSES = {"ppo": ("actor_critic", "decoupled_actor_critic"), "sac": ("embodied_s
 
 POLICIES = ("mlp_policy", "cnn_policy")
 """`actor.model.model_type` with a counterpart: the policy's network follows from the observations."""
-
+TRACKERS = ("tensorboard", "wandb")
+"""Names in `logger_backends` with a counterpart."""
 RENAMES: dict[str, str] = {
     "runner.logger.experiment_name": "runner.experiment_name",
     "runner.logger.log_path": "runner.output_dir",
@@ -90,7 +91,8 @@ ENV_RENAMES: dict[str, str] = {
 _NAMES = {
     "counted": """
         runner.task_type runner.max_epochs runner.max_steps runner.val_check_interval
-        runner.save_interval runner.logger.logger_backends algorithm.adv_type algorithm.loss_type
+        runner.save_interval runner.logger.logger_backends runner.logger.project_name algorithm.adv_type
+        fit.runner.logger.logger_backends fit.runner.logger.project_name algorithm.loss_type
         algorithm.update_epoch algorithm.entropy_tuning.alpha_type
         algorithm.replay_buffer.sample_window_size algorithm.replay_buffer.cache_size
         algorithm.replay_buffer.min_buffer_size actor.global_batch_size actor.model.hidden_dim actor.optim.lr
@@ -175,6 +177,7 @@ def from_rlinf(given: Mapping[str, Any], name: str = "") -> tuple[Tree, list[str
         _environment(theirs, ours, place)
     _collect(theirs, ours)
     _reward(theirs, ours)
+    _trackers(theirs, ours, notices)
     if fits:
         _fit(theirs, ours, notices)
     elif algorithm:
@@ -251,10 +254,7 @@ def _environment(theirs: Tree, ours: Tree, place: str) -> None:
         put(ours, f"env.{place}.env_type", "robot")
         if given.get("use_spacemouse"):
             put(ours, f"env.{place}.operator", "spacemouse")
-        for key in (
-            "id",
-            "max_episode_steps",
-        ):  # the arm has no registered task; its limit is its own setting
+        for key in ("id", "max_episode_steps"):  # no task is registered; the limit is a setting of the arm
             value = get(ours, f"env.{place}.{key}", None)
             if value is not None:
                 del ours["env"][place][key]
@@ -318,6 +318,19 @@ def _reward(theirs: Tree, ours: Tree) -> None:
         put(ours, "reward.model.width", 64)  # full ResNets, on the camera that RLinf calls `main_images`
         if "pretrained" in model:
             put(ours, "reward.model.use_pretrain", bool(model["pretrained"]))
+
+
+def _trackers(theirs: Tree, ours: Tree, notices: list[str]) -> None:
+    """RLinf shows runs in TensorBoard, W&B or SwanLab; the name of a project is for the latter two."""
+    for place in ("runner.logger", "fit.runner.logger"):
+        if (given := get(theirs, f"{place}.logger_backends", None)) is None:
+            continue
+        names = given if isinstance(given, list) else [given]
+        put(ours, "runner.logger.backends", [name for name in names if name in TRACKERS])
+        others = [name for name in names if name not in TRACKERS]
+        notices += [f"runner.logger.logger_backends ({repr(name)[:60]})" for name in others]
+        if "wandb" in names and (project := get(theirs, f"{place}.project_name", None)) is not None:
+            put(ours, "runner.logger.project_name", project)
 
 
 def _learner(theirs: Tree, ours: Tree, algorithm: str) -> None:

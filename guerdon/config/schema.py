@@ -16,6 +16,7 @@ from guerdon.config.schema_monitor import MonitorConfig
 from guerdon.config.schema_reward import FitConfig, RewardConfig
 
 TaskType: TypeAlias = Literal["embodied", "text"]
+TrackerName: TypeAlias = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +25,10 @@ class LoggerConfig(Checked):
 
     log_path: str | None = None
     """The run's folder; null makes `<output_dir>/<experiment_name>/<timestamp>`."""
-    backends: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
-    """Where metrics go besides `metrics.jsonl`."""
+    backends: tuple[TrackerName, ...] = ("tensorboard",)
+    """Trackers that show the run: they get its config, metrics, pictures of alarms, films and report."""
+    project_name: str = "guerdon"
+    """Project (MLflow: experiment) of the run at the trackers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from guerdon.config.build import Checked
 from guerdon.config.limits import NonNegativeInt, PositiveInt
-from guerdon.config.schema import EnvsConfig
+from guerdon.config.schema import EnvsConfig, TrackerName
 from guerdon.config.schema_learn import LearnerConfig
 from guerdon.config.schema_reward import CombineConfig
 
@@ -27,6 +27,10 @@ class SerialConfig(Checked):
     """Where runs are kept, each in `<exp_name>/<timestamp>`; null writes nothing."""
     resume_dir: str | None = None
     """A run's folder or checkpoint to continue from."""
+    backends: tuple[TrackerName, ...] = ("tensorboard",)
+    """Trackers that show the run, as in `runner.logger.backends`."""
+    project_name: str = "guerdon"
+    """Project (MLflow: experiment) of the run at the trackers."""
     seed: NonNegativeInt = 0
     """Of everything that is drawn."""
     env: EnvsConfig = field(default_factory=EnvsConfig)

@@ -36,6 +36,7 @@ _LEARNERS = tuple(
     Rule((f"learner.{name}",), unless("learner.algorithm", name), f"learner.algorithm is not {name}")
     for name in ("ppo", "sac", "td3", "dqn")
 )
+_PROJECT = "it is for the trackers wandb, mlflow and trackio, and backends names none of them"
 _WEIGHTS = "weights count with combine_mode: weighted alone"
 
 RULES: tuple[Rule, ...] = (
@@ -45,9 +46,9 @@ RULES: tuple[Rule, ...] = (
         "accepted from RLinf's configs; reward workers have no names here",
     ),
     Rule(
-        ("runner.logger.backends",),
-        lambda config: "wandb" in config.runner.logger.backends,
-        "wandb is not written to: metrics go to metrics.jsonl, and to TensorBoard if that is named",
+        ("runner.logger.project_name",),
+        lambda config: not set(config.runner.logger.backends) - {"tensorboard"},
+        _PROJECT,
     ),
     Rule(
         ("cluster.address", "cluster.num_nodes", "cluster.component_placement", "reward.timeout_seconds"),
@@ -102,6 +103,7 @@ RULES: tuple[Rule, ...] = (
 """For `GuerdonConfig`."""
 
 SERIAL_RULES: tuple[Rule, ...] = (
+    Rule(("project_name",), lambda config: not set(config.backends) - {"tensorboard"}, _PROJECT),
     Rule(
         ("mix.reward_weight", "mix.reward_weight_end", "mix.env_reward_weight"),
         unless("mix.combine_mode", "weighted"),

@@ -17,6 +17,7 @@ from guerdon.fit import FitResult
 from guerdon.fit.distributed import run_job, torchrun_group
 from guerdon.fit.fit import FitJob
 from guerdon.training.folders import run_folder, write_config, write_summary
+from guerdon.training.trackers import Trackers, require_trackers
 
 STOP = ".stop"
 """A file in a run's folder that asks the actors of a fit to save and stop."""
@@ -25,25 +26,39 @@ STOP = ".stop"
 def train_reward(config: GuerdonConfig) -> tuple[Path, FitResult]:
     """Fit as the config says; leaves config, metrics, checkpoints and `summary.json` in the run's folder."""
     log_without_effect(config)
+    require_trackers(config.runner.logger.backends)
     if config.engine == "ray":
-        with run_folder(config) as folder:
-            write_config(folder, config)
+        with ExitStack() as stack:
+            folder, trackers = _begin(config, stack)
             result = _fit_on_ray(config, _job(config, folder.resolve()))
-            write_summary(folder, result.to_dict())
+            _end(folder, result, trackers)
             return folder, result
     with torchrun_group(config.fit) as group, ExitStack() as stack:
-        folder = group.on_main(lambda: _begin(config, stack))
+        begun: list[Trackers] = []  # on rank 0
+
+        def begin() -> Path:
+            place, trackers = _begin(config, stack)
+            begun.append(trackers)
+            return place
+
+        folder = group.on_main(begin)
         result = run_job(_job(config, folder), group)
-        if group.is_main:
-            write_summary(folder, result.to_dict())
+        for trackers in begun:
+            _end(folder, result, trackers)
     return folder, result
 
 
-def _begin(config: GuerdonConfig, stack: ExitStack) -> Path:
-    """The folder of the run, held until `stack` ends, with the settings in it."""
+def _begin(config: GuerdonConfig, stack: ExitStack) -> tuple[Path, Trackers]:
+    """The run's folder with `config.yaml`, and the trackers that follow it, until `stack` closes."""
     folder = stack.enter_context(run_folder(config))
     write_config(folder, config)
-    return folder
+    return folder, stack.enter_context(Trackers(config, folder))
+
+
+def _end(folder: Path, result: FitResult, trackers: Trackers) -> None:
+    """Leave `summary.json`, and let the trackers have everything."""
+    write_summary(folder, result.to_dict())
+    trackers.finish()
 
 
 def _job(config: GuerdonConfig, folder: Path) -> FitJob:

@@ -225,7 +225,7 @@ def finish_run(
     stopped: str | None,
     seconds: float,
 ) -> dict[str, Any]:
-    """Write films, `summary.json` and `report.html` of a run that is over; returns the summary."""
+    """Write films, `summary.json` and `report.html` of a run that is over, for its trackers too."""
     config, folder, steps = runner.config, runner.folder, runner.loop.env_steps
     if runner.rewards is not None:
         write_films(folder, films, runner.rewards, config.runner.video_format)
@@ -246,4 +246,5 @@ def finish_run(
     }
     write_summary(folder, summary)
     write_report(folder)
+    runner.trackers.finish()
     return summary

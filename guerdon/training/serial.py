@@ -20,6 +20,7 @@ from guerdon.agents.agent import AnyAgent
 from guerdon.agents.registry import agent_class
 from guerdon.config import GuerdonConfig, MonitorConfig, RewardConfig, RunnerConfig
 from guerdon.config.load import load_serial
+from guerdon.config.schema import LoggerConfig, TrackerName
 from guerdon.config.schema_zoo import SerialConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.types import display_path, fields_of
@@ -178,14 +179,13 @@ def _run(
 def as_run(cfg: SerialConfig) -> GuerdonConfig:
     """The settings of a serial pipeline as those of a run."""
     section = {**cfg.reward_model, "cooptrain": cfg.cooptrain_reward, "pretrain": cfg.pretrain_reward}
-    backends: Any = () if cfg.output_dir is None else ("tensorboard",)
-    runner = RunnerConfig(experiment_name=cfg.exp_name, resume_dir=cfg.resume_dir)
+    logger = LoggerConfig(backends=_backends(cfg), project_name=cfg.project_name)
     return GuerdonConfig(
         seed=cfg.seed,
         env=cfg.env,
         reward=RewardConfig(**fields_of(cfg.mix)),
         reward_model=section,
-        runner=replace(runner, logger=replace(runner.logger, backends=backends)),
+        runner=RunnerConfig(experiment_name=cfg.exp_name, resume_dir=cfg.resume_dir, logger=logger),
         learner=replace(
             cfg.learner,
             stop_return=cfg.stop_value,
@@ -194,6 +194,17 @@ def as_run(cfg: SerialConfig) -> GuerdonConfig:
         ),
         monitor=MonitorConfig(action="off"),
     )
+
+
+def _backends(cfg: SerialConfig) -> tuple[TrackerName, ...]:
+    """The trackers of a run; one without a folder has nothing to show."""
+    if cfg.output_dir is not None:
+        return cfg.backends
+    if set(cfg.backends) - {"tensorboard"}:
+        raise ConfigError(
+            f"backends names {', '.join(cfg.backends)}, and output_dir is null: give the run a folder"
+        )
+    return ()
 
 
 def resolved(cfg: Any) -> SerialConfig:

@@ -50,6 +50,7 @@ from guerdon.training.runs import (
     warm_start,
     with_note,
 )
+from guerdon.training.trackers import Trackers
 
 log = logging.getLogger("guerdon")
 
@@ -100,6 +101,7 @@ class EmbodiedRunner:
         """Why the run is to end before its last step: an alarm, or a return that was reached."""
         self._eval_env, self._shares_env = eval_env, eval_env is not None and eval_env is env
         self._resumed: bool | None = None  # None: the run has not begun
+        self.trackers = Trackers(config, self.folder)
         self.interrupts = Interrupts()
         threads = config.asynchronous.enabled
         self.engine: Engine = make_engine(config.engine, config.cluster, threads=threads)
@@ -171,6 +173,7 @@ class EmbodiedRunner:
             self.envs.close(HURRY_SECONDS)  # what was collected so far is written
             raise
         finally:
+            self.trackers.close()
             self.engine.close()
 
     def init_workers(self) -> None:
@@ -206,22 +209,23 @@ class EmbodiedRunner:
     def close(self) -> None:
         """Finish writing; end environments and workers."""
         self.envs.close()
+        self.trackers.close()
         self.engine.close()
 
     @contextmanager
     def _logged(self) -> Iterator[tuple[MetricLog, Any]]:
         """Begin or resume if that has not been done; log and show progress while the block runs."""
         write_config(self.folder, self.config)
+        self.trackers.begin(self.config)
         goes_on = self.start_or_resume() or self.loop.num_updates > 0
         cfg = self.config
-        boards = "tensorboard" in cfg.runner.logger.backends
-        resume_step = self.loop.env_steps if goes_on else None
+        boards, step = "tensorboard" in cfg.runner.logger.backends, self.loop.env_steps
         with (
             self.interrupts,
-            MetricLog(self.folder, tensorboard=boards, resume_step=resume_step) as logs,
+            MetricLog(self.folder, tensorboard=boards, resume_step=step if goes_on else None) as logs,
             progress_bar("training", total=cfg.learner.total_steps, unit="step") as bar,
         ):
-            bar.update(self.loop.env_steps)
+            bar.update(step)
             if self.online is not None:
                 self.online.notes.board = logs.board
             try:

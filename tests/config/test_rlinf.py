@@ -201,6 +201,19 @@ def test_a_training_with_sac(folder):
     assert sac.updates_per_step == 32 / 400 and sac.prior_data is None
 
 
+@pytest.mark.parametrize("text", [TRAINING + PPO, FIT], ids=["training", "fit"])
+def test_trackers(folder, text, caplog):
+    caplog.set_level("INFO", "guerdon")
+    cfg = load_rlinf(written(folder, "plain", text))
+    assert (cfg.runner.logger.backends, cfg.runner.logger.project_name) == (("tensorboard",), "guerdon")
+    named = text.replace("logger_backends: [tensorboard]", "logger_backends: [wandb, swanlab]")
+    cfg = load_rlinf(written(folder, "named", named))
+    assert (cfg.runner.logger.backends, cfg.runner.logger.project_name) == (("wandb",), "rlinf")
+    assert "runner.logger.logger_backends ('swanlab')" in caplog.text
+    odd = load_rlinf(written(folder, "odd", text.replace("[tensorboard]", "{a: 3}")))
+    assert odd.runner.logger.backends == () and "logger_backends ({'a': 3})" in caplog.text
+
+
 def test_a_robot(folder):
     (folder / "env" / "task.yaml").write_text(ROBOT)
     tree = yaml.safe_load(TRAINING)

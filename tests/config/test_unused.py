@@ -60,7 +60,7 @@ def test_rules_name_settings_that_exist(rules, cls):
         (["cluster.component_placement={env: 0-1}"], "component_placement has no effect: .*engine: local"),
         (["cluster.num_nodes=2"], "cluster.num_nodes has no effect"),
         (["reward.group_name=Judges"], "reward.group_name has no effect"),
-        (["runner.logger.backends=[tensorboard,wandb]"], "backends has no effect: wandb is not written to"),
+        (["runner.logger.project_name=arms"], "project_name has no effect: it is for the trackers"),
         (
             ["reward.reward_weight=0.1", "reward.combine_mode=add"],
             "reward_weight has no effect: weights",
@@ -87,6 +87,7 @@ def test_what_has_no_effect_is_said_with_the_reason(overrides, said, caplog):
         ["reward.reward_weight=0.1", "reward.combine_mode=weighted"],
         ["learner.sac.gamma=0.9", "learner.algorithm=sac"],
         ["reward.group_name=RewardGroup"],
+        ["runner.logger.backends=[tensorboard,wandb]", "runner.logger.project_name=arms"],
     ],
 )
 def test_what_has_an_effect_is_not_named(overrides):

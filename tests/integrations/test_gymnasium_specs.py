@@ -1,4 +1,4 @@
-"""Gymnasium's conventions: `env.spec` makes a wrapped environment again, `make_vec` takes our environments."""
+"""Gymnasium's conventions: `env.spec` makes a wrapped environment again, and `make_vec` makes ours."""
 
 import functools
 

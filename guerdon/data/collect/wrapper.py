@@ -69,9 +69,7 @@ class _RecordsEpisodes:
             label_fn: tells success of a single environment's step, `(obs, info) -> bool`.
             archive: where the episodes go instead of `save_dir`; its limits then hold instead of the targets.
         """
-        if isinstance(
-            self, RecordConstructorArgs
-        ):  # those with which `gymnasium.make(env.spec)` makes it again
+        if isinstance(self, RecordConstructorArgs):  # `gymnasium.make(env.spec)` makes it again with these
             RecordConstructorArgs.__init__(
                 self,
                 save_dir=save_dir,
