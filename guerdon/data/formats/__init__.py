@@ -12,6 +12,7 @@ from guerdon.core.types import display_path
 from guerdon.data.formats.base import EpisodeWriter, Format
 from guerdon.data.formats.folder import Folder
 from guerdon.data.formats.maniskill_h5 import ManiSkillH5
+from guerdon.data.formats.minari_h5 import Minari
 from guerdon.data.formats.native import Native
 from guerdon.data.formats.npy_trajectory import NpyTrajectory
 from guerdon.data.formats.pkl_episode import PklEpisode
@@ -30,6 +31,7 @@ FORMATS: dict[str, Format] = {
         RlinfEpisode(),
         RealworldPkl(),
         RewardPt(),
+        Minari(),
         ManiSkillH5(),
         Folder(),
     )

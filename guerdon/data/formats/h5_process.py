@@ -51,8 +51,13 @@ _MAX_HEAD = 64 << 20
 _DTYPES = {"uint8": np.uint8, "float32": np.float32, "bool": np.bool_}
 
 
-def read_guarded(path: Path) -> Iterator[Episode | Fault]:
-    """Every episode of a file; those that end the child, or that take too long, are faults."""
+def read_guarded(path: Path, reader: str = "maniskill_h5") -> Iterator[Episode | Fault]:
+    """Every episode of a file; those that end the child, or that take too long, are faults.
+
+    Args:
+        path: the file.
+        reader: the module in this package whose `read_file` reads it.
+    """
     shown = display_path(path)
     left = FILE_SECONDS + path.stat().st_size / BYTES_PER_SECOND
     done: list[str] = []
@@ -60,7 +65,7 @@ def read_guarded(path: Path) -> Iterator[Episode | Fault]:
     while True:
         child = _Child.acquire()
         try:
-            child.ask({"path": str(path), "done": done})
+            child.ask({"path": str(path), "done": done, "reader": reader})
             current: str | None = None
             while True:
                 limit = min(left, EPISODE_SECONDS + path.stat().st_size / BYTES_PER_SECOND)
@@ -210,8 +215,9 @@ class _Child:
 
 def serve(idle_seconds: float) -> None:
     """Answer requests, one line of JSON each, until there are none for a while."""
-    from guerdon.data.formats import maniskill_h5
+    from guerdon.data.formats import maniskill_h5, minari_h5
 
+    readers = {"maniskill_h5": maniskill_h5.read_file, "minari_h5": minari_h5.read_file}
     answers, requests = os.fdopen(os.dup(1), "wb"), os.fdopen(0, "rb")
     os.dup2(2, 1)  # whatever prints does not print into the answers
     if resource is not None:
@@ -224,7 +230,8 @@ def serve(idle_seconds: float) -> None:
         if "path" in request:
             limit_memory(0)
             on_start: Callable[[str], None] = lambda name: _send(answers, {"kind": "begin", "name": name})  # noqa: E731
-            for item in maniskill_h5.read_file(Path(request["path"]), set(request["done"]), on_start):
+            read_file = readers[request["reader"]]
+            for item in read_file(Path(request["path"]), set(request["done"]), on_start):
                 _send_item(answers, item)
         _send(answers, {"kind": "end"})
 
