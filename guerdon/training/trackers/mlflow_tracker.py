@@ -89,8 +89,8 @@ def _client() -> Any:
 
     try:
         return MlflowClient()
-    except (MlflowException, ImportError) as error:  # a data base, and the small package cannot use one
+    except (MlflowException, ImportError) as error:  # a database, and the small package cannot use one
         raise ConfigError(
             f"mlflow cannot keep runs at {get_tracking_uri()}: {one_line(str(error).strip(), 160)} "
-            "Set MLFLOW_TRACKING_URI to a server (http://...), or `pip install mlflow` for a local data base"
+            "Set MLFLOW_TRACKING_URI to a server (http://...), or `pip install mlflow` for a local database"
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from guerdon.training.trackers.base import Row, TrackedRun, Tracker, stdout_to_stderr
 
@@ -23,7 +23,7 @@ class TrackioTracker(Tracker):
 
         self.run_id = run.run_id or f"{run.name}-{uuid.uuid4().hex[:6]}"
         with stdout_to_stderr():
-            self._run = trackio.init(
+            self._run: Any = trackio.init(
                 project=run.project,
                 name=self.run_id,
                 config=dict(run.config),

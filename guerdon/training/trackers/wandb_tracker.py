@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from guerdon.training.trackers.base import Row, TrackedRun, Tracker
 
@@ -53,7 +53,7 @@ class WandbTracker(Tracker):
         """As a video panel."""
         import wandb
 
-        kind = "gif" if path.suffix.lower() == ".gif" else "mp4"
+        kind: Literal["gif", "mp4"] = "gif" if path.suffix.lower() == ".gif" else "mp4"
         self._run.log({STEP: step, name: wandb.Video(str(path), format=kind)})
 
     def files(self, paths: Sequence[Path]) -> None:
