@@ -238,7 +238,7 @@ def _counted(array: NDArray[Any], count: int) -> NDArray[Any]:
 
 def _holds_images(data: Any) -> bool:
     """Whether it is uint8 [T + 1, H, W, C] or [T + 1, C, H, W], or [T + 1, H, W] of gray images."""
-    shape = tuple(data.shape[1:])
+    shape: tuple[int, ...] = tuple(data.shape[1:])
     if data.dtype != np.uint8 or len(shape) not in (2, 3):
         return False
     if len(shape) == 3:
