@@ -35,6 +35,9 @@ class RewardModelConfig(Checked):
     """The encoder."""
     width: EncoderWidth = 16
     """Channels of the encoder's first stage: a small, fast model; published weights have 64."""
+    encoder: str | None = None
+    """`hf:PATH` takes a vision encoder in the Hugging Face layout, a folder or `OWNER/NAME` of the hub, in
+    place of `arch` (extra `hf`); frozen unless `freeze_encoder` is false."""
     num_members: NetworkParts = 1
     """Classifier heads over one encoder; several also tell how much they disagree."""
     checkpoint_path: str | None = None
@@ -86,10 +89,25 @@ class RewardModelConfig(Checked):
                 f"reward.model.only_at_rest judges single frames, but reward.model.num_frames is "
                 f"{self.num_frames}: what came before is not rendered"
             )
+        if self.encoder is not None:
+            self._check_encoder(self.encoder)
         if self.crop == "goal":  # such frames are made, and stored, by cameras of their own
             keys = tuple(key if key.endswith(GOAL_VIEW) else key + GOAL_VIEW for key in self.image_keys)
             object.__setattr__(self, "image_keys", keys)
             object.__setattr__(self, "crop", None)
+
+    def _check_encoder(self, name: str) -> None:
+        if not name.startswith("hf:") or name == "hf:":
+            raise ConfigError(
+                f"reward.model.encoder is hf:FOLDER or hf:OWNER/NAME, not {name!r} (for a ResNet: arch)"
+            )
+        if self.pretrained_encoder_path is not None:
+            raise ConfigError("reward.model has both an encoder and a pretrained_encoder_path: give one")
+        if self.image_size[0] != 3:
+            raise ConfigError(
+                f"reward.model.encoder takes colour images: image_size must be [3, H, W], not "
+                f"{list(self.image_size)}"
+            )
 
     @property
     def region(self) -> Region | None:

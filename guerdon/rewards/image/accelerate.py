@@ -41,11 +41,13 @@ class Scorer(Protocol):
 
 def make_scorer(
     model: RewardModel, precision: Literal["fp32", "bf16"] = "fp32", *, device: str = "cpu"
-) -> ModelScorer:
+) -> ModelScorer | PlainScorer:
     """A scorer of the wanted precision; `model` is left as it is and may be trained on.
 
-    `fp32` is fused (see `FusedEncoder`). For int8 see `guerdon.rewards.image.int8`.
+    A ResNet in `fp32` is fused (see `FusedEncoder`). For int8 see `guerdon.rewards.image.int8`.
     """
+    if not isinstance(model.image_encoder, ResNet):
+        return PlainScorer(model, precision, device)
     make_encoder = FusedEncoder if precision == "fp32" else _bfloat16_encoder
     return ModelScorer(model, make_encoder(model, torch.device(device)), device)
 
@@ -77,6 +79,30 @@ class ModelScorer:
         """uint8 [N, K, H, W, c] of the model's size -> logits and disagreement."""
         features = self._model.encode(images.to(self._device).permute(0, 1, 4, 2, 3))
         logits = self._model.head(features).double()
+        disagreement = torch.sigmoid(logits).std(1, correction=0)
+        return mean_logit(logits).cpu().numpy(), disagreement.cpu().numpy()
+
+
+class PlainScorer:
+    """A copy of a model that scores as it is: for encoders that nothing stands in for.
+
+    Args:
+        model: is copied.
+        precision: `bf16` computes the encoder's products in bfloat16.
+        device: where to compute.
+    """
+
+    def __init__(self, model: RewardModel, precision: Literal["fp32", "bf16"], device: str) -> None:
+        self._model: RewardModel = copy.deepcopy(model).to(device).requires_grad_(False).eval()
+        self._device, self._bfloat16 = torch.device(device), precision == "bf16"
+
+    @torch.no_grad()
+    def __call__(self, frames: Frames) -> RawScores:
+        """See `Scorer`."""
+        pixels = self._model.preprocess(frames)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
+            features = self._model.encode(pixels)
+        logits = self._model.head(features.float()).double()
         disagreement = torch.sigmoid(logits).std(1, correction=0)
         return mean_logit(logits).cpu().numpy(), disagreement.cpu().numpy()
 

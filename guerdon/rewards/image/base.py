@@ -17,10 +17,10 @@ from guerdon.config.limits import Region
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.images import to_uint8_hwc
-from guerdon.rewards.image.encoders import ResNet
+from guerdon.rewards.image.encoders import ImageEncoder, ResNet
+from guerdon.rewards.image.hf_files import IMAGENET_MEAN as IMAGENET_MEAN
+from guerdon.rewards.image.hf_files import IMAGENET_STD as IMAGENET_STD
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 GREY_MEAN = (0.449,)  # the average over the colours
 GREY_STD = (0.226,)
 
@@ -79,14 +79,22 @@ class RewardModel(nn.Module, ABC):
         """[N, *feature_shape] -> logits_success_is_high [N, M], one per member."""
 
     @property
-    def resnet(self) -> ResNet:
+    def image_encoder(self) -> ImageEncoder:
         """The encoder; all cameras share it."""
-        return next(module for module in self.modules() if isinstance(module, ResNet))
+        return next(module for module in self.modules() if isinstance(module, ImageEncoder))
+
+    @property
+    def resnet(self) -> ResNet:
+        """The encoder, for those who need a ResNet of ours."""
+        encoder = self.image_encoder
+        if not isinstance(encoder, ResNet):
+            raise ConfigError(f"this needs a ResNet, not the encoder {self.config.encoder}")
+        return encoder
 
     @property
     def encoder_frozen(self) -> bool:
         """Whether the encoder is fixed, as resolved from `freeze_encoder` and the weights it was given."""
-        return self.resnet.frozen
+        return self.image_encoder.frozen
 
     @property
     def num_channels(self) -> int:
@@ -127,8 +135,9 @@ class RewardModel(nn.Module, ABC):
         channels = self.config.image_size[0]
         scale, shift = torch.full((channels,), 1 / 255), torch.zeros(channels)
         if self.config.normalize:
-            mean = torch.tensor(IMAGENET_MEAN if channels == 3 else GREY_MEAN)
-            std = torch.tensor(IMAGENET_STD if channels == 3 else GREY_STD)
+            encoder = self.image_encoder
+            mean = torch.tensor(encoder.mean or (IMAGENET_MEAN if channels == 3 else GREY_MEAN))
+            std = torch.tensor(encoder.std or (IMAGENET_STD if channels == 3 else GREY_STD))
             scale, shift = scale / std, -mean / std
         return scale.repeat(self.config.num_frames), shift.repeat(self.config.num_frames)
 

@@ -22,16 +22,18 @@ from torch import Tensor
 
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.atomic import make_directory, write_atomic
-from guerdon.core.errors import DataError
+from guerdon.core.errors import DataError, GuerdonError
 from guerdon.core.types import display_path
 from guerdon.data.files.bounds import one_line, read_small
 from guerdon.data.files.checksums import load_torch, tensors_checksum
 from guerdon.rewards.image.base import RewardModel
 from guerdon.rewards.image.contract import Contract
-from guerdon.rewards.image.encoders import ARCHS, BasicBlock, Bottleneck
+from guerdon.rewards.image.encoders import ARCHS, BasicBlock, Bottleneck, ResNet
+from guerdon.rewards.image.hf_encoder import EncoderFacts, HFEncoder, build_hf_encoder
 from guerdon.rewards.image.models import build_model
 from guerdon.rewards.image.weights import (
     CHECKSUM,
+    check_weights,
     find_weights,
     has_batch_norm,
     load_weights,
@@ -260,12 +262,30 @@ def _rebuild(
         raise DataError(f"{source}: has {len(weights)} tensors for {config.num_members} members")
     try:
         with torch.device("meta"):  # no memory before the shapes are known to fit, and no random numbers
-            model = build_model(replace(config, freeze_encoder=False))
+            model = _shell(contract, config, source)
+    except GuerdonError:
+        raise
     except Exception as error:  # sizes that no tensor can have fail in several ways
         reason = one_line(error)
         raise DataError(f"{source}: the contract describes an impossible model: {reason}") from error
+    if contract.encoder is not None:  # it has more than its weights, which is computed when it is made
+        check_weights(model.state_dict(), weights, source)
+        with torch.random.fork_rng(devices=[]):
+            model = _shell(contract, config, source)
     model.config = config
-    model.resnet.use_layout(contract.norm, contract.same_padding)
+    encoder = model.image_encoder
+    if isinstance(encoder, ResNet):
+        encoder.use_layout(contract.norm, contract.same_padding)
     load_weights(model, weights, source)
-    model.resnet.freeze(config.freeze_encoder is True)
+    encoder.freeze(config.freeze_encoder is True)
+    if isinstance(encoder, HFEncoder) and encoder.frozen:
+        encoder.check_hash(source)
     return model.eval()
+
+
+def _shell(contract: Contract, config: RewardModelConfig, source: str) -> RewardModel:
+    """The model that a contract describes, with weights of no meaning."""
+    encoder = None
+    if contract.encoder is not None:
+        encoder = build_hf_encoder(EncoderFacts.from_dict(contract.encoder), config.num_frames, source)
+    return build_model(replace(config, freeze_encoder=False), encoder)

@@ -17,7 +17,8 @@ from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.frame_check import FrameCheck
 from guerdon.rewards.image.base import RewardModel
-from guerdon.rewards.image.encoders import Norm
+from guerdon.rewards.image.encoders import Norm, ResNet
+from guerdon.rewards.image.hf_encoder import EncoderFacts, HFEncoder, same_encoder
 from guerdon.rewards.relabel import Calibration
 
 logger = logging.getLogger("guerdon")
@@ -26,6 +27,7 @@ MODEL_KEYS = (
     "model_type",
     "arch",
     "width",
+    "encoder",
     "image_keys",
     "image_size",
     "num_frames",
@@ -40,9 +42,10 @@ MODEL_KEYS = (
     "normalize",
 )
 """The settings of `reward.model` that belong to the trained model."""
-_LATER_KEYS = {"num_frames": 1, "only_at_rest": False, "crop": None}
+_LATER_KEYS = {"num_frames": 1, "only_at_rest": False, "crop": None, "encoder": None}
 """Not in contracts of older versions, which had just this."""
 _FREE_KEYS = ("dropout", "freeze_encoder")  # without effect on what a trained model says
+_RESNET_KEYS = ("arch", "width")  # without effect on a model with an encoder of its own
 _CLASSIFIER_KEYS = ("num_spatial_blocks", "use_pretrain")  # without effect on the other model
 
 
@@ -69,6 +72,8 @@ class Contract:
     """The encoder's norm layers."""
     same_padding: bool = False
     """Whether the encoder pads as Flax does."""
+    encoder: dict[str, Any] | None = field(default=None, repr=False)
+    """`EncoderFacts` of an `hf:` encoder: its name, the hash of its weights, its configuration."""
     frame_sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """camera -> (H, W, C) as collected, before the model resizes."""
     layout: str = "HWC"
@@ -94,8 +99,11 @@ class Contract:
         """The contract of `model`, with the further fields that are `known`."""
         section = {key: to_plain(getattr(model.config, key)) for key in MODEL_KEYS}
         section["freeze_encoder"] = model.encoder_frozen
-        encoder = model.resnet
-        return cls(model=section, norm=encoder.norm, same_padding=encoder.same_padding, **known)
+        encoder = model.image_encoder
+        if isinstance(encoder, ResNet):
+            return cls(model=section, norm=encoder.norm, same_padding=encoder.same_padding, **known)
+        assert isinstance(encoder, HFEncoder)
+        return cls(model=section, encoder=encoder.facts.to_dict(), **known)
 
     @classmethod
     def from_dict(cls, data: Any, source: str = "contract") -> Contract:
@@ -106,6 +114,10 @@ class Contract:
             if absent:
                 raise ConfigError(f"model lacks {', '.join(absent)}")
             contract.model_config()
+            if (contract.model["encoder"] is None) != (contract.encoder is None):
+                raise ConfigError("it does not describe the encoder that its model has")
+            if contract.encoder is not None:
+                EncoderFacts.from_dict(contract.encoder)
         except ConfigError as error:
             raise DataError(f"{source}: the contract is damaged or of another version: {error}") from error
         return contract
@@ -153,19 +165,28 @@ class Contract:
         """
         trained = self.model_config()
         skipped = _FREE_KEYS if trained.model_type == "binary_classifier" else _FREE_KEYS + _CLASSIFIER_KEYS
+        skipped += _RESNET_KEYS if trained.encoder is not None else ()
         clashes = []
         for key in MODEL_KEYS:
             ours, theirs = getattr(config, key), getattr(trained, key)
             same = sorted(ours) == sorted(theirs) if key == "image_keys" else ours == theirs
+            if key in given and key == "encoder" and ours is not None and self.encoder is not None:
+                same = self._has_weights_of(ours)
             if key not in given or key in skipped or same:
                 continue
             sides = f"{key} is {_show(ours)} in the config and {_show(theirs)} in the checkpoint"
+            if key == "encoder" and ours is not None and theirs is not None:
+                sides += " with other weights"
             if key == "use_pretrain":
                 logger.warning("reward.model.%s; the checkpoint's is used", sides)
             else:
                 clashes.append(sides)
         if clashes:
             raise ConfigError(f"reward.model does not fit the checkpoint: {'; '.join(clashes)}")
+
+    def _has_weights_of(self, name: str) -> bool:
+        """Whether the encoder began with the weights that `hf:PATH` has now."""
+        return same_encoder(name, EncoderFacts.from_dict(self.encoder))
 
     @property
     def frame_check(self) -> FrameCheck:

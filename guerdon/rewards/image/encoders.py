@@ -6,9 +6,10 @@ Beside them is the learned spatial pooling of HIL-SERL.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,32 @@ Arch: TypeAlias = Literal["resnet10", "resnet18", "resnet34", "resnet50", "resne
 NORM_GROUPS = 4
 MIN_STRIDED_CHANNELS = 8
 """Input channels from which oneDNN's strided 1x1 convolutions are sound; see `Conv1x1`."""
+
+
+class ImageEncoder(nn.Module):
+    """Images [N, C, H, W] -> feature maps [N, num_features, h, w]; may be frozen."""
+
+    num_features: int
+    frozen: bool = False
+    mean: tuple[float, ...] | None = None
+    """Of the colours from 0 to 1 that it was trained with; None: ImageNet's."""
+    std: tuple[float, ...] | None = None
+
+    def freeze(self, frozen: bool = True) -> None:
+        """Keep all weights and BatchNorm statistics as they are, also under `train()`; or let them go."""
+        self.frozen = frozen
+        self.requires_grad_(not frozen)
+        if frozen:
+            self.eval()
+
+    def train(self, mode: bool = True) -> Self:
+        """Frozen, it stays in eval mode: BatchNorm would otherwise go on changing."""
+        super().train(mode and not self.frozen)
+        return self
+
+    @abstractmethod
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """(h, w) of the feature map for images of that size."""
 
 
 def make_norm(norm: Norm, channels: int) -> nn.Module:
@@ -134,7 +161,7 @@ ARCHS: dict[Arch, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
 """Name -> block and blocks per stage."""
 
 
-class ResNet(nn.Module):
+class ResNet(ImageEncoder):
     """A ResNet without its last pooling and its classifier, with torchvision's names for all weights.
 
     Args:
@@ -156,7 +183,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         block, depths = ARCHS[arch]
-        self.arch, self.width, self.frozen = arch, width, False
+        self.arch, self.width = arch, width
         self.norm, self.same_padding = norm, same_padding
         self.num_features = 8 * width * block.expansion
         self.conv1 = nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=False)
@@ -204,18 +231,6 @@ class ResNet(nn.Module):
         with torch.no_grad():
             stem.weight.copy_(old.weight.repeat(1, num_frames, 1, 1) / num_frames)
         self.conv1 = stem.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def freeze(self, frozen: bool = True) -> None:
-        """Keep all weights and BatchNorm statistics as they are, also under `train()`; or let them go."""
-        self.frozen = frozen
-        self.requires_grad_(not frozen)
-        if frozen:
-            self.eval()
-
-    def train(self, mode: bool = True) -> ResNet:
-        """Frozen, it stays in eval mode: BatchNorm would otherwise go on changing."""
-        super().train(mode and not self.frozen)
-        return self
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
         """(h, w) of the feature map for images of that size: five strides of 2, each rounded up."""

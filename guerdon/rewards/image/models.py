@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from guerdon.config.build import build
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.rewards.image.base import RewardModel
-from guerdon.rewards.image.encoders import SpatialLearnedEmbeddings
+from guerdon.rewards.image.encoders import ImageEncoder, SpatialLearnedEmbeddings
 from guerdon.rewards.image.pretrained import encoder_for
 
 
@@ -22,6 +22,7 @@ class ResNetRewardModel(RewardModel):
 
     Args:
         config: the model's section.
+        built_encoder: the encoder, if it is built already; None builds the one that the config asks for.
         settings: single settings by name: `arch`, `hidden_dim`, `dropout`, `normalize`, `image_size`,
             `precision` (used when scoring), ...
     """
@@ -29,10 +30,15 @@ class ResNetRewardModel(RewardModel):
     model_type = "resnet_reward"
     keyword_defaults: ClassVar[dict[str, Any]] = {"arch": "resnet18", "width": 64}
 
-    def __init__(self, config: RewardModelConfig | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        config: RewardModelConfig | None = None,
+        built_encoder: ImageEncoder | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(config, **settings)
         config = self.config
-        self.backbone = encoder_for(config)
+        self.backbone = built_encoder or encoder_for(config)
         size = self.backbone.num_features * len(config.image_keys)
         self.feature_shape = (size,)
         self.classifiers = nn.ModuleList(
@@ -70,6 +76,7 @@ class ResNetEncoderWrapper(nn.Module):
         width: channels of the ResNet's first stage.
         num_cameras: K; their channels are stacked.
         num_frames: frames of an image, whose channels are stacked.
+        backbone: the encoder, if it is built already; the settings above it is built with are then unused.
     """
 
     def __init__(
@@ -83,6 +90,7 @@ class ResNetEncoderWrapper(nn.Module):
         width: int = 64,
         num_cameras: int = 1,
         num_frames: int = 1,
+        backbone: ImageEncoder | None = None,
     ) -> None:
         super().__init__()
         settings = {
@@ -95,9 +103,8 @@ class ResNetEncoderWrapper(nn.Module):
             "width": width,
             "num_frames": num_frames,
         }
-        config = build(RewardModelConfig, settings, "reward.model")
         self.use_pretrain = use_pretrain
-        self.backbone = encoder_for(config)
+        self.backbone = backbone or encoder_for(build(RewardModelConfig, settings, "reward.model"))
         channels = num_cameras * self.backbone.num_features
         height, map_width = self.backbone.output_size(*image_size[1:]) if use_pretrain else (1, 1)
         self.feature_shape = (channels, height, map_width)
@@ -126,6 +133,7 @@ class BinaryRewardClassifier(RewardModel):
 
     Args:
         config: the model's section.
+        built_encoder: the encoder, if it is built already; None builds the one that the config asks for.
         settings: single settings by name: `image_keys`, `image_size`, `hidden_dim`, `num_spatial_blocks`,
             `pretrained_encoder_path`, `use_pretrain`, `freeze_encoder`, ... Without a config the encoder is
             RLinf's, a full ResNet10.
@@ -134,7 +142,12 @@ class BinaryRewardClassifier(RewardModel):
     model_type = "binary_classifier"
     keyword_defaults: ClassVar[dict[str, Any]] = {"arch": "resnet10", "width": 64}
 
-    def __init__(self, config: RewardModelConfig | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        config: RewardModelConfig | None = None,
+        built_encoder: ImageEncoder | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(config, **settings)
         config = self.config
         self.encoder = ResNetEncoderWrapper(
@@ -147,6 +160,7 @@ class BinaryRewardClassifier(RewardModel):
             width=config.width,
             num_cameras=len(config.image_keys),
             num_frames=config.num_frames,
+            backbone=built_encoder or encoder_for(config),
         )
         self.feature_shape = self.encoder.feature_shape
         self.classifiers = nn.ModuleList(
@@ -176,6 +190,6 @@ MODELS: dict[str, type[RewardModel]] = {
 """`reward.model.model_type` -> class."""
 
 
-def build_model(config: RewardModelConfig) -> RewardModel:
+def build_model(config: RewardModelConfig, built_encoder: ImageEncoder | None = None) -> RewardModel:
     """A new model; with `pretrained_encoder_path` its encoder has those weights. Loads no checkpoint."""
-    return MODELS[config.model_type](config)
+    return MODELS[config.model_type](config, built_encoder=built_encoder)

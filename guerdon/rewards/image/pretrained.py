@@ -19,7 +19,8 @@ from guerdon.core.types import display_path
 from guerdon.data.files import safe_pickle
 from guerdon.data.files.bounds import one_line
 from guerdon.data.files.rebuild import Allowed, set_state
-from guerdon.rewards.image.encoders import ResNet, make_resnet
+from guerdon.rewards.image.encoders import ImageEncoder, ResNet, make_resnet
+from guerdon.rewards.image.hf_encoder import load_hf_encoder
 from guerdon.rewards.image.weights import has_batch_norm, load_weights, read_weights, strip_prefixes
 
 logger = logging.getLogger("guerdon")
@@ -39,11 +40,15 @@ _FLAX_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 _FLAX_HEAD = "output_head"  # ImageNet's classifier
 
 
-def encoder_for(config: RewardModelConfig) -> ResNet:
+def encoder_for(config: RewardModelConfig) -> ImageEncoder:
     """The encoder that a config asks for: built, its weights loaded, and frozen where that is due.
 
     `freeze_encoder: auto` freezes it only if pretrained weights were loaded.
     """
+    if config.encoder is not None:
+        encoder = load_hf_encoder(config.encoder, config.num_frames)
+        encoder.freeze(config.freeze_encoder is not False)
+        return encoder
     path = config.pretrained_encoder_path
     if path is not None and not config.use_pretrain:
         logger.warning("use_pretrain is false: the weights in %s are not loaded", display_path(path))
