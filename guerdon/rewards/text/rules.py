@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from guerdon.config.limits import PositiveFloat, PositiveInt
 from guerdon.core.errors import ConfigError, DataError, unknown_name
 from guerdon.core.types import FloatArray
 from guerdon.rewards.text.deadline import DeadlineChecks, Pair, tagged
+from guerdon.rewards.text.trl import TRLReward, trl_rewards
 
 log = logging.getLogger("guerdon")
 
@@ -33,15 +34,42 @@ _FLAGS = {"ignorecase": re.IGNORECASE, "multiline": re.MULTILINE, "dotall": re.D
 
 
 class TextReward(ABC):
-    """A rule that scores responses; calling it checks the batch and then scores it."""
+    """A rule that scores responses; calling it checks the batch and then scores it.
 
-    def __call__(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
-        """Rewards of N responses -> float32 [N].
+    TRL's trainers take a rule as it is: `GRPOTrainer(reward_funcs=[MathReward(), FormatReward()], ...)`.
+    """
+
+    @overload
+    def __call__(self, responses: Sequence[str], references: Sequence[str], /) -> FloatArray: ...
+
+    @overload
+    def __call__(
+        self, *, prompts: Sequence[Any] | None = None, completions: Sequence[Any], **columns: Any
+    ) -> list[float | None]: ...
+
+    def __call__(
+        self,
+        responses: Any = None,
+        references: Any = None,
+        /,
+        *,
+        prompts: Sequence[Any] | None = None,
+        completions: Sequence[Any] | None = None,
+        **columns: Any,
+    ) -> FloatArray | list[float | None]:
+        """Rewards of N responses -> float32 [N]; as TRL calls it, a list of numbers.
 
         Args:
             responses: N texts.
             references: N right answers; rules that need none take them all the same.
+            prompts: of TRL; not looked at.
+            completions: of TRL: N texts or lists of messages, in place of `responses`.
+            columns: of TRL: the other columns of the data set. The right answers are in the first of
+                `reference`, `references`, `solution`, `answer`, `ground_truth` and `label` that is there;
+                `as_trl` names another.
         """
+        if completions is not None:
+            return trl_rewards(self, completions, columns)
         for name, texts in (("responses", responses), ("references", references)):
             if isinstance(texts, str) or not isinstance(texts, Sequence):
                 raise DataError(f"{name} must be a list of texts, not {type(texts).__name__}")
@@ -51,6 +79,20 @@ class TextReward(ABC):
         if len(responses) != len(references):
             raise DataError(f"{len(responses)} responses and {len(references)} references do not pair up")
         return self.score(responses, references)
+
+    def as_trl(self, *, column: str | None = None, name: str | None = None) -> TRLReward:
+        """The rule for a TRL trainer, with its references in `column`, called `name` in logs."""
+        return TRLReward(self, column, self.__name__ if name is None else name)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether rewards depend on the references."""
+        return True
+
+    @property
+    def __name__(self) -> str:
+        """How TRL calls it in logs."""
+        return next((name for name, kind in TEXT_REWARDS.items() if type(self) is kind), type(self).__name__)
 
     @abstractmethod
     def score(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
@@ -122,6 +164,11 @@ class FormatReward(_PassOrFail):
     allow_outside: bool = False
     """Whether other text may stand before, between and after them."""
 
+    @property
+    def needs_reference(self) -> bool:
+        """Its rewards depend on the responses alone."""
+        return False
+
     def __post_init__(self) -> None:
         if not self.tags or len(set(self.tags)) != len(self.tags) or not all(self.tags):
             raise ConfigError(f"tags must be different names, not {self.tags}")
@@ -166,13 +213,18 @@ class RegexReward(_PassOrFail):
         except (re.error, RecursionError, OverflowError) as error:
             raise ConfigError(f"{self.pattern!r} is no regular expression: {error}") from error
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the pattern speaks of it."""
+        return "{reference}" in self.pattern
+
     @cached_property
     def _checks(self) -> DeadlineChecks:
         settings = {
             "pattern": self.pattern,
             "flags": sum(int(_FLAGS[flag]) for flag in set(self.flags)),
             "full": self.full,
-            "references": "{reference}" in self.pattern,
+            "references": self.needs_reference,
         }
         return DeadlineChecks("regex", settings, self.seconds)
 
@@ -222,6 +274,11 @@ class CombinedTextReward(TextReward):
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not np.isfinite(weight):
                 raise ConfigError(f"a weight must be a finite number, not {weight!r}")
         self.rules = tuple(rules)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether one of its rules does."""
+        return any(rule.needs_reference for rule, _ in self.rules)
 
     def score(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:
         """Sums of weight times reward."""
