@@ -96,6 +96,23 @@ def test_what_the_package_imports_is_among_its_dependencies():
     assert {"torch", "pyyaml", "omegaconf"} <= imported <= declared
 
 
+def test_every_extra_is_checked_explained_and_pinned():
+    from guerdon.cli.check import EXTRAS
+
+    extras = tomllib.loads(PYPROJECT)["project"]["optional-dependencies"]
+    extras = {name: extras[name] for name in extras if name not in ("dev", "docs")}
+    assert EXTRAS.keys() == extras.keys()
+    pinned = set(re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.M))
+    page = (ROOT / "docs/howto/install.md").read_text()
+    for name, (distribution, _) in EXTRAS.items():
+        needed = {re.split(r"[\[>=]", text)[0] for text in extras[name]}
+        assert distribution.replace("_", "-") in {each.replace("_", "-") for each in needed}
+        assert {each.lower().replace("_", "-") for each in needed} <= {
+            each.lower().replace("_", "-") for each in pinned
+        }
+        assert f"`{name}`" in page
+
+
 @pytest.mark.parametrize(
     "file", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=lambda f: f.stem
 )
