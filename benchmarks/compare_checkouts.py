@@ -2,8 +2,8 @@
 
     python -m benchmarks.compare_checkouts OLD NEW [--repeats 3] [--only ppo,gail] [--keep DIR]
 
-Prints the processor seconds (user and system, with child processes) of each side and their ratio. The sides run in turn, so that
-a machine that gets slower slows both. Data and the reward model are made once, by OLD.
+Prints the processor seconds (user and system, with child processes) of each side and their ratio. The sides
+run in turn, so that a machine that gets slower slows both. Data and the reward model are made once, by OLD.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ COMMON = [
 ]
 OFF_POLICY = [
     "learner.algorithm=sac",
-    "learner.total_steps=6400",
-    "learner.eval_interval=3200",
-    "learner.save_interval=3200",
+    "learner.total_steps=2400",
+    "learner.eval_interval=1200",
+    "learner.save_interval=1200",
     "learner.sac.learning_starts=400",
     "learner.sac.batch_size=128",
     "learner.sac.updates_per_step=0.5",
-    "learner.sac.buffer_size=6400",
+    "learner.sac.buffer_size=2400",
 ]
 ON_POLICY = [
-    "learner.total_steps=64000",
-    "learner.eval_interval=32000",
-    "learner.save_interval=32000",
+    "learner.total_steps=16000",
+    "learner.eval_interval=8000",
+    "learner.save_interval=8000",
     "learner.ppo.num_steps=50",
     "learner.ppo.minibatch_size=200",
 ]
@@ -55,7 +55,7 @@ SCENARIOS = [
     train("ppo", ON_POLICY, LEARNED),
     train("sac", OFF_POLICY, LEARNED),
     train("rlpd", OFF_POLICY, LEARNED, DEMONSTRATIONS, PRIOR),
-    Scenario("gail", ["zoo", "--config-name", "cartpole_gail", "learner.total_steps=60000", *ZOO]),
+    Scenario("gail", ["zoo", "--config-name", "cartpole_gail", "learner.total_steps=20000", *ZOO]),
 ]
 
 

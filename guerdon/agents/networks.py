@@ -90,6 +90,8 @@ class ObsEncoder(nn.Module):
         super().__init__()
         self.spec = spec
         self.num_features = spec.state_size + (cfg.image_features if spec.images else 0)
+        if cfg.encoder is not None and not spec.images:
+            raise ConfigError("learner.network.encoder looks at images, and the observations have none")
         self.cnn = self.frozen = None
         if spec.images and cfg.encoder is not None:
             self.frozen = FrozenEncoder(spec.images, cfg.encoder, cfg.image_features)

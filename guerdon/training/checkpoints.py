@@ -145,6 +145,9 @@ def load_policy(place: Path | str, seed: int = 0) -> SavedPolicy:
         raise DataError(f"{shown} holds no readable policy: {_reason(error)}") from error
     try:
         learner = make_agent(replace(cfg, device=device_here(cfg.device)), *spaces, seed)
+    except Exception as error:  # such as an encoder that is gone
+        raise DataError(f"{shown}: its policy cannot be made: {_reason(error)}") from error
+    try:
         learner.load_state_dict(content["learner"])
     except Exception as error:
         raise DataError(f"{shown}: the weights do not fit the description: {_reason(error)}") from error

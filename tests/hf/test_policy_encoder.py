@@ -10,9 +10,12 @@ import torch
 from guerdon.agents.networks import ObsEncoder, ObsSpec
 from guerdon.agents.policies import ActorCritic
 from guerdon.agents.sac import SAC
-from guerdon.config import NetworkConfig, SACConfig
-from guerdon.core.errors import ConfigError
+from guerdon.cli.train import train
+from guerdon.config import NetworkConfig, SACConfig, load_config
+from guerdon.core.errors import ConfigError, DataError
 from guerdon.models import build_model
+from guerdon.training.checkpoints import load_policy
+from guerdon.training.fit_run import _job, _placeable
 from tests.agents.batches import random_batch
 from tests.hf.test_hf_encoder import section
 from tests.hf.tiny import configs, save
@@ -72,6 +75,51 @@ def test_a_saved_policy_needs_the_same_weights(network, tmp_path):
     )
     with pytest.raises(ConfigError, match=r"features of other weights than hf:.*other has now"):
         ActorCritic(SPEC, ACTIONS, other).load_state_dict(state)
+
+
+def test_a_policy_is_found_again_from_another_folder(folder, tmp_path, monkeypatch):
+    """Paths of encoders are whole in a run, its checkpoints and the jobs of other processes."""
+    monkeypatch.chdir(folder.parent)
+    size = ["env.train.init_params.image_size=[16,16]", "env.eval.init_params.image_size=[16,16]"]
+    small = [
+        "env.train.num_envs=2",
+        "env.eval.num_envs=2",
+        "learner.eval_episodes=2",
+        "learner.total_steps=8",
+    ]
+    rgb = [
+        "env.train.init_params.obs_mode=rgb",
+        "env.eval.init_params.obs_mode=rgb",
+        "learner.ppo.num_steps=4",
+    ]
+    steps = [f"+env.{side}.init_params.max_episode_steps=4" for side in ("train", "eval")]
+    given = [
+        f"runner.logger.log_path={tmp_path / 'run'}",
+        "runner.logger.backends=[]",
+        "learner.network.encoder=hf:vit",
+    ]
+    train(load_config("train", [*size, *small, *rgb, *steps, *given]))
+    config = load_config("train_reward", ["reward.model.encoder=hf:vit", "fit.data.path=data"])
+    assert _placeable(_job(config, tmp_path)).model.encoder == f"hf:{folder}"
+    away = load_config("train_reward", ["reward.model.encoder=hf:owner/name", "fit.data.path=data"])
+    assert _placeable(_job(away, tmp_path)).model.encoder == "hf:owner/name"
+    monkeypatch.chdir(tmp_path)
+    assert load_policy(tmp_path / "run").config.network.encoder == f"hf:{folder}"
+    away = folder.rename(folder.parent / "away")
+    try:
+        with pytest.raises(DataError, match=r"step_8: its policy cannot be made: .*vit"):
+            load_policy(tmp_path / "run")
+    finally:
+        away.rename(folder)
+
+
+def test_names_and_observations_that_do_not_do_are_said(network):
+    with pytest.raises(
+        ConfigError, match=r"learner.network.encoder is hf:FOLDER or hf:OWNER/NAME, not 'vit'"
+    ):
+        NetworkConfig(encoder="vit")
+    with pytest.raises(ConfigError, match="looks at images, and the observations have none"):
+        ObsEncoder(ObsSpec(state_size=4, images=()), network)
 
 
 def test_images_that_do_not_do_are_said(network):
