@@ -157,8 +157,8 @@ class FrozenEncoder(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> FrozenEncoder:
         """Move the encoder along, which is no part of this module's state."""
-        super()._apply(fn, recurse)
-        self._shared.encoder._apply(fn)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._shared.encoder._apply(fn)  # type: ignore[no-untyped-call]
         return self
 
     def get_extra_state(self) -> Tensor:
