@@ -1,6 +1,6 @@
 """Whole runs from two checkouts on this machine, their processor time compared.
 
-    python -m benchmarks.compare_checkouts OLD NEW [--repeats 3] [--only ppo,gail] [--keep DIR]
+    python scripts/compare_speed.py OLD NEW [--repeats 3] [--only ppo,gail] [--keep DIR]
 
 Prints the processor seconds (user and system, with child processes) of each side and their ratio. The sides
 run in turn, so that a machine that gets slower slows both. Data and the reward model are made once, by OLD.
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 
-from scripts.compare_curves import DEMONSTRATIONS, LEARNED, PRIOR, SMALL_ENV, Scenario, prepare, run
+from compare_curves import DEMONSTRATIONS, LEARNED, PRIOR, SMALL_ENV, Scenario, prepare, run
 
 TARGET = 1.03
 COMMON = [
