@@ -13,6 +13,7 @@ import ray
 
 from guerdon.distributed import watchdog
 from guerdon.distributed.ray_access import own_cluster
+from tests.distributed.ray_workers import forked_workers
 from tests.training.conftest import save_untrained, settings  # noqa: F401 - a fixture
 
 NUM_CPUS = 4
@@ -83,6 +84,13 @@ class SharedCluster:
         except Exception as error:  # Ray raises several kinds where a cluster has died
             logging.getLogger("guerdon.tests").warning("the cluster does not answer: %s", error)
             return None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_workers():
+    """Also of the clusters that Guerdon starts in this process."""
+    with forked_workers():
+        yield
 
 
 @pytest.fixture(scope="session")
