@@ -86,7 +86,7 @@ class SharedCluster:
             return None
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="package")
 def quick_workers():
     """Also of the clusters that Guerdon starts in this process."""
     with forked_workers():
@@ -99,8 +99,9 @@ def checkpoint(tmp_path_factory):
     return save_untrained(tmp_path_factory.mktemp("reward") / "model")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_cluster():
+    """It ends with the tests of this folder: also an idle cluster takes a fiftieth of a core."""
     shared = SharedCluster()
     yield shared
     shared.stop()
