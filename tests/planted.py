@@ -29,6 +29,16 @@ def pytest_collection_modifyitems(config, items):
         item.add_marker(pytest.mark.xfail(strict=True, raises=AssertionError))
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around what makes it an expected failure
+def pytest_runtest_makereport(item, call):
+    """What fails before the test itself has nothing to do with its reward."""
+    report = yield
+    if item.config.getoption("planted") and call.when != "call" and hasattr(report, "wasxfail"):
+        del report.wasxfail
+        report.outcome = "failed"
+    return report
+
+
 @pytest.fixture(autouse=True, scope="session")
 def planted_reward(request):
     """Takes the reward away if that was asked for; in this process and in the arms of `prove`."""

@@ -118,6 +118,14 @@ PROVING = """
     def test_that_is_broken():
         raise ValueError
 
+    @pytest.fixture
+    def broken():
+        assert False
+
+    @pytest.mark.outcome
+    def test_whose_fixture_is_broken(broken):
+        pass
+
     def test_of_something_else():
         assert False
 """
@@ -132,7 +140,7 @@ def test_a_test_that_passes_without_the_reward_is_a_failure(pytester, monkeypatc
     options = ["-p", "tests.planted", "-p", "no:cacheprovider", "--planted=shuffled"]
     result = pytester.runpytest_subprocess(*options, timeout=480)
     # On a learned reward it fails as it should; a control stays one, and such a test passes.
-    result.assert_outcomes(xfailed=1, failed=3, deselected=1)
+    result.assert_outcomes(xfailed=1, failed=3, errors=1, deselected=1)
     result.stdout.fnmatch_lines(["*XPASS(strict)*"])
 
 
