@@ -172,7 +172,7 @@ def test_ppo_of_stable_baselines_learns_from_the_learned_reward_alone(demo, work
     same_start, off = with_stable_baselines(demo)
     print(f"Stable-Baselines3: start {start}, learned {learned}, off {off}")
     assert start == same_start <= 0.6
-    assert learned >= max(start, off) + 0.2, (start, learned, off)
+    assert learned >= start + 0.1 and learned >= off + 0.2, (start, learned, off)
 
 
 # The monitor
