@@ -13,8 +13,8 @@ from PIL import Image
 from guerdon.cli.main import main
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.data.datasets import media
-from guerdon.data.files import videos
 from guerdon.data.datasets.media import find_clips, fitted
+from guerdon.data.files import videos
 from guerdon.fit.score import predict, score_path
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
 from guerdon.monitoring.assess import load_manager, summarize_scores

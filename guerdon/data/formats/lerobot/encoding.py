@@ -87,7 +87,7 @@ def join(parts: Sequence[tuple[Path, int]], fps: int, target: BinaryIO) -> None:
                 with av.open(str(path), format="mov") as source:
                     video = source.streams.video[0]
                     if stream is None:
-                        stream = output.add_stream_from_template(video)
+                        stream = output.add_stream_from_template(video, opaque=True)
                         stream.time_base = video.time_base
                     assert video.time_base is not None
                     shift = int(Fraction(before, fps) / video.time_base)

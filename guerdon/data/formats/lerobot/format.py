@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
 from guerdon.core.types import Episode, Fault
-from guerdon.data.formats.base import EpisodeFacts, Format, existing
+from guerdon.data.formats.base import EpisodeFacts, EpisodeWriter, Format, existing
 from guerdon.data.formats.lerobot.labels import LabelAt
 from guerdon.data.formats.lerobot.meta import INFO, is_lerobot
 from guerdon.data.formats.lerobot.reading import LeRobotData
-
-FPS = 10
+from guerdon.data.formats.lerobot.settings import WriteSettings
 
 
 @dataclass(frozen=True)
@@ -31,16 +30,14 @@ class LeRobot(Format):
     """The column with a label of each frame."""
     outcomes: Path | None = None
     """A file that tells which episodes succeeded."""
-    fps: int = FPS
+    fps: int = WriteSettings.fps
     """Of what is written: Guerdon's episodes do not tell theirs."""
-    videos: bool = False
+    videos: bool = WriteSettings.videos
     """Whether frames are written as videos, which loses detail, instead of PNG in the rows."""
-    task: str = "solve the task"
-    """Of what is written."""
-    robot_type: str = "unknown"
-    """Of what is written."""
-    data_files_mb: float = 100
-    video_files_mb: float = 200
+    task: str = WriteSettings.task
+    robot_type: str = WriteSettings.robot_type
+    data_files_mb: float = WriteSettings.data_files_mb
+    video_files_mb: float = WriteSettings.video_files_mb
 
     def detect(self, path: Path) -> bool:
         """Whether there is LeRobot's `info.json`."""
@@ -77,3 +74,10 @@ class LeRobot(Format):
         complete = [item for item in self.facts(path) if not isinstance(item, Fault) and item.complete]
         good = sum(item.success for item in complete)
         return good, len(complete) - good
+
+    def writer(self, path: Path) -> EpisodeWriter:
+        """Append to a data set that Guerdon wrote, or make one."""
+        from guerdon.data.formats.lerobot.writing import LeRobotWriter  # which is not needed to read
+
+        names = [item.name for item in fields(WriteSettings)]
+        return LeRobotWriter(Path(path), WriteSettings(**{name: getattr(self, name) for name in names}))

@@ -189,9 +189,7 @@ def pictures(cells: Iterable[Any], shape: tuple[int, int, int]) -> Iterator[UInt
     for place, cell in enumerate(cells):
         content = cell.get("bytes") if isinstance(cell, dict) else None
         if not isinstance(content, bytes):
-            raise DataError(
-                f"has no embedded picture in row {place} of those that are read; other files are not opened"
-            )
+            raise DataError(f"has no embedded picture in row {place}; other files are not opened")
         image = decode_picture(content)
         if image.shape[:2] != shape[:2]:
             sizes = f"{image.shape[1]}x{image.shape[0]}; info.json tells of {shape[1]}x{shape[0]}"

@@ -98,7 +98,11 @@ class Meta:
     @property
     def cameras(self) -> dict[str, Feature]:
         """Name of the camera -> feature; depth maps are left out."""
-        return {camera_of(name): each for name, each in self.features.items() if each.is_camera}
+        named: dict[str, Feature] = {}
+        for name, each in self.features.items():
+            if each.is_camera:
+                named[name if camera_of(name) in named else camera_of(name)] = each
+        return named
 
     def source(self, place: EpisodePlace) -> str:
         """How an episode is called."""
@@ -114,7 +118,7 @@ def camera_of(feature: str) -> str:
     """`observation.images.front` -> `front`."""
     for prefix in CAMERA_PREFIXES:
         if feature.startswith(prefix) and len(feature) > len(prefix):
-            return feature.removeprefix(prefix).replace("%2F", "/")
+            return feature.removeprefix(prefix).replace("%2F", "/").replace("%25", "%")
     return feature
 
 

@@ -29,7 +29,7 @@ STATES = ("observation.state", "observation.environment_state")
 ACTION = "action"
 ROW_FLAGS = ("is_grasped", "at_rest")
 """Columns `guerdon.NAME` of data sets that Guerdon wrote."""
-INTENDED = f"{OWN}.intended"
+INTENDED, TERMINATED = f"{OWN}.intended", f"{OWN}.terminated"
 NO_CAMERA = "no_camera"
 _SPARE = 1 << 30
 _PACKED = 2000  # a video of a scene in which little moves is so many times smaller than its frames
@@ -119,7 +119,16 @@ class LeRobotData:
 
     def _wanted(self) -> list[str]:
         """The columns that become fields of an episode."""
-        names = [*STATES, ACTION, labels.REWARD, labels.DONE, labels.TRUNCATED, INTENDED, "timestamp"]
+        names = [
+            *STATES,
+            ACTION,
+            labels.REWARD,
+            labels.DONE,
+            labels.TRUNCATED,
+            TERMINATED,
+            INTENDED,
+            "timestamp",
+        ]
         names += [f"{OWN}.{flag}" for flag in ROW_FLAGS] + [self.choice.column or ""]
         return [name for name in dict.fromkeys(names) if name in self.meta.features]
 
@@ -143,7 +152,15 @@ class LeRobotData:
 
     def _or_fault(self, place: EpisodePlace, make: Any) -> Any:
         """What `make` gives, or a fault that names the episode and the file."""
-        return read_or_fault(place.data, make, f"episode {place.index}")
+        inside = f"{display_path(self.root)}/"
+
+        def attempt() -> Any:
+            try:
+                return make()
+            except DataError as error:  # paths inside the data set are short
+                raise DataError(str(error).replace(inside, "")) from error
+
+        return read_or_fault(place.data, attempt, f"episode {place.index}")
 
     def _facts(self, place: EpisodePlace) -> EpisodeFacts:
         for video in dict.fromkeys(video.path for video in place.videos.values()):
@@ -187,10 +204,7 @@ class LeRobotData:
         columns = self._numbers(place, self._wanted())
         column = columns[choice.column].reshape(-1) if choice.column in columns else None
         marks, success, known = labels.frame_labels(choice, place.index, column, count)
-        done = _flags(columns.get(labels.DONE))
-        cut = _flags(columns.get(labels.TRUNCATED))
-        if done is not None and cut is None:  # an end without success is taken for a time limit
-            cut = done & ~(marks >= 0.5)
+        ended, cut = self._ends(columns, marks)
         vectors = [columns[name].astype(np.float32) for name in STATES if name in columns]
         states = np.concatenate(vectors, axis=1) if vectors else None
         rewards = columns.get(labels.REWARD)
@@ -203,7 +217,7 @@ class LeRobotData:
             "actions": _shifted(columns.get(ACTION), own.get("initial_action")),
             "intended": columns.get(INTENDED),
             "env_rewards": None if rewards is None else rewards.astype(np.float32).reshape(-1),
-            "terminated": None if done is None or cut is None else done & ~cut,
+            "terminated": ended,
             "truncated": cut,
             **{flag: _flags(columns.get(f"{OWN}.{flag}")) for flag in ROW_FLAGS},
         }
@@ -218,6 +232,15 @@ class LeRobotData:
             "source": text if isinstance(text := own.get("source"), str) else self.meta.source(place),
             "split": split if split in SPLITS else "",
         }
+
+    def _ends(self, columns: dict[str, NDArray[Any]], marks: FloatArray) -> tuple[Any, Any]:
+        """(terminated, truncated), bool [T] each or None."""
+        done, cut = _flags(columns.get(labels.DONE)), _flags(columns.get(labels.TRUNCATED))
+        if self.meta.own:
+            return _flags(columns.get(TERMINATED)), cut
+        if done is not None and cut is None:  # an end without success is taken for a time limit
+            cut = done & ~(marks >= 0.5)
+        return None if done is None or cut is None else done & ~cut, cut
 
     def _frames(self, place: EpisodePlace, feature: Feature, rows: NDArray[np.int64]) -> UInt8Array:
         """The frames of one camera, uint8 [T, H, W, C]."""
@@ -278,7 +301,7 @@ def _flags(column: NDArray[Any] | None) -> NDArray[np.bool_] | None:
 
 def _vector(value: Any, size: int | None) -> FloatArray | None:
     """A vector that Guerdon noted."""
-    if not isinstance(value, list) or len(value) != size:
+    if not isinstance(value, list) or not value or (size is not None and len(value) != size):
         return None
     return np.asarray(value, np.float32)
 
