@@ -16,7 +16,7 @@ EXTRAS = {
     "mani_skill": ("maniskill", "the ManiSkill simulator", "maniskill"),
     "stable-baselines3": ("sb3", "the reward in Stable-Baselines3", "sb3"),
     "onnxruntime": ("serve", "int8 scoring", "serve"),
-    "av": ("video", "scoring video files and films in MP4", "video"),
+    "av": ("video", "scoring videos, films in MP4 and LeRobot's videos", "video"),
     "rerun-sdk": ("rerun", "looking at data in Rerun", "rerun"),
     "wandb": ("wandb", "runs at Weights & Biases", "wandb"),
     "mlflow-skinny": ("mlflow", "runs at MLflow", "mlflow"),
@@ -125,5 +125,16 @@ def _maniskill() -> Part:
     return Part("sim renders", float(frame.std()) > 1.0, True, f"PickCube-v1, {frame.shape}; {detail}")
 
 
-PROOFS: dict[str, Callable[[], Part]] = {"ray": _ray, "mani_skill": _maniskill}
+def _lerobot() -> Part:
+    """Which videos of LeRobot data sets this build of PyAV reads and writes; images need pyarrow alone."""
+    import av
+
+    known = av.codecs_available
+    reads = any(name in known for name in ("libdav1d", "libaom-av1", "av1"))
+    writes = "AV1" if "libsvtav1" in known else "H.264" if "libx264" in known else "no videos"
+    detail = f"reads images, H.264{' and AV1' if reads else ' (no AV1)'}; writes images and {writes}"
+    return Part("lerobot data", reads, True, detail)
+
+
+PROOFS: dict[str, Callable[[], Part]] = {"ray": _ray, "mani_skill": _maniskill, "av": _lerobot}
 """distribution -> how to see that it works, beyond being installed."""
