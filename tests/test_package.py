@@ -22,7 +22,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
 TEXTS = ("guerdon/__init__.py", "CHANGELOG.md", "CITATION.cff")
 DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv_python", "hydra": "hydra_core", "mlflow": "mlflow_skinny"}
-DISTRIBUTIONS |= {"yaml": "pyyaml"}
+DISTRIBUTIONS |= {"rerun": "rerun_sdk", "yaml": "pyyaml"}
 """Modules whose distribution has another name."""
 
 

@@ -203,7 +203,8 @@ def _check_sizes(cfg: LearnerConfig, spaces: tuple[gym.Space[Any], gym.Space[Any
     layers = [spec.state_size + features, *cfg.network.hidden, actions]
     needed = sum(size_in * size_out for size_in, size_out in pairwise(layers))
     needed *= getattr(cfg.section, "num_critics", 1)
-    needed += features * (cnn_output_size(spec.images) if spec.images else 0)
+    if spec.images and cfg.network.encoder is None:  # of another encoder only its features are saved
+        needed += features * cnn_output_size(spec.images)
     saved = _count_numbers(state)
     if needed > saved:
         raise DataError(f"the description asks for {needed} weights, the file has {saved}")

@@ -164,7 +164,8 @@ class Contract:
             given: the keys that the user set; defaults contradict nothing.
         """
         trained = self.model_config()
-        skipped = _FREE_KEYS if trained.model_type == "binary_classifier" else _FREE_KEYS + _CLASSIFIER_KEYS
+        skipped: tuple[str, ...] = _FREE_KEYS
+        skipped += () if trained.model_type == "binary_classifier" else _CLASSIFIER_KEYS
         skipped += _RESNET_KEYS if trained.encoder is not None else ()
         clashes = []
         for key in MODEL_KEYS:
