@@ -89,7 +89,10 @@ def test_files_split_at_their_limits(tmp_path: Path) -> None:
         )
         for number, episode in enumerate(same_content())
     ]
-    root = write(tmp_path / "images", noise, data_files_mb=0.3)
+    root = tmp_path / "images"
+    with get_format("lerobot").configured(data_files_mb=0.3).writer(root) as writer:
+        writer.add_many(noise)
+        assert 0 < len(read(root)) < 5, "full files are written before the writer is closed"
     sizes = [path.stat().st_size for path in (root / "data").rglob("*.parquet")]
     assert len(sizes) > 1 and max(sizes) < 0.35 * 2**20
     for have, want in zip(read(root), noise, strict=True):

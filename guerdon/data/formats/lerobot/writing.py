@@ -12,6 +12,7 @@ import json
 import secrets
 import shutil
 import time
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ class LeRobotWriter(EpisodeWriter):
         self._staging = path / STAGING
         self._layout: dict[str, Any] | None = None
         self._expected: dict[str, Any] | None = None
+        self._staged_bytes: Counter[str] = Counter()
+        """By file of an episode's folder: what this writer has staged since it joined."""
         make_directory(self._staging)
         with locked_directory(path):
             self._find_layout()
@@ -100,8 +103,14 @@ class LeRobotWriter(EpisodeWriter):
         if self._layout is None:
             self._decide(episode)
         place = self._stage(episode)
-        with locked_directory(self.path):
-            self._join(everything=False)
+        limits = {_ROWS: self.settings.data_files_mb}
+        if any(
+            size > limits.get(name, self.settings.video_files_mb) * 2**20
+            for name, size in self._staged_bytes.items()
+        ):
+            self._staged_bytes.clear()
+            with locked_directory(self.path):
+                self._join(everything=False)
         return place
 
     def _decide(self, episode: Episode) -> None:
@@ -132,6 +141,7 @@ class LeRobotWriter(EpisodeWriter):
             write_atomic(temp / _FACTS, json.dumps(facts))
             with storage_errors(temp), locked_directory(self.path):
                 numbers = [int(item.name) for item in self._staging.iterdir() if item.name.isdecimal()]
+                self._staged_bytes.update({file.name: file.stat().st_size for file in temp.iterdir()})
                 temp.rename(self._staging / f"{max(numbers, default=-1) + 1:06d}")
                 fsync_directory(self._staging)
         except BaseException:
