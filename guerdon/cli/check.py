@@ -17,6 +17,8 @@ EXTRAS = {
     "stable-baselines3": ("sb3", "the reward in Stable-Baselines3", "sb3"),
     "onnxruntime": ("serve", "int8 scoring", "serve"),
     "av": ("video", "scoring video files and films in MP4", "video"),
+    "transformers": ("transformers", "hf: encoders", "hf"),
+    "huggingface_hub": ("hub", "models of the Hugging Face hub", "hf"),
     "rerun-sdk": ("rerun", "looking at data in Rerun", "rerun"),
     "wandb": ("wandb", "runs at Weights & Biases", "wandb"),
     "mlflow-skinny": ("mlflow", "runs at MLflow", "mlflow"),

@@ -134,6 +134,18 @@ VERBS = (
         example="guerdon reward card --checkpoint CHECKPOINT --data DATA --out card.html",
     ),
     Verb(
+        "reward export",
+        "reward:export_verb",
+        "a folder to share, with a model card; or straight to the Hugging Face hub",
+        argument("--out", type=Path, metavar="FOLDER", help="write it here"),
+        argument("--data", type=Path, help="held-out episodes for verdict, numbers and curves of the card"),
+        argument("--push", metavar="OWNER/NAME", help="upload it to this repository of the hub"),
+        argument("--private", action="store_true", help="make a new repository private"),
+        CHECKPOINT,
+        stage="use",
+        example="guerdon reward export --checkpoint CHECKPOINT --data DATA --out FOLDER",
+    ),
+    Verb(
         "reward quantize",
         "reward:quantize_verb",
         "make and verify the int8 version",

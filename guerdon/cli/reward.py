@@ -1,4 +1,4 @@
-"""`guerdon reward`: score frames, write the reward card, recalibrate, make the int8 version."""
+"""`guerdon reward`: score frames, write the reward card, share, recalibrate, make the int8 version."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from guerdon.fit.recalibrate import recalibrate
 from guerdon.fit.score import ScoredFrames, score_path
 from guerdon.monitoring.assess import Precision, assess, load_manager, summarize_scores
 from guerdon.monitoring.card import WORDS
+from guerdon.monitoring.model_card import evidence_on
 from guerdon.monitoring.page import percent, plain
 from guerdon.rewards.image import load_checkpoint
 from guerdon.rewards.image.int8_file import int8_path, quantize_checkpoint
+from guerdon.rewards.image.shared_model import push_shared, save_shared
 from guerdon.rewards.relabel import fires
 from guerdon.training.trackers import send_files
 
@@ -67,6 +69,29 @@ def card_verb(arguments: argparse.Namespace) -> Result:
     if arguments.track:
         lines.append(f"-> {', '.join(send_files(arguments.checkpoint, [arguments.out]))}")
     return Result(found.to_dict(), lines, next_steps=commands)
+
+
+def export_verb(arguments: argparse.Namespace) -> Result:
+    """A folder to share, and its upload to the hub."""
+    if arguments.out is None and arguments.push is None:
+        raise ConfigError("where should the model go? Give --out FOLDER, --push OWNER/NAME, or both")
+    manager = load_manager(arguments.checkpoint)
+    model, contract = manager.model, manager.contract
+    evidence = None if arguments.data is None else evidence_on(manager, arguments.data)
+    values: dict[str, Any] = {"out": None, "address": None, "verdict": None, "headline": None}
+    lines = ["not assessed: --data DATA puts verdict and curves on the model card"]
+    if evidence is not None:
+        values |= {"verdict": evidence.level, "headline": evidence.headline}
+        lines = [evidence.headline]
+    if arguments.out is not None:
+        folder = save_shared(arguments.out, model, contract, evidence, name=arguments.push)
+        values["out"] = str(folder)
+        lines.append(f"-> {display_path(folder)}")
+    if arguments.push is not None:
+        values["address"] = push_shared(arguments.push, model, contract, evidence, private=arguments.private)
+        lines.append(f"-> {values['address']}")
+    place = f"hf:{arguments.push}" if arguments.push is not None else str(arguments.out)
+    return Result(values, lines, next_steps=[next_command("reward", "score", "DATA", "--checkpoint", place)])
 
 
 def recalibrate_verb(arguments: argparse.Namespace) -> Result:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -20,6 +22,9 @@ from guerdon.core.images import to_uint8_hwc
 from guerdon.rewards.image.encoders import ImageEncoder, ResNet
 from guerdon.rewards.image.hf_files import IMAGENET_MEAN as IMAGENET_MEAN
 from guerdon.rewards.image.hf_files import IMAGENET_STD as IMAGENET_STD
+
+if TYPE_CHECKING:
+    from guerdon.rewards.image.contract import Contract
 
 GREY_MEAN = (0.449,)  # the average over the colours
 GREY_STD = (0.226,)
@@ -198,6 +203,40 @@ class RewardModel(nn.Module, ABC):
         finally:
             self.train(training)
         return Prediction(prob_success=probs.mean(1), disagreement=probs.std(1, correction=0))
+
+    def save_pretrained(self, folder: str | os.PathLike[str], contract: Contract | None = None) -> Path:
+        """Write a folder to share: weights, `config.json`, contract and model card.
+
+        Args:
+            folder: made if there is none.
+            contract: with threshold and calibration; None: one that knows the model alone.
+        """
+        from guerdon.rewards.image import Contract
+        from guerdon.rewards.image.shared_model import save_shared
+
+        return save_shared(Path(folder), self, Contract.of(self) if contract is None else contract)
+
+    def push_to_hub(
+        self,
+        name: str,
+        contract: Contract | None = None,
+        *,
+        private: bool = False,
+        token: str | None = None,
+    ) -> str:
+        """Upload what `save_pretrained` writes to `OWNER/NAME` of the Hugging Face hub -> its address."""
+        from guerdon.rewards.image import Contract
+        from guerdon.rewards.image.shared_model import push_shared
+
+        known = Contract.of(self) if contract is None else contract
+        return push_shared(name, self, known, private=private, token=token)
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str]) -> Self:
+        """The model of a folder that `save_pretrained` wrote, or of `OWNER/NAME` of the hub, in eval mode."""
+        from guerdon.rewards.image.shared_model import load_shared
+
+        return cast("Self", load_shared(name, cls))
 
     def _member_logits(self, features: Tensor) -> Tensor:
         """[N, D] -> [N, M]."""
