@@ -50,7 +50,7 @@ class RewardModel(nn.Module, ABC):
         settings: single settings by name, over `config` or over the defaults.
     """
 
-    model_type: ClassVar[Literal["resnet_reward", "binary_classifier"]]
+    model_type: ClassVar[Literal["resnet_reward", "binary_classifier", "lerobot_classifier"]]
     keyword_defaults: ClassVar[dict[str, Any]] = {}
     """Defaults that differ from the config's if the model is made from keywords alone."""
 
@@ -92,9 +92,15 @@ class RewardModel(nn.Module, ABC):
     def resnet(self) -> ResNet:
         """The encoder, for those who need a ResNet of ours."""
         encoder = self.image_encoder
-        if not isinstance(encoder, ResNet):
-            raise ConfigError(f"this needs a ResNet, not the encoder {self.config.encoder}")
+        if not isinstance(encoder, ResNet) or not self.is_fusable:
+            other = self.config.encoder or f"of a {self.model_type}"
+            raise ConfigError(f"this needs a ResNet, not the encoder {other}")
         return encoder
+
+    @property
+    def is_fusable(self) -> bool:
+        """Whether normalisation and encoder may be replaced by faster ones: those of a ResNet."""
+        return isinstance(self.image_encoder, ResNet)
 
     @property
     def encoder_frozen(self) -> bool:

@@ -32,6 +32,7 @@ from guerdon.rewards.image.contract import Contract
 from guerdon.rewards.image.encoders import ARCHS, BasicBlock, Bottleneck, ResNet
 from guerdon.rewards.image.hf_encoder import EncoderFacts, HFEncoder, build_hf_encoder
 from guerdon.rewards.image.hf_files import read_object
+from guerdon.rewards.image.lerobot_files import is_lerobot, read_lerobot
 from guerdon.rewards.image.models import build_model
 from guerdon.rewards.image.weights import (
     CHECKSUM,
@@ -58,6 +59,8 @@ _IN_DIRECTORY = (
     "checkpoint.pt",
     "best_model",
     "checkpoints/best_model",
+    "pretrained_model",  # LeRobot's
+    "checkpoints/last/pretrained_model",
     "reward_model_best.pt",
     "best_model.pt",
     "model_state_dict/full_weights.pt",  # RLinf's runner
@@ -125,6 +128,12 @@ def load_checkpoint(
     file = find_checkpoint(Path(path))
     weights, text, extra = _read(file)
     source = display_path(file)
+    if text is None and file.name == WEIGHTS_FILE and is_lerobot(file.parent):
+        model, contract = read_lerobot(file.parent)
+        if config is not None:
+            contract.check_config(config, given)
+            model.config = contract.model_config(config)
+        return model, contract, {}
     if text is None:
         _refuse_foreign(file)
         if config is None:
@@ -169,10 +178,11 @@ def is_hub_name(path: Path | str) -> bool:
 
 
 def check_own(path: Path | str, what: str) -> None:
-    """Raise a `ConfigError` if `what` would be written into the hub's cache."""
-    if is_hub_name(path):
+    """Raise a `ConfigError` if `what` would be written into the hub's cache or into a folder of LeRobot."""
+    kind = "a copy of the hub's" if is_hub_name(path) else "a folder of LeRobot"
+    if is_hub_name(path) or is_lerobot(find_checkpoint(Path(path)).parent):
         raise ConfigError(
-            f"{path}: {what} is not written into a copy of the hub's: export the model to a folder first "
+            f"{path}: {what} is not written into {kind}: export the model to a folder first "
             f"(guerdon reward export --checkpoint {path} --out FOLDER)"
         )
 
