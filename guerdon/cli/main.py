@@ -141,6 +141,7 @@ VERBS = (
         argument("--data", type=Path, help="held-out episodes for verdict, numbers and curves of the card"),
         argument("--push", metavar="OWNER/NAME", help="upload it to this repository of the hub"),
         argument("--private", action="store_true", help="make a new repository private"),
+        argument("--to", choices=["guerdon", "lerobot"], default="guerdon", help="whose folder (guerdon)"),
         CHECKPOINT,
         stage="use",
         example="guerdon reward export --checkpoint CHECKPOINT --data DATA --out FOLDER",

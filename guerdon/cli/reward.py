@@ -22,8 +22,9 @@ from guerdon.monitoring.assess import Precision, assess, load_manager, summarize
 from guerdon.monitoring.card import WORDS
 from guerdon.monitoring.model_card import evidence_on
 from guerdon.monitoring.page import percent, plain
-from guerdon.rewards.image import load_checkpoint
+from guerdon.rewards.image import Contract, RewardModel, load_checkpoint
 from guerdon.rewards.image.int8_file import int8_path, quantize_checkpoint
+from guerdon.rewards.image.lerobot_writing import write_lerobot
 from guerdon.rewards.image.shared_model import push_shared, save_shared
 from guerdon.rewards.relabel import fires
 from guerdon.training.trackers import send_files
@@ -77,6 +78,8 @@ def export_verb(arguments: argparse.Namespace) -> Result:
         raise ConfigError("where should the model go? Give --out FOLDER, --push OWNER/NAME, or both")
     manager = load_manager(arguments.checkpoint)
     model, contract = manager.model, manager.contract
+    if arguments.to == "lerobot":
+        return _export_lerobot(arguments, model, contract)
     evidence = None if arguments.data is None else evidence_on(manager, arguments.data)
     values: dict[str, Any] = {"out": None, "address": None, "verdict": None, "headline": None}
     lines = ["not assessed: --data DATA puts verdict and curves on the model card"]
@@ -92,6 +95,20 @@ def export_verb(arguments: argparse.Namespace) -> Result:
         lines.append(f"-> {values['address']}")
     place = f"hf:{arguments.push}" if arguments.push is not None else str(arguments.out)
     return Result(values, lines, next_steps=[next_command("reward", "score", "DATA", "--checkpoint", place)])
+
+
+def _export_lerobot(arguments: argparse.Namespace, model: RewardModel, contract: Contract) -> Result:
+    if arguments.out is None or arguments.push is not None or arguments.data is not None:
+        raise ConfigError("--to lerobot writes a folder: give --out FOLDER, without --push and --data")
+    threshold = write_lerobot(arguments.out, model, contract)
+    kept = contract.calibration_map.kind != "isotonic"
+    lines = [
+        f"success_threshold {threshold:.6g} decides as here"
+        + ("" if kept else "; probabilities differ: LeRobot's network cannot hold an isotonic calibration"),
+        f"-> {display_path(arguments.out)}",
+    ]
+    values = {"out": str(arguments.out), "success_threshold": threshold, "same_probabilities": kept}
+    return Result(values, lines)
 
 
 def recalibrate_verb(arguments: argparse.Namespace) -> Result:

@@ -34,6 +34,7 @@ logger = logging.getLogger("guerdon")
 
 KIND = "reward_classifier"
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+ENCODER_FOLDER = "encoder"
 IMAGE = "observation.image"
 CAMERA_PREFIXES = ("observation.images.", "observation.")
 _SHARED = re.compile(r"(?:encoder|encoders\.[^.]+\.0)\.(.+)")
@@ -79,7 +80,7 @@ def read_lerobot(folder: Path) -> tuple[LeRobotClassifier, Contract]:
     try:
         config = _model_config(told, features, weights, source)
         shared = {match[1]: value for name, value in weights.items() if (match := _SHARED.fullmatch(name))}
-        encoder = _encoder(told, shared, source)
+        encoder = _encoder(folder, told, shared)
         model = LeRobotClassifier(_with_arch(config, encoder), built_encoder=encoder)
     except GuerdonError as error:
         raise DataError(f"{source}: {str(error).removeprefix(f'{source}: ')}") from error
@@ -135,6 +136,7 @@ def _model_config(
         "latent_dim": told.get("latent_dim", 256),
         "num_spatial_blocks": told.get("image_embedding_pooling_dim", 8),
         "dropout": told.get("dropout_rate", 0.1),
+        "normalize": (told.get("normalization_mapping") or {}).get("VISUAL", "IDENTITY") != "IDENTITY",
     }
     try:
         return build(RewardModelConfig, plain, "config.json")
@@ -152,8 +154,9 @@ def _with_arch(config: RewardModelConfig, encoder: ImageEncoder) -> RewardModelC
 # The encoder
 
 
-def _encoder(told: Mapping[str, Any], weights: Mapping[str, Tensor], source: str) -> ImageEncoder:
-    """The encoder with its weights."""
+def _encoder(folder: Path, told: Mapping[str, Any], weights: Mapping[str, Tensor]) -> ImageEncoder:
+    """The encoder with its weights; its `config.json` lies in `encoder/` where we wrote it."""
+    source, beside = display_path(folder), folder / ENCODER_FOLDER
     if not weights:
         raise DataError(f"{source}: {WEIGHTS_FILE} has no weights of an encoder")
     is_cnn = told.get("model_type", "cnn") == "cnn"
@@ -167,7 +170,8 @@ def _encoder(told: Mapping[str, Any], weights: Mapping[str, Tensor], source: str
     if not isinstance(name, str) or not name:
         raise DataError(f"{source}: its config.json names no model_name")
     try:
-        config = read_object(local_folder(name, (CONFIG_FILE, "preprocessor_config.json")) / CONFIG_FILE)
+        place = beside if beside.is_dir() else local_folder(name, (CONFIG_FILE,))
+        config = read_object(place / CONFIG_FILE)
     except DataError as error:
         raise DataError(f"{source}: its encoder's config.json is needed: {error}") from error
     return described_encoder(name, config or {}, weights, first_token=not is_cnn)
