@@ -21,6 +21,12 @@ from guerdon.cli.verb import OVERRIDES, Verb, argument, config_arguments, print_
 from guerdon.core.errors import ConfigError, GuerdonError, RunInterrupted
 
 PATH = argument("path", type=Path)
+LABELS = (
+    argument("--label-at", choices=["row", "next"], help="lerobot: the frame that a label belongs to"),
+    argument("--label-from", metavar="COLUMN", help="lerobot: the column with a label of each frame"),
+    argument("--outcomes", type=Path, metavar="FILE", help="lerobot: JSON or CSV, which episodes succeeded"),
+)
+"""How the labels of a data set are read, see `docs/howto/lerobot-data.md`."""
 CHECKPOINT = argument("--checkpoint", type=Path, required=True, metavar="C", help="the reward model")
 THRESHOLD = argument("--threshold", type=float, metavar="P", help="decide at P, not as calibrated")
 PRECISION = argument("--precision", choices=["fp32", "bf16", "int8"], default="fp32")
@@ -174,6 +180,7 @@ VERBS = (
         "format, episodes, cameras, labels and faults",
         PATH,
         FORMAT,
+        *LABELS,
         argument("--preview", type=Path, metavar="PNG", help="also draw a sheet of frames"),
         stage="data",
         example="guerdon data inspect DATA --preview sheet.png",
@@ -184,6 +191,7 @@ VERBS = (
         "frames, labels, rewards and learned probabilities as a page or a Rerun recording",
         argument("path", type=Path, help="a data set, or the folder of a run for its films"),
         FORMAT,
+        *LABELS,
         argument("--rerun", action="store_true", help="write a Rerun recording (.rrd), not an HTML page"),
         argument("--checkpoint", type=Path, metavar="C", help="score the frames with this reward model"),
         argument("--episodes", type=int, default=20, metavar="N", help="how many at most (20)"),
@@ -200,6 +208,11 @@ VERBS = (
         argument("target", type=Path),
         argument("--to", required=True, metavar="FORMAT", help="the format to write"),
         FORMAT,
+        *LABELS,
+        argument("--resume", action="store_true", help="go on with an interrupted copy (lerobot to native)"),
+        argument("--videos", action="store_true", default=None, help="to lerobot: videos, not images"),
+        argument("--fps", type=int, metavar="N", help="to lerobot: frames in a second (10)"),
+        argument("--task", metavar="TEXT", help="to lerobot: what the robot is to do"),
         stage="data",
         example="guerdon data convert DATA PICTURES --to folder",
     ),
@@ -209,6 +222,7 @@ VERBS = (
         "check labels, balance, duplicates, cameras and NaN",
         PATH,
         FORMAT,
+        *LABELS,
         stage="data",
         example="guerdon data audit DATA",
     ),
