@@ -120,6 +120,13 @@ VERBS = (
         "success probabilities of a data set, of pictures or of a video",
         argument("path", type=Path, help="a data set, a picture, a folder of pictures, or a video"),
         argument("--out", type=Path, metavar="FILE", help="write one row per frame (.parquet, .json)"),
+        argument("--write-back", type=Path, metavar="DIR", help="copy a LeRobot data set, with rewards"),
+        argument(
+            "--label-at",
+            choices=["auto", "row", "next"],
+            default="auto",
+            help="whose frame a reward of --write-back belongs to (as the data set's labels)",
+        ),
         CHECKPOINT,
         THRESHOLD,
         PRECISION,

@@ -18,11 +18,12 @@ from guerdon.core.types import display_path
 from guerdon.data.datasets.frames import RewardDataset, open_store, rows_of, split_store
 from guerdon.fit.recalibrate import recalibrate
 from guerdon.fit.score import ScoredFrames, score_path
+from guerdon.fit.write_back import write_back
 from guerdon.monitoring.assess import Precision, assess, load_manager, summarize_scores
 from guerdon.monitoring.card import WORDS
 from guerdon.monitoring.model_card import evidence_on
 from guerdon.monitoring.page import percent, plain
-from guerdon.rewards.image import Contract, RewardModel, load_checkpoint
+from guerdon.rewards.image import load_checkpoint
 from guerdon.rewards.image.int8_file import int8_path, quantize_checkpoint
 from guerdon.rewards.image.lerobot_writing import write_lerobot
 from guerdon.rewards.image.shared_model import push_shared, save_shared
@@ -32,6 +33,8 @@ from guerdon.training.trackers import send_files
 
 def score_verb(arguments: argparse.Namespace) -> Result:
     """Success probabilities of a data set, of pictures or of a video."""
+    if arguments.write_back is not None:
+        return _write_back(arguments)
     result = score(
         arguments.path,
         arguments.checkpoint,
@@ -51,6 +54,21 @@ def score_verb(arguments: argparse.Namespace) -> Result:
         )
     lines.append(f"{result['frames_per_second']:,.0f} frames/s")
     lines += [f"-> {display_path(arguments.out)}"] if arguments.out is not None else []
+    return Result(result, lines)
+
+
+def _write_back(arguments: argparse.Namespace) -> Result:
+    if arguments.out is not None:
+        raise ConfigError("give --out or --write-back: one writes a table, the other a copy of the data set")
+    manager = load_manager(arguments.checkpoint, precision=arguments.precision, threshold=arguments.threshold)
+    result = write_back(manager, arguments.path, arguments.write_back, label_at=arguments.label_at)
+    where = {"next": "of the next row's frame", "row": "of the row's own frame"}[result["label_at"]]
+    lines = [
+        f"{result['frames']} frames of {result['episodes']} episodes, {result['fires']} above the threshold "
+        f"of {result['threshold']:.4f}",
+        f"next.reward and next.success are {where}",
+        f"-> {display_path(arguments.write_back)}",
+    ]
     return Result(result, lines)
 
 
@@ -74,12 +92,12 @@ def card_verb(arguments: argparse.Namespace) -> Result:
 
 def export_verb(arguments: argparse.Namespace) -> Result:
     """A folder to share, and its upload to the hub."""
+    if arguments.to == "lerobot":
+        return _export_lerobot(arguments)
     if arguments.out is None and arguments.push is None:
         raise ConfigError("where should the model go? Give --out FOLDER, --push OWNER/NAME, or both")
     manager = load_manager(arguments.checkpoint)
     model, contract = manager.model, manager.contract
-    if arguments.to == "lerobot":
-        return _export_lerobot(arguments, model, contract)
     evidence = None if arguments.data is None else evidence_on(manager, arguments.data)
     values: dict[str, Any] = {"out": None, "address": None, "verdict": None, "headline": None}
     lines = ["not assessed: --data DATA puts verdict and curves on the model card"]
@@ -97,9 +115,10 @@ def export_verb(arguments: argparse.Namespace) -> Result:
     return Result(values, lines, next_steps=[next_command("reward", "score", "DATA", "--checkpoint", place)])
 
 
-def _export_lerobot(arguments: argparse.Namespace, model: RewardModel, contract: Contract) -> Result:
+def _export_lerobot(arguments: argparse.Namespace) -> Result:
     if arguments.out is None or arguments.push is not None or arguments.data is not None:
         raise ConfigError("--to lerobot writes a folder: give --out FOLDER, without --push and --data")
+    model, contract, _ = load_checkpoint(arguments.checkpoint)
     threshold = write_lerobot(arguments.out, model, contract)
     kept = contract.calibration_map.kind != "isotonic"
     lines = [

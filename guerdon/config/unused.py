@@ -95,8 +95,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("reward.model.num_spatial_blocks",),
-        unless("reward.model.model_type", "binary_classifier", "lerobot_classifier"),
-        "reward.model.model_type: binary_classifier and lerobot_classifier alone have a spatial pooling",
+        lambda config: config.reward.model.model_type == "resnet_reward",
+        "reward.model.model_type: resnet_reward has no spatial pooling",
     ),
     Rule(
         ("reward.model.latent_dim",),

@@ -76,6 +76,7 @@ class LeRobotData:
     def label_columns(self) -> dict[str, list[NDArray[Any]]]:
         """The columns that may hold labels -> their values in each episode that can be read, [T] each."""
         known = (labels.SUCCESS, labels.REWARD, *labels.OUTCOME_COLUMNS, *labels.PROGRESS_COLUMNS)
+        known += (labels.PROB, *(labels.RECORDED + name for name in known))
         there = labels.label_columns(self.meta)
         names = [name for name in there if name in known or name == self._settings["label_from"]]
         columns: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
@@ -117,12 +118,18 @@ class LeRobotData:
             self._file = DataFile(path)
         return self._file
 
+    @property
+    def _env_reward(self) -> str:
+        """The column with what the environment gave, also where a reward model has written others."""
+        is_learned = labels.PROB in self.meta.features
+        return labels.RECORDED + labels.REWARD if is_learned else labels.REWARD
+
     def _wanted(self) -> list[str]:
         """The columns that become fields of an episode."""
         names = [
             *STATES,
             ACTION,
-            labels.REWARD,
+            self._env_reward,
             labels.DONE,
             labels.TRUNCATED,
             TERMINATED,
@@ -207,7 +214,7 @@ class LeRobotData:
         ended, cut = self._ends(columns, marks)
         vectors = [columns[name].astype(np.float32) for name in STATES if name in columns]
         states = np.concatenate(vectors, axis=1) if vectors else None
-        rewards = columns.get(labels.REWARD)
+        rewards = columns.get(self._env_reward)
         if self.meta.own.get("reward") == "label":
             rewards = None
         fields: dict[str, Any] = {
