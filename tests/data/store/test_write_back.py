@@ -64,12 +64,8 @@ def expected(manager, source, num_frames=1):
 
 def rows(root):
     """Column -> values of all rows, in the order of `index`."""
-    tables = [pq.read_table(path) for path in sorted((root / "data").rglob("*.parquet"))]
-    merged = {
-        name: sum((table.column(name).to_pylist() for table in tables), []) for name in tables[0].column_names
-    }
-    order = np.argsort(merged["index"])
-    return {name: [values[place] for place in order] for name, values in merged.items()}
+    table = pa.concat_tables([pq.read_table(path) for path in sorted((root / "data").rglob("*.parquet"))])
+    return table.sort_by("index").to_pydict()
 
 
 @pytest.mark.parametrize("name", ["v30_images", "v30_videos"])
