@@ -41,8 +41,8 @@ class RewardModelConfig(Checked):
     num_members: NetworkParts = 1
     """Classifier heads over one encoder; several also tell how much they disagree."""
     checkpoint_path: str | None = None
-    """A checkpoint file or folder to load, `hf:OWNER/NAME` for one of the hub, or a folder of LeRobot; null for a
-    new model."""
+    """A checkpoint file or folder to load, also of LeRobot, or `hf:OWNER/NAME` of the hub; null for a new
+    model."""
     image_keys: tuple[str, ...] = ("base_camera",)
     """The cameras that the model looks at."""
     image_size: ImageSize = (3, 128, 128)
