@@ -150,7 +150,6 @@ def test_data_without_labels(tmp_path):
         return {name: values for name, values in columns.items() if name not in gone}
 
     change_columns(source, drop)
-    change_info(source, lambda info: [info["features"].pop(name) for name in gone])
     manager = median_threshold(manager_for(tmp_path, 16), source)
     told = write_back(manager, source, target)
     assert told["label_at"] == "next"
