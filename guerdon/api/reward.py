@@ -273,8 +273,9 @@ class Reward(RewardManager):
         return html_table("Reward", self._facts())
 
     def _facts(self) -> dict[str, str]:
+        config = self.model.config
         known = {
-            "model": f"{self.model.config.model_type} {self.model.config.arch}/{self.model.config.width}",
+            "model": f"{config.model_type} {config.encoder or f'{config.arch}/{config.width}'}",
             "cameras": ", ".join(self.image_keys),
             "threshold": f"{self.threshold:.4g}",
             "reward": self.cfg.reward_type,

@@ -18,6 +18,7 @@ from guerdon.config.limits import (
     PositiveFloat,
     PositiveInt,
     Region,
+    check_encoder_name,
 )
 from guerdon.core.errors import ConfigError
 
@@ -100,10 +101,7 @@ class RewardModelConfig(Checked):
             object.__setattr__(self, "crop", None)
 
     def _check_encoder(self, name: str) -> None:
-        if not name.startswith("hf:") or name == "hf:":
-            raise ConfigError(
-                f"reward.model.encoder is hf:FOLDER or hf:OWNER/NAME, not {name!r} (for a ResNet: arch)"
-            )
+        check_encoder_name("reward.model.encoder", name, " (for a ResNet: arch)")
         if self.pretrained_encoder_path is not None:
             raise ConfigError("reward.model has both an encoder and a pretrained_encoder_path: give one")
         if self.image_size[0] != 3:

@@ -183,10 +183,10 @@ def _picture_size(given: Any, source: str) -> tuple[int, int] | None:
     """Height and width of the picture in a film; None: all of it."""
     if given is None:
         return None
-    sides = given if isinstance(given, list) and len(given) == 2 else [None]
-    if not all(type(side) is int and side > 0 for side in sides):
-        raise DataError(f"{source}: picture must be [height, width], not {one_line(given)}")
-    return sides[0], sides[1]
+    match given:
+        case [int(height), int(width)] if height > 0 < width and bool not in (type(height), type(width)):
+            return height, width
+    raise DataError(f"{source}: picture must be [height, width], not {one_line(given)}")
 
 
 def _outcome(env_success: FloatArray) -> str:

@@ -169,7 +169,7 @@ class Contract:
             given: the keys that the user set; defaults contradict nothing.
         """
         trained = self.model_config()
-        skipped = _FREE_KEYS + _WITHOUT_EFFECT[trained.model_type]
+        skipped: tuple[str, ...] = _FREE_KEYS + _WITHOUT_EFFECT[trained.model_type]
         skipped += _RESNET_KEYS if trained.encoder is not None else ()
         clashes = []
         for key in MODEL_KEYS:

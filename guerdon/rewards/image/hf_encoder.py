@@ -27,11 +27,10 @@ from guerdon.data.files.bounds import one_line
 from guerdon.data.files.checksums import tensors_checksum
 from guerdon.data.files.hub import require
 from guerdon.rewards.image.encoders import ImageEncoder
-from guerdon.rewards.image.hf_files import IMAGENET_MEAN, IMAGENET_STD, EncoderFiles, open_encoder
+from guerdon.rewards.image.hf_files import IMAGENET_MEAN, IMAGENET_STD, PREFIX, EncoderFiles, open_encoder
 
 logger = logging.getLogger("guerdon")
 
-PREFIX = "hf:"
 MAX_LAYERS = 512
 _NO_DROPOUT = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "hidden_dropout"),
