@@ -133,5 +133,16 @@ def _maniskill() -> Part:
     return Part("sim renders", float(frame.std()) > 1.0, True, f"PickCube-v1, {frame.shape}; {detail}")
 
 
-PROOFS: dict[str, Callable[[], Part]] = {"ray": _ray, "maniskill": _maniskill}
+def _lerobot() -> Part:
+    """Which videos of LeRobot data sets this build of PyAV reads and writes; images need pyarrow alone."""
+    import av
+
+    known = av.codecs_available
+    reads = any(name in known for name in ("libdav1d", "libaom-av1", "av1"))
+    writes = "AV1" if "libsvtav1" in known else "H.264" if "libx264" in known else "no videos"
+    detail = f"reads images, H.264{' and AV1' if reads else ' (no AV1)'}; writes images and {writes}"
+    return Part("lerobot data", reads, True, detail)
+
+
+PROOFS: dict[str, Callable[[], Part]] = {"ray": _ray, "maniskill": _maniskill, "lerobot": _lerobot}
 """extra -> how to see that it works, beyond being installed."""

@@ -2,7 +2,8 @@
 
 A row of LeRobot holds the frame before a step, and `next.reward` and `next.success` what came after it: the
 frame of the next row. The frame after the last row is not recorded; what its own frame gets stands there.
-`prob_success` is that of the row's own frame.
+`prob_success` is that of the row's own frame. What was recorded stays, as `recorded.next.reward` and
+`recorded.next.success`.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from guerdon.core.errors import DataError
 from guerdon.core.images import stack_rows
 from guerdon.core.progress import progress
 from guerdon.core.types import FloatArray, display_path
-from guerdon.data.formats.lerobot import LeRobotData
-from guerdon.data.formats.lerobot.adding import COUNTERS, add_columns
-from guerdon.data.formats.lerobot.labels import PROB, REWARD, SUCCESS, LabelAt
+from guerdon.data.formats.lerobot import LeRobotData, add_columns
+from guerdon.data.formats.lerobot.labels import PROB, RECORDED, REWARD, SUCCESS, LabelAt
 from guerdon.data.formats.lerobot.meta import is_lerobot
 from guerdon.rewards.image.scorer import MINI_BATCH, RewardManager
 from guerdon.rewards.relabel import fires, map_rewards
 
 PROGRESS_FILE, PROGRESS = "guerdon_progress.parquet", "progress_sparse"
 """As LeRobot's reward models leave theirs beside a data set: `sarm_progress.parquet` and others."""
+COUNTERS = ("index", "episode_index", "frame_index")
 
 
 def write_back(
@@ -40,7 +41,7 @@ def write_back(
 
     Args:
         manager: the reward model; its `reward` section maps probabilities to rewards.
-        source: a data set of LeRobot v3.0.
+        source: a data set of LeRobot; the copy is of the same version.
         target: a new folder.
         label_at: `next`: rewards belong to the next row's frame, as LeRobot records them; `row`: to the
             row's own; `auto`: as the labels of the data set do, `next` if it has none.
@@ -63,14 +64,18 @@ def write_back(
         columns: dict[str, dict[int, NDArray[Any]]] = {REWARD: {}, SUCCESS: {}, PROB: {}}
         began = time.perf_counter()
         for number, episode in enumerate(progress(data.meta.episodes, "scoring", unit="episode")):
-            prob = _scored(manager, data, number, episode.length)
+            try:
+                prob = _scored(manager, data, number, episode.length)
+            except DataError as error:
+                file = display_path(episode.data)
+                raise DataError(f"{file}: episode {episode.index} cannot be scored: {error}") from error
             led_to = np.minimum(np.arange(len(prob)) + (place == "next"), len(prob) - 1)
             columns[PROB][episode.index] = prob
             columns[REWARD][episode.index] = map_rewards(prob, manager.cfg, manager.threshold)[led_to]
             columns[SUCCESS][episode.index] = fires(prob, manager.threshold)[led_to]
         seconds = time.perf_counter() - began
-        rows = add_columns(data.meta, target, columns, PROB)
-        _write_progress(rows, target, manager.source)
+        add_columns(source, target, {**columns, **_recorded(data)})
+        _write_progress(data, columns[PROB], target, manager.source)
     every = np.concatenate(list(columns[PROB].values()))
     return {
         "frames": len(every),
@@ -87,11 +92,6 @@ def write_back(
 
 def _check(data: LeRobotData, manager: RewardManager) -> None:
     shown, meta = display_path(data.root), data.meta
-    if not meta.version.startswith("v3"):
-        raise DataError(
-            f"{shown} is of LeRobot's version {meta.version}; --write-back copies v3.0: convert it first "
-            f"(guerdon data convert {shown} NEW --to lerobot)"
-        )
     if meta.faults:
         raise DataError(
             f"{shown}: {len(meta.faults)} of its files cannot be read, the first: {meta.faults[0].path}: "
@@ -121,10 +121,28 @@ def _scored(manager: RewardManager, data: LeRobotData, number: int, length: int)
     return np.concatenate(parts)
 
 
-def _write_progress(rows: pa.Table, target: Path, model: str) -> None:
+def _recorded(data: LeRobotData) -> dict[str, dict[int, NDArray[Any]]]:
+    """Rewards and successes that the data set has, under other names; an earlier copy has done it already."""
+    features = data.meta.features
+    if PROB in features:
+        return {}
+    kept: dict[str, dict[int, NDArray[Any]]] = {}
+    for name, kind in ((REWARD, np.float32), (SUCCESS, np.bool_)):
+        if name in features:
+            kept[RECORDED + name] = {
+                place.index: data.numbers(place, [name])[name].reshape(-1).astype(kind)
+                for place in data.meta.episodes
+            }
+    return kept
+
+
+def _write_progress(data: LeRobotData, prob: dict[int, FloatArray], target: Path, model: str) -> None:
     """The probabilities as LeRobot's sample weighting reads progress."""
-    table = pa.table(
-        {**{name: rows.column(name) for name in COUNTERS}, PROGRESS: rows.column(PROB)},
-        metadata={"reward_model_path": model},
-    ).sort_by("index")
+    parts = []
+    for place in data.meta.episodes:
+        found = data.numbers(place, list(COUNTERS))
+        counters = {name: found[name].reshape(-1).astype(np.int64) for name in COUNTERS}
+        parts.append(pa.table({**counters, PROGRESS: prob[place.index]}))
+    table = pa.concat_tables(parts).sort_by("index")
+    table = table.replace_schema_metadata({"reward_model_path": model})
     write_atomic(target / PROGRESS_FILE, lambda stream: pq.write_table(table, stream))

@@ -106,11 +106,13 @@ class Format(ABC):
 
     def configured(self, **settings: Any) -> Format:
         """The same format with other settings; a setting that it does not have is a `ConfigError`."""
-        known: list[str] = [item.name for item in fields(self)] if is_dataclass(self) else []
+        record: Any = self  # a dataclass, if it has settings
+        known = [item.name for item in fields(record)] if is_dataclass(record) else []
         for name in settings:
             if name not in known:
                 raise ConfigError(f"the format {self.name} has no setting {name!r}; it has {known or 'none'}")
-        return replace(self, **settings) if is_dataclass(self) and settings else self
+        made: Format = replace(record, **settings) if settings else self
+        return made
 
     def count(self, path: Path) -> tuple[int, int]:
         """How many successes and failures are at `path`; (0, 0) if there is nothing."""

@@ -33,7 +33,7 @@ Meaning: TypeAlias = Literal["frames", "outcome", "none"]
 
 SUCCESS, REWARD, DONE, TRUNCATED = "next.success", "next.reward", "next.done", "next.truncated"
 RECORDED, PROB = "recorded.", "prob_success"
-"""What `adding.py` puts before the names of columns that were there, and the column that tells of it."""
+"""Before the names of columns that were there before a reward model wrote its own, and one of these."""
 OUTCOME_COLUMNS = ("is_success", "success", "next.is_success")
 """RLinf writes the outcome of the whole episode on every row."""
 PROGRESS_COLUMNS = ("reward", "progress", "sparse_progress", "dense_progress")

@@ -128,7 +128,8 @@ OWN_TYPES = {
 
 def schema_of(features: Mapping[str, Any]) -> pa.Schema:
     """Of the rows, with what Hugging Face's `datasets` wants to know."""
-    fields, known = [], {}
+    fields: list[pa.Field] = []
+    known: dict[str, Any] = {}
     for name, about in features.items():
         if about["dtype"] == "video":
             continue

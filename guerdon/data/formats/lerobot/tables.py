@@ -55,11 +55,10 @@ def read_columns(path: Path, wanted: Callable[[str], bool], most: int) -> pa.Tab
         if file.metadata.num_rows > most:
             raise DataError(f"has {file.metadata.num_rows} rows; at most {most} are read")
         names = [name for name in file.schema_arrow.names if wanted(name)]
-        return joined(file, list(range(file.num_row_groups)), names, path.stat().st_size)
+        return _joined(file, list(range(file.num_row_groups)), names, path.stat().st_size)
 
 
-def joined(file: pq.ParquetFile, row_groups: list[int], names: Sequence[str], size: int) -> pa.Table:
-    """Columns of some row groups, as far as they fit into what a file of `size` bytes may give."""
+def _joined(file: pq.ParquetFile, row_groups: list[int], names: Sequence[str], size: int) -> pa.Table:
     room = _SPARE_BYTES + 4 * size
     batches: list[pa.RecordBatch] = []
     for batch in file.iter_batches(_BATCH, row_groups=row_groups, columns=list(names), use_threads=False):
@@ -93,7 +92,7 @@ class DataFile:
         if "episode_index" not in self.names:
             raise DataError("has no column episode_index")
         groups = list(range(self._file.num_row_groups))
-        column = joined(self._file, groups, ["episode_index"], self._size).column("episode_index")
+        column = _joined(self._file, groups, ["episode_index"], self._size).column("episode_index")
         numbers = numbers_of(column, 1, "episode_index").reshape(-1)
         if not len(numbers):
             return {}
@@ -154,7 +153,7 @@ class DataFile:
     def _group(self, group: int, names: tuple[str, ...]) -> pa.Table:
         if self._kept is None or self._kept[:2] != (group, names):
             self._kept = None  # two are never in memory
-            self._kept = group, names, joined(self._file, [group], names, self._size)
+            self._kept = group, names, _joined(self._file, [group], names, self._size)
         return self._kept[2]
 
 

@@ -51,6 +51,7 @@ class LeRobotWriter(EpisodeWriter):
         self.path, self.settings = path, settings
         self._staging = path / STAGING
         self._layout: dict[str, Any] | None = None
+        self._expected: dict[str, Any] | None = None
         make_directory(self._staging)
         with locked_directory(path):
             self._find_layout()
@@ -81,9 +82,10 @@ class LeRobotWriter(EpisodeWriter):
         """Raise unless it has the cameras, sizes and fields of the data set."""
         check_storable(episode)
         wanted = self._layout_of(episode)
-        if self._layout is None or wanted == self._layout:
+        self._expected = self._layout or self._expected or wanted  # several are checked before one is added
+        if wanted == self._expected:
             return
-        have, known = wanted["features"], self._layout["features"]
+        have, known = wanted["features"], self._expected["features"]
         names = [name for name in dict.fromkeys((*known, *have)) if have.get(name) != known.get(name)]
         name = names[0] if names else REWARD
         differs = "lacks" if name not in have else "has" if name not in known else "has another kind of"
