@@ -98,7 +98,7 @@ def _image_features(told: Mapping[str, Any], source: str) -> dict[str, tuple[int
     given = told.get("input_features")
     if not isinstance(given, Mapping):
         raise DataError(f"{source}: its config.json names no input_features")
-    found = {}
+    found: dict[str, tuple[int, int, int]] = {}
     for name, feature in given.items():
         if not name.startswith(IMAGE):
             continue
@@ -107,7 +107,7 @@ def _image_features(told: Mapping[str, Any], source: str) -> dict[str, tuple[int
             raise DataError(f"{source}: {one_line(name)} has the shape {one_line(shape)}; expected [3, H, W]")
         if not all(isinstance(side, int) and 0 < side <= 4096 for side in shape):
             raise DataError(f"{source}: {one_line(name)} has the shape {one_line(shape)}")
-        found[name] = tuple(shape)
+        found[name] = (shape[0], shape[1], shape[2])
     if not found or len(set(found.values())) > 1:
         sizes = sorted({f"{shape[1]}x{shape[2]}" for shape in found.values()})
         reason = f"its cameras have different sizes ({', '.join(sizes)})" if found else "it has no camera"

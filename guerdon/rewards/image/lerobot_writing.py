@@ -79,11 +79,11 @@ def _fitting(model: RewardModel, contract: Contract) -> LeRobotClassifier:
         )
     else:
         encoder = model.image_encoder
-        own = isinstance(encoder, ResNet) and encoder.norm == "group"
-        if isinstance(encoder, ResNet) and encoder.same_padding:
-            reason = "its ResNet pads as Flax does, and LeRobot's pads as torch does"
-        elif own and (encoder.arch, encoder.width) != ("resnet10", 64):  # type: ignore[union-attr]
-            reason = f"the one ResNet with GroupNorm that LeRobot has is {OWN_ENCODER}, of width 64"
+        if isinstance(encoder, ResNet):
+            if encoder.same_padding:
+                reason = "its ResNet pads as Flax does, and LeRobot's pads as torch does"
+            elif encoder.norm == "group" and (encoder.arch, encoder.width) != ("resnet10", 64):
+                reason = f"the one ResNet with GroupNorm that LeRobot has is {OWN_ENCODER}, of width 64"
         elif isinstance(encoder, HFEncoder) and encoder.facts.config["model_type"].endswith("vision_model"):
             reason = "LeRobot takes such a vision tower out of a whole model of images and text alone"
     if reason is not None:
