@@ -46,7 +46,7 @@ def make_scorer(
 
     A ResNet in `fp32` is fused (see `FusedEncoder`). For int8 see `guerdon.rewards.image.int8`.
     """
-    if not isinstance(model.image_encoder, ResNet):
+    if not model.is_fusable:
         return PlainScorer(model, precision, device)
     return resnet_scorer(model, precision, device=device)
 

@@ -32,6 +32,8 @@ LabelAt: TypeAlias = Literal["auto", "row", "next"]
 Meaning: TypeAlias = Literal["frames", "outcome", "none"]
 
 SUCCESS, REWARD, DONE, TRUNCATED = "next.success", "next.reward", "next.done", "next.truncated"
+RECORDED, PROB = "recorded.", "prob_success"
+"""Before the names of columns that were there before a reward model wrote its own, and one of these."""
 OUTCOME_COLUMNS = ("is_success", "success", "next.is_success")
 """RLinf writes the outcome of the whole episode on every row."""
 PROGRESS_COLUMNS = ("reward", "progress", "sparse_progress", "dense_progress")
@@ -125,6 +127,27 @@ def _meaning(columns: Mapping[str, list[NDArray[Any]]], wanted: str) -> tuple[st
         if wanted not in columns:
             raise DataError(f"has no column {wanted!r} of single numbers; it has {sorted(columns)}")
         return wanted, "frames", f"labels from {wanted!r}, as asked for"
+    if PROB in columns:
+        return _before_scores(columns)
+    return _meaning_of(columns)
+
+
+def _before_scores(columns: Mapping[str, list[NDArray[Any]]]) -> tuple[str | None, Meaning, str]:
+    """The same where a reward model wrote rewards and successes: what was recorded, if there is any."""
+    written = (PROB, SUCCESS, REWARD)
+    before = {name.removeprefix(RECORDED): each for name, each in columns.items() if name not in written}
+    column, meaning, why = _meaning_of(before)
+    if column is None:
+        return (
+            SUCCESS,
+            "frames",
+            f"labels from {SUCCESS!r}, which a reward model wrote: nobody has checked them",
+        )
+    name = RECORDED + column if RECORDED + column in columns else column
+    return name, meaning, f"{why}, as recorded; the present ones were written by a reward model"
+
+
+def _meaning_of(columns: Mapping[str, list[NDArray[Any]]]) -> tuple[str | None, Meaning, str]:
     if SUCCESS in columns:
         return SUCCESS, "frames", f"labels from {SUCCESS!r}"
     for name in OUTCOME_COLUMNS:

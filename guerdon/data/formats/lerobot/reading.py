@@ -76,11 +76,12 @@ class LeRobotData:
     def label_columns(self) -> dict[str, list[NDArray[Any]]]:
         """The columns that may hold labels -> their values in each episode that can be read, [T] each."""
         known = (labels.SUCCESS, labels.REWARD, *labels.OUTCOME_COLUMNS, *labels.PROGRESS_COLUMNS)
+        known += (labels.PROB, *(labels.RECORDED + name for name in known))
         there = labels.label_columns(self.meta)
         names = [name for name in there if name in known or name == self._settings["label_from"]]
         columns: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
         for place in self.meta.episodes if names else ():
-            found = read_or_fault(place.data, partial(self._numbers, place, names))
+            found = read_or_fault(place.data, partial(self.numbers, place, names))
             if not isinstance(found, Fault):  # reading names it
                 for name, values in found.items():
                     columns[name].append(values.reshape(-1))
@@ -101,7 +102,7 @@ class LeRobotData:
 
     # Rows
 
-    def _numbers(self, place: EpisodePlace, names: list[str]) -> dict[str, NDArray[Any]]:
+    def numbers(self, place: EpisodePlace, names: list[str]) -> dict[str, NDArray[Any]]:
         """Columns of an episode, [T, width] each."""
         if place.length > MAX_SIZE:
             raise DataError(f"has {place.length} rows; an episode has at most {MAX_SIZE}")
@@ -117,12 +118,18 @@ class LeRobotData:
             self._file = DataFile(path)
         return self._file
 
+    @property
+    def _env_reward(self) -> str:
+        """The column with what the environment gave, also where a reward model has written others."""
+        is_learned = labels.PROB in self.meta.features
+        return labels.RECORDED + labels.REWARD if is_learned else labels.REWARD
+
     def _wanted(self) -> list[str]:
         """The columns that become fields of an episode."""
         names = [
             *STATES,
             ACTION,
-            labels.REWARD,
+            self._env_reward,
             labels.DONE,
             labels.TRUNCATED,
             TERMINATED,
@@ -201,13 +208,13 @@ class LeRobotData:
     def _fields(self, place: EpisodePlace) -> dict[str, Any]:
         """All of an episode but its frames."""
         choice, own, count = self.choice, place.own, place.length
-        columns = self._numbers(place, self._wanted())
+        columns = self.numbers(place, self._wanted())
         column = columns[choice.column].reshape(-1) if choice.column in columns else None
         marks, success, known = labels.frame_labels(choice, place.index, column, count)
         ended, cut = self._ends(columns, marks)
         vectors = [columns[name].astype(np.float32) for name in STATES if name in columns]
         states = np.concatenate(vectors, axis=1) if vectors else None
-        rewards = columns.get(labels.REWARD)
+        rewards = columns.get(self._env_reward)
         if self.meta.own.get("reward") == "label":
             rewards = None
         fields: dict[str, Any] = {
@@ -264,7 +271,7 @@ class LeRobotData:
 
     def times(self, place: EpisodePlace, feature: Feature) -> NDArray[np.float64]:
         """When the frames of an episode are in their video, in seconds [T]."""
-        times = self._numbers(place, ["timestamp"])["timestamp"].reshape(-1).astype(np.float64)
+        times = self.numbers(place, ["timestamp"])["timestamp"].reshape(-1).astype(np.float64)
         if not np.isfinite(times).all() or times.min() < 0:
             raise DataError("has timestamps that are no times")
         exact = np.rint(times * self.meta.fps) / self.meta.fps  # a row's number and not its float32 time
