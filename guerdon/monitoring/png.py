@@ -86,7 +86,8 @@ def _draw_mark(draw: Any, mark: Mark) -> None:
             draw.ellipse([tuple(corner) for corner in corners], fill=colour)
     else:
         anchor = {"start": "ls", "middle": "ms", "end": "rs"}[mark.anchor]
-        _text(draw, *points[0], mark.words, anchor, _INK)
+        x, y = points[0]
+        _text(draw, x, y, mark.words, anchor, _INK)
 
 
 def _stroke(draw: Any, points: NDArray[Any], colour: Colour, width: float) -> None:
