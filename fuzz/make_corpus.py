@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from fuzz.targets import checkpoints, stores
+from fuzz.targets import checkpoints, lerobot, stores
 
 _CORPUS = Path(__file__).parent / "corpus"
 _WHOLE, _TORN = 8192, 2048
@@ -30,7 +30,7 @@ def variants(seed: bytes) -> dict[str, bytes]:
 
 def main() -> None:
     """Write them; files that were there under other names stay."""
-    for name, target in (stores.TARGETS | checkpoints.TARGETS).items():
+    for name, target in (stores.TARGETS | lerobot.TARGETS | checkpoints.TARGETS).items():
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory() as scratch:
             seed = min(target.seeds(Path(scratch)), key=len)
