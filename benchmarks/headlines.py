@@ -42,7 +42,7 @@ def demo_folder(root: Path) -> Path:
     return next(path.parent for path in sorted(root.glob("demo/*/summary.json")))
 
 
-def prove(name: str, root: Path, seeds: int) -> list[dict[str, Any]]:
+def prove(name: str, root: Path, seeds: int, workers: int | None) -> list[dict[str, Any]]:
     """A config beside its controls, then with more seeds if those have fewer -> what `prove.json` has."""
     demo, folder = demo_folder(root), root / f"prove_{name.replace(' ', '_')}"
     model = demo / "reward" / "checkpoints" / "best_model"
@@ -51,6 +51,7 @@ def prove(name: str, root: Path, seeds: int) -> list[dict[str, Any]]:
     if name == "demo":
         settings.append(f"learner.warm_start.data={demo / 'data'}")
     command = ["prove", "--config-name", CONFIGS[name], f"--episodes={EPISODES}"]
+    command += [] if workers is None else [f"--workers={workers}"]
     few = min(seeds, CONTROL_SEEDS[name])
     found = []
     for options in [[f"--seeds={few}"], [f"--seeds={seeds}", "--arms=start,learned"]][: 1 + (few < seeds)]:
@@ -80,11 +81,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/headlines"))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=None, help="runs at a time (one for each core)")
     parser.add_argument("--only", choices=list(CONFIGS), default=None)
     arguments = parser.parse_args()
     print(heading("headline runs", {"seeds": arguments.seeds, "episodes": EPISODES}))
     for name in CONFIGS if arguments.only is None else [arguments.only]:
-        for proof in prove(name, arguments.folder, arguments.seeds):
+        for proof in prove(name, arguments.folder, arguments.seeds, arguments.workers):
             print(f"\n{name}\n{table(name, proof)}", flush=True)
 
 

@@ -183,11 +183,12 @@ def test_wrappers_judge_the_stacks_of_each_episode(two_frames, autoreset, mode):
     assert seen > (6 if mode == "terminal" else 30)
 
 
-def test_stable_baselines_environments_are_judged_by_the_same_stacks(two_frames):
+@pytest.mark.parametrize("obs", [{}, {"obs_mode": "rgb", "obs_image_size": (16, 16)}])
+def test_stable_baselines_environments_are_judged_by_the_same_stacks(two_frames, obs):
     manager = RewardManager(RewardConfig(model=replace(RewardModelConfig(), checkpoint_path=str(two_frames))))
     first, second = (
-        TabletopVectorEnv(3, image_size=SIZE, max_episode_steps=4, autoreset_mode="SameStep")
-        for _ in range(2)
+        TabletopVectorEnv(3, image_size=SIZE, max_episode_steps=4, autoreset_mode="SameStep", **kind)
+        for kind in ({}, obs)
     )
     vector = LearnedRewardVectorWrapper(first, manager)
     batch = LearnedRewardVecEnv(GymVectorToSB3(second), manager)
@@ -225,13 +226,13 @@ def test_reusing_verdicts_changes_no_number_and_judges_fewer_frames(
     for cached, entries in curves.items():
         counts[cached] = {
             name: sum(entry.pop(f"reward/frames_{name}", 0) for entry in entries)
-            for name in ("judged", "rendered")
+            for name in ("scored", "rendered")
         }
         for entry in entries:  # of other frames, drawn from those that were judged
             entry.pop("monitor/drift", None)
     for plain, reused in zip(curves["false"], curves["true"], strict=True):
         assert reused == pytest.approx(plain, rel=1e-4, abs=1e-6)
-    assert counts["true"]["judged"] < 0.6 * counts["false"]["judged"]
+    assert counts["true"]["scored"] < 0.6 * counts["false"]["scored"]
     assert counts["true"]["rendered"] < 0.6 * counts["false"]["rendered"]
 
 
