@@ -43,7 +43,9 @@ class TabletopConfig(EnvSettings):
     cameras: tuple[TabletopCamera, ...] = ("base_camera",)
     """The cameras whose images are in the observation: `base_camera`, `wrist_camera` or both."""
     image_size: tuple[ImageSide, ImageSide] = (64, 64)
-    """(height, width) of observed images in pixels, 16 to 2048."""
+    """(height, width) of images in pixels, 16 to 2048: of stored and scored ones, and of observed ones."""
+    obs_image_size: tuple[ImageSide, ImageSide] | None = None
+    """(height, width) of observed images, if the policy is to see smaller ones; null: `image_size`."""
     render_size: tuple[ImageSide, ImageSide] = (256, 256)
     """(height, width) of what `render()` returns."""
     reward: EnvRewardKind = "dense"

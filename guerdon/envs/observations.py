@@ -54,6 +54,16 @@ class ShowsGoal(Protocol):
         """
 
 
+@runtime_checkable
+class ObservesFrames(Protocol):
+    """An environment that tells whether the images in its observations are the frames it renders.
+
+    Policies may observe smaller images than reward models score.
+    """
+
+    frames_in_obs: bool
+
+
 def camera_behind(camera: str) -> str:
     """The camera that takes the picture which `camera` shows all or a part of."""
     return camera.removesuffix(GOAL_VIEW)
@@ -200,6 +210,8 @@ class FrameSource:
                 f"{type(inner).__name__} cannot say where the goal is in its pictures, which {list(cameras)} "
                 "needs: give a region instead, reward.model.crop=[top,left,height,width]"
             )
+        self.observed = not isinstance(inner, ObservesFrames) or inner.frames_in_obs
+        """Whether images in observations are what the reward model is to see."""
         mode = env.metadata.get("autoreset_mode") if isinstance(env, VectorEnv) else None
         self._same_step = mode == AutoresetMode.SAME_STEP
 
@@ -212,8 +224,9 @@ class FrameSource:
         return {name: self.view(name, whole[camera_behind(name)], env_ids) for name in self.cameras}
 
     def are_in(self, obs: Any) -> bool:
-        """Whether an observation shows all cameras itself."""
-        return all(find_image(obs, camera, self._whole) is not None for camera in self._whole)
+        """Whether an observation shows all cameras itself, as the reward model is to see them."""
+        found = (find_image(obs, camera, self._whole) for camera in self._whole)
+        return self.observed and all(image is not None for image in found)
 
     def view(self, camera: str, images: UInt8Array, env_ids: IntArray) -> UInt8Array:
         """What `camera` shows of pictures [n, H, W, C] that the camera behind it took in these episodes."""

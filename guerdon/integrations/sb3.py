@@ -224,7 +224,8 @@ class LearnedRewardVecEnv(VecEnvWrapper):
     ) -> dict[str, UInt8Array]:
         """Frames of `ids`, camera -> uint8 [n, H, W, C]; of ended episodes the final ones."""
         cameras = self._scorer.cameras
-        if all(find_image(obs, camera, cameras) is not None for camera in cameras):
+        observed = self._source is None or self._source.observed
+        if observed and all(find_image(obs, camera, cameras) is not None for camera in cameras):
             found = images_from(with_final(obs, _finals(done, infos), done), cameras)
             return {name: images[ids] for name, images in found.items()}
         if self._source is not None:

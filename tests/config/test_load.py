@@ -315,13 +315,13 @@ def test_references_that_lead_nowhere(write: Writer, value: str, message: str) -
 def test_a_missing_config_lists_what_there_is(write: Writer) -> None:
     place = "guerdon/conf" if Path.cwd() == REPOSITORY else PACKAGE_CONF
     names = "available: collect, demo, demo_fit, demo_train, "
-    names += "maniskill_rlpd_learned_reward, teleop, train, train_reward, train_rgb, "
-    names += "train_without_demonstrations"
+    names += "maniskill_rlpd_learned_reward, teleop, train, train_from_images, train_reward, "
+    names += "train_rgb, train_without_demonstrations"
     assert error_of("colect") == f"no config 'colect' in {place}: did you mean 'collect'? {names}"
     message = error_of("minne", config_path=write("seed: 1\n"))
     names = "collect, demo, demo_fit, demo_train, "
-    names += "maniskill_rlpd_learned_reward, mine, teleop, train, train_reward, train_rgb, "
-    names += "train_without_demonstrations"
+    names += "maniskill_rlpd_learned_reward, mine, teleop, train, train_from_images, train_reward, "
+    names += "train_rgb, train_without_demonstrations"
     assert f"did you mean 'mine'? available: {names}" in message
 
 

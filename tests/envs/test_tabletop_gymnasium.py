@@ -31,6 +31,25 @@ class TestRendering:
         assert list(obs) == ["wrist_camera"] and obs["wrist_camera"].shape == (3, 32, 48, 3)
         np.testing.assert_array_equal(obs["wrist_camera"], env.render_frames("wrist_camera"))
 
+    @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+    def test_observed_images_may_have_another_size_than_frames(self, mode):
+        settings = {"obs_mode": "rgb", "max_episode_steps": 2, "autoreset_mode": mode}
+        env, small = (
+            make(3, **settings, **size)
+            for size in ({"image_size": (32, 32), "obs_image_size": (16, 24)}, {"image_size": (16, 24)})
+        )
+        assert not env.frames_in_obs and small.frames_in_obs
+        for _ in range(5):
+            (obs, *_, info), (expected, *_, infos) = (act(each, 1, 0, 0, OPEN) for each in (env, small))
+            assert env.observation_space.contains(obs)
+            np.testing.assert_array_equal(obs["base_camera"], expected["base_camera"])
+            assert ("final_obs" in info) == ("final_obs" in infos)
+            if "final_obs" in info:
+                np.testing.assert_array_equal(
+                    info["final_obs"]["base_camera"], infos["final_obs"]["base_camera"]
+                )
+            assert env.render_frames(final=True).shape == (3, 32, 32, 3)
+
     def test_render_follows_gymnasium(self):
         single = TabletopEnv(render_mode="rgb_array", render_size=(40, 50))
         single.reset(seed=0)
@@ -94,6 +113,7 @@ class TestWrongInput:
             ({"cameras": []}, "at least one camera"),
             ({"image_size": (64, 8)}, r"image_size\[1\] must be a whole number from 16 to 2048"),
             ({"image_size": 64}, "image_size must be a list of 2 entries"),
+            ({"obs_image_size": (64, 8)}, r"obs_image_size\[1\] must be a whole number from 16 to 2048"),
             ({"max_episode_steps": 0}, "max_episode_steps"),
             ({"domain_randomization": 1.5}, "domain_randomization must be a number from 0 to 1"),
             ({"domain_randomization": float("nan")}, "domain_randomization must be a number, not nan"),

@@ -183,11 +183,12 @@ def test_wrappers_judge_the_stacks_of_each_episode(two_frames, autoreset, mode):
     assert seen > (6 if mode == "terminal" else 30)
 
 
-def test_stable_baselines_environments_are_judged_by_the_same_stacks(two_frames):
+@pytest.mark.parametrize("obs", [{}, {"obs_mode": "rgb", "obs_image_size": (16, 16)}])
+def test_stable_baselines_environments_are_judged_by_the_same_stacks(two_frames, obs):
     manager = RewardManager(RewardConfig(model=replace(RewardModelConfig(), checkpoint_path=str(two_frames))))
     first, second = (
-        TabletopVectorEnv(3, image_size=SIZE, max_episode_steps=4, autoreset_mode="SameStep")
-        for _ in range(2)
+        TabletopVectorEnv(3, image_size=SIZE, max_episode_steps=4, autoreset_mode="SameStep", **kind)
+        for kind in ({}, obs)
     )
     vector = LearnedRewardVectorWrapper(first, manager)
     batch = LearnedRewardVecEnv(GymVectorToSB3(second), manager)

@@ -64,6 +64,9 @@ class TabletopVectorEnv(EpisodeVectorEnv):
         config = TabletopConfig.from_settings(settings, config)
         super().__init__(num_envs, config, autoreset_mode, render_mode)
         self.max_episode_steps = config.max_episode_steps
+        self._obs_size = config.obs_image_size or config.image_size
+        self.frames_in_obs = self._obs_size == config.image_size
+        """Whether observed images are those of `render_frames`, not of another size."""
         self._set_spaces(_observation_space(config), spaces.Box(-1.0, 1.0, (ACTION_SIZE,), np.float32))
         self.renderer = TabletopRenderer(self.num_envs)
         self._rows: Rows = np.zeros((NUM_ROWS, self.num_envs))
@@ -163,10 +166,10 @@ class TabletopVectorEnv(EpisodeVectorEnv):
         obs: dict[str, Any] = {"state": self.state()} if self.config.obs_mode == "state+rgb" else {}
         for camera in self.config.cameras:
             if ids is None:
-                obs[camera] = self.render_frames(camera)
+                obs[camera] = self.render_frames(camera, size=self._obs_size)
             else:
-                obs[camera] = np.zeros((self.num_envs, *self.config.image_size, 3), np.uint8)
-                obs[camera][ids] = self.render_frames(camera, ids)
+                obs[camera] = np.zeros((self.num_envs, *self._obs_size, 3), np.uint8)
+                obs[camera][ids] = self.render_frames(camera, ids, size=self._obs_size)
         return obs
 
     def _task_infos(self) -> dict[str, NDArray[Any]]:
@@ -198,7 +201,7 @@ def _observation_space(config: TabletopConfig) -> spaces.Space[Any]:
     state = spaces.Box(-1.0, 1.0, (STATE_SIZE,), np.float32)
     if config.obs_mode == "state":
         return state
-    image = (*config.image_size, 3)
+    image = (*(config.obs_image_size or config.image_size), 3)
     members: dict[str, spaces.Space[Any]] = {"state": state} if config.obs_mode == "state+rgb" else {}
     members.update({camera: spaces.Box(0, 255, image, np.uint8) for camera in config.cameras})
     return spaces.Dict(members)
