@@ -16,7 +16,7 @@ import torch
 from benchmarks.report import Result, report
 from guerdon.core.types import UInt8Array
 from guerdon.models import BinaryRewardClassifier, ResNetRewardModel, RewardModel
-from guerdon.rewards.image.accelerate import make_scorer
+from guerdon.rewards.image.accelerate import resnet_scorer
 from guerdon.rewards.image.int8 import TwoStepScorer, coarse_scorer, processor
 from guerdon.rewards.image.quantize import activation_ranges
 
@@ -64,7 +64,7 @@ def seconds_by_round(candidates: dict[str, Callable[[], object]]) -> dict[str, n
 def measure(name: str, model: RewardModel) -> list[Result]:
     """fp32 and int8 against eager."""
     frames = random_frames(model, BATCH, 3)
-    fp32 = make_scorer(model, "fp32")
+    fp32 = resnet_scorer(model, "fp32")
     images = model.images(random_frames(model, BATCH, 4)).flatten(0, 1)
     plain = coarse_scorer(model, activation_ranges(model.resnet, images, *model.scale_shift()))
     # Random weights give all frames nearly the same logit, so the threshold is put where as many frames are

@@ -92,8 +92,12 @@ class CommandServer:
 
 def serve(address: str, simulator: bool) -> None:
     """Fork a process for each command, until the input ends."""
+    from guerdon.monitoring import video
+    from guerdon.training import trainer
+
     for name in PRELOADED:
         __import__(name)
+    trainer.NUM_FILMS, video.MIN_SIDE = 1, 24  # four enlarged films take longer than most runs of the docs
     if simulator:
         multiprocessing.set_forkserver_preload(SIMULATOR)
         forkserver.ensure_running()
@@ -131,13 +135,13 @@ def _answer(connection: socket.socket) -> None:
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
-        _end(_run, program, arguments)
+        end(_run, program, arguments)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     connection.send(bytes([code % 256 if code >= 0 else 128 - code]))
     os._exit(0)
 
 
-def _end(action: Callable[..., None], *arguments: Any) -> NoReturn:
+def end(action: Callable[..., None], *arguments: Any) -> NoReturn:
     """Do it and end the process as Python does; to take apart what was imported takes a second."""
     code: Any = 0
     try:

@@ -26,7 +26,7 @@ hypothesis_settings.load_profile("guerdon")
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.cpu_times"]
+pytest_plugins = ["tests.cpu_times", "tests.planted"]
 
 RAY = "distributed/"
 """One process runs all of these: clusters side by side make each other many times slower."""
@@ -51,7 +51,7 @@ LONGEST = (
     "test_verdicts",
 )
 """Files that take long; they go first, so that in the end no process waits for another."""
-APART = ("test_docs", "rewards/zoo/test_imitation_outcomes")
+APART = ("test_docs",)
 """Files of long tests that share nothing: several processes take part."""
 SIMULATOR = ("mani_skill", "sapien")
 PARTS = tuple(f"{name}." for name in SIMULATOR)

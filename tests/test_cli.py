@@ -94,7 +94,16 @@ def test_resume_with_nothing_left_to_do(data, capsys):
     assert json.loads(out)["env_steps"] == 0
 
 
-@pytest.mark.parametrize("format", ["npy-trajectory", "pkl-episode", "reward-pt", "folder", "realworld-pkl"])
+@pytest.mark.parametrize(
+    "format",
+    [
+        "npy-trajectory",
+        "pkl-episode",
+        "reward-pt",
+        "folder",
+        pytest.param("realworld-pkl", marks=pytest.mark.slow),
+    ],
+)
 def test_convert_there_and_back(data, capsys, tmp_path, format):
     there = tmp_path / ("data.pkl" if format == "realworld-pkl" else "there")
     code, out, _ = run(capsys, "data", "convert", data, there, "--to", format, "--json")

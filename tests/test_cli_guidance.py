@@ -109,6 +109,21 @@ def test_check_ends_with_what_to_do_next(capsys, monkeypatch):
     assert "pip install" in err and "torch" in err and "demo" not in err
 
 
+def test_check_names_the_command_for_every_extra_that_is_missing(monkeypatch):
+    from guerdon.cli import check
+
+    def version(distribution):
+        if distribution in check.CORE:
+            return "1.0"
+        raise check.PackageNotFoundError(distribution)
+
+    monkeypatch.setattr(check, "version", version)
+    parts = {part.name: part for part in check.check_installation()}
+    for extra in check.EXTRAS:
+        assert not parts[extra].ok and parts[extra].optional
+        assert parts[extra].detail.endswith(f"pip install 'guerdon[{extra}]'")
+
+
 def origins(*arguments, **options):
     return {".".join(map(str, one.path)): one.origin for one in explain_config(*arguments, **options)}
 

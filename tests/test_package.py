@@ -22,7 +22,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
 TEXTS = ("guerdon/__init__.py", "CHANGELOG.md", "CITATION.cff")
 DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv_python", "hydra": "hydra_core", "mlflow": "mlflow_skinny"}
-DISTRIBUTIONS |= {"yaml": "pyyaml"}
+DISTRIBUTIONS |= {"rerun": "rerun_sdk", "yaml": "pyyaml"}
 """Modules whose distribution has another name."""
 
 
@@ -94,6 +94,23 @@ def test_what_the_package_imports_is_among_its_dependencies():
     declared = {re.split(r"[\[>=]", text)[0].replace("-", "_").lower() for text in listed}
     imported = {DISTRIBUTIONS.get(name, name).lower() for name in imported_modules()}
     assert {"torch", "pyyaml", "omegaconf"} <= imported <= declared
+
+
+def test_every_extra_is_checked_explained_and_pinned():
+    from guerdon.cli.check import EXTRAS
+
+    extras = tomllib.loads(PYPROJECT)["project"]["optional-dependencies"]
+    extras = {name: extras[name] for name in extras if name not in ("dev", "docs")}
+    assert EXTRAS.keys() == extras.keys()
+    pinned = set(re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.M))
+    page = (ROOT / "docs/howto/install.md").read_text()
+    for name, (distribution, _) in EXTRAS.items():
+        needed = {re.split(r"[\[>=]", text)[0] for text in extras[name]}
+        assert distribution.replace("_", "-") in {each.replace("_", "-") for each in needed}
+        assert {each.lower().replace("_", "-") for each in needed} <= {
+            each.lower().replace("_", "-") for each in pinned
+        }
+        assert f"`{name}`" in page
 
 
 @pytest.mark.parametrize(
@@ -193,28 +210,51 @@ def test_what_is_built_passes_the_checks(built, tmp_path):
     assert any("guerdon/cli/main.py, which is no file of the package" in line for line in problems)
 
 
-@pytest.fixture(scope="module", params=["wheel", "sdist"])
-def elsewhere(request, built, tmp_path_factory):
-    """Runs Python with the package installed from a file, outside of the repository."""
-    folder = tmp_path_factory.mktemp(request.param)
-    source = built[request.param == "wheel"]
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", folder / "site"]
-    command = [sys.executable, "-m", "pip", "install", "--quiet", *options, source]
-    subprocess.run(list(map(str, command)), check=True, capture_output=True)
-    (folder / "work").mkdir()
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """Folders with the package as it is installed from each of the two files, outside of the repository."""
+    folders = []
+    for source in built:
+        folders.append(tmp_path_factory.mktemp("installed"))
+        options = ["--no-deps", "--no-build-isolation", "--no-index", "--no-compile", "--target", folders[-1]]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", *options, source]
+        subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    return folders
+
+
+@pytest.mark.slow
+def test_both_files_install_the_same_package(installed):
+    """What one of them is tested with holds for the other."""
+    contents = [
+        {
+            path.relative_to(folder): path.read_bytes()
+            for path in (folder / "guerdon").rglob("*.*")
+            if path.is_file()
+        }
+        for folder in installed
+    ]
+    assert contents[0] == contents[1]
+    assert len(contents[0]) > 200 and (installed[0] / "bin" / "guerdon").is_file()
+    assert (installed[1] / "bin" / "guerdon").is_file()
+
+
+@pytest.fixture(scope="module")
+def elsewhere(installed, tmp_path_factory):
+    """Runs Python with the package installed from the source distribution, outside of the repository."""
+    site, folder = installed[0], tmp_path_factory.mktemp("work")
 
     def run(*arguments):
-        environment = {**os.environ, "PYTHONPATH": str(folder / "site")}
+        environment = {**os.environ, "PYTHONPATH": str(site)}
         return subprocess.run(
             [sys.executable, *map(str, arguments)],
-            cwd=folder / "work",
+            cwd=folder,
             env=environment,
             capture_output=True,
             text=True,
         )
 
     place = run("-c", "import guerdon; print(guerdon.__file__, guerdon.__version__)").stdout.split()
-    assert place == [str(folder / "site/guerdon/__init__.py"), guerdon.__version__]
+    assert place == [str(site / "guerdon/__init__.py"), guerdon.__version__]
     return run
 
 

@@ -97,6 +97,53 @@ def test_the_time_of_living_children_counts():
         child.communicate(b"\n")
 
 
+PROVING = """
+    import pytest
+    from guerdon.config import load_config
+    from guerdon.training.trainer import EmbodiedRunner
+
+    @pytest.mark.outcome
+    @pytest.mark.parametrize("given", ["none", "env"])
+    def test_on_a_reward(given, tmp_path):
+        config = load_config("train", [f"reward.control={given}", "env.train.num_envs=1"])
+        runner = EmbodiedRunner(config, tmp_path)
+        runner.close()
+        assert runner.config.reward.control == given
+
+    @pytest.mark.outcome
+    def test_that_proves_nothing():
+        pass
+
+    @pytest.mark.outcome
+    def test_that_is_broken():
+        raise ValueError
+
+    @pytest.fixture
+    def broken():
+        assert False
+
+    @pytest.mark.outcome
+    def test_whose_fixture_is_broken(broken):
+        pass
+
+    def test_of_something_else():
+        assert False
+"""
+
+
+@pytest.mark.slow
+def test_a_test_that_passes_without_the_reward_is_a_failure(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the plugins are ours
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeini("[pytest]\nmarkers = outcome: x")
+    pytester.makepyfile(PROVING)
+    options = ["-p", "tests.planted", "-p", "no:cacheprovider", "--planted=shuffled"]
+    result = pytester.runpytest_subprocess(*options, timeout=480)
+    # On a learned reward it fails as it should; a control stays one, and such a test passes.
+    result.assert_outcomes(xfailed=1, failed=3, errors=1, deselected=1)
+    result.stdout.fnmatch_lines(["*XPASS(strict)*"])
+
+
 @pytest.mark.slow
 def test_a_process_that_is_lost_fails_the_test_it_ran_and_no_other(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the plugins are ours

@@ -21,6 +21,7 @@ from guerdon.core.batches import STATE as STATE
 from guerdon.core.batches import Obs as Obs
 from guerdon.core.errors import ConfigError
 from guerdon.rewards.image.encoders import SmallCNN, make_encoder
+from guerdon.rewards.image.hf_encoder import HFEncoder, load_hf_encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +81,22 @@ def shift_images(images: Tensor, moves: Tensor) -> Tensor:
 
 
 class ObsEncoder(nn.Module):
-    """Features of an observation: the state as it is, beside what a small CNN sees in the images."""
+    """Features of an observation: the state as it is, beside what an encoder sees in the images.
+
+    The encoder is a small CNN, or a frozen one of `network.encoder`.
+    """
 
     def __init__(self, spec: ObsSpec, cfg: NetworkConfig) -> None:
         super().__init__()
         self.spec = spec
         self.num_features = spec.state_size + (cfg.image_features if spec.images else 0)
-        self.cnn = _cnn(spec.images, cfg.image_features) if spec.images else None
+        if cfg.encoder is not None and not spec.images:
+            raise ConfigError("learner.network.encoder looks at images, and the observations have none")
+        self.cnn = self.frozen = None
+        if spec.images and cfg.encoder is not None:
+            self.frozen = FrozenEncoder(spec.images, cfg.encoder, cfg.image_features)
+        elif spec.images:
+            self.cnn = _cnn(spec.images, cfg.image_features)
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         """-> float32 [N, num_features]."""
@@ -94,7 +104,82 @@ class ObsEncoder(nn.Module):
         if self.cnn is not None:
             stacked = torch.cat([obs[name] for name, _ in self.spec.images], dim=-1)
             parts.append(self.cnn(stacked.permute(0, 3, 1, 2).float().div_(255.0).sub_(0.5)))
+        elif self.frozen is not None:
+            parts.append(self.frozen([obs[name] for name, _ in self.spec.images]))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+class FrozenEncoder(nn.Module):
+    """The averaged features of a frozen `hf:` encoder, camera by camera, and a trained layer over them.
+
+    Its weights are in no checkpoint of a policy, which names their hash instead: a policy that was trained
+    on other features is refused. Copies share them.
+
+    Args:
+        images: (camera, (H, W, C)) of each; C is 1, or 3 for each stacked frame.
+        name: `hf:FOLDER` or `hf:OWNER/NAME`.
+        num_features: what the trained layer makes of all cameras.
+    """
+
+    def __init__(
+        self, images: Sequence[tuple[str, tuple[int, int, int]]], name: str, num_features: int
+    ) -> None:
+        super().__init__()
+        encoder = load_hf_encoder(name)
+        encoder.freeze()
+        size = 0
+        for camera, (height, width, channels) in images:
+            if channels != 1 and channels % 3:
+                raise ConfigError(f"the encoder {name} takes colours: {camera} has {channels} channels")
+            encoder.output_size(height, width)  # an error if they are too small
+            size += encoder.num_features * max(1, channels // 3)
+        self._shared = _Shared(encoder)
+        self.project = nn.Sequential(
+            _orthogonal(nn.Linear(size, num_features), math.sqrt(2)), nn.LayerNorm(num_features), nn.Tanh()
+        )
+
+    def forward(self, images: Sequence[Tensor]) -> Tensor:
+        """uint8 [N, H, W, C] of each camera -> float32 [N, num_features]."""
+        with torch.no_grad():
+            features = torch.cat([self._features(each) for each in images], dim=-1)
+        projected: Tensor = self.project(features)
+        return projected
+
+    def _features(self, images: Tensor) -> Tensor:
+        """uint8 [N, H, W, C] -> float32 [N, F], the frames of a stack side by side."""
+        encoder = self._shared.encoder
+        count, height, width, channels = images.shape
+        pixels = images.permute(0, 3, 1, 2).float().div_(255.0)
+        pixels = pixels.expand(-1, 3, -1, -1) if channels == 1 else pixels.reshape(-1, 3, height, width)
+        mean, std = (pixels.new_tensor(values).view(3, 1, 1) for values in (encoder.mean, encoder.std))
+        maps: Tensor = encoder((pixels - mean) / std)
+        return maps.mean((2, 3)).reshape(count, -1)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FrozenEncoder:
+        """Move the encoder along, which is no part of this module's state."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._shared.encoder._apply(fn)  # type: ignore[no-untyped-call]
+        return self
+
+    def get_extra_state(self) -> Tensor:
+        """The hash of the encoder's weights, uint8 [16]."""
+        return torch.tensor(list(bytes.fromhex(self._shared.encoder.facts.weights_hash)), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Compare the hash of a saved policy with the encoder that is here."""
+        if not isinstance(state, Tensor) or not torch.equal(state.cpu(), self.get_extra_state()):
+            source = self._shared.encoder.facts.source
+            raise ConfigError(f"the policy was trained on features of other weights than {source} has now")
+
+
+class _Shared:
+    """Holds a frozen encoder outside of a module's state; copies share it."""
+
+    def __init__(self, encoder: HFEncoder) -> None:
+        self.encoder = encoder
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
+        return self
 
 
 def _cnn(images: Sequence[tuple[str, tuple[int, int, int]]], num_features: int) -> nn.Sequential:

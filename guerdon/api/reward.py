@@ -24,8 +24,11 @@ from guerdon.core.types import FloatArray, UInt8Array
 from guerdon.fit import FitResult, fit_reward_model
 from guerdon.fit.recalibrate import recalibrate
 from guerdon.fit.score import predict
+from guerdon.monitoring.model_card import evidence_on
 from guerdon.rewards.image import save_checkpoint
+from guerdon.rewards.image.model_card import Evidence
 from guerdon.rewards.image.scorer import RewardManager
+from guerdon.rewards.image.shared_model import push_shared, save_shared, shared_folder
 from guerdon.rewards.relabel import map_rewards
 from guerdon.training.folders import held, new_run_folder
 
@@ -189,6 +192,74 @@ class Reward(RewardManager):
         """
         return save_checkpoint(check_path("path", path), self.model, self.contract)
 
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        data: Dataset | str | os.PathLike[str] | None = None,
+        progress: bool = True,
+    ) -> Path:
+        """Write a folder to share: weights, `config.json`, contract and a model card, `README.md`.
+
+        `from_pretrained` and `load_reward` read it again, to the bit. The threshold is that of the
+        calibration. The weights of an `hf:` encoder are in it.
+
+        Args:
+            folder: made if there is none.
+            data: labelled episodes that the model was not fitted to; the model card then has the verdict,
+                numbers and curves of the reward card. None: it says that nothing was assessed.
+            progress: whether to show a progress bar.
+
+        Examples:
+            >>> reward.save_pretrained("my-reward", data="fresh")
+        """
+        place = check_path("folder", folder)
+        return save_shared(place, self.model, self.contract, self._evidence(data, progress))
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        data: Dataset | str | os.PathLike[str] | None = None,
+        private: bool = False,
+        token: str | None = None,
+        progress: bool = True,
+    ) -> str:
+        """Upload what `save_pretrained` writes to the Hugging Face hub (extra `hf`).
+
+        Args:
+            name: `OWNER/NAME`; the repository is made if there is none.
+            data: see `save_pretrained`.
+            private: whether a new repository is private.
+            token: of an account that may write there; None: the one that `hf auth login` stored.
+            progress: whether to show a progress bar.
+
+        Returns:
+            The address of the repository.
+        """
+        evidence = self._evidence(data, progress)
+        return push_shared(name, self.model, self.contract, evidence, private=private, token=token)
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str], **settings: Any) -> Reward:
+        """Load a model from a folder or from the Hugging Face hub.
+
+        Args:
+            name: a folder that `save_pretrained` wrote, or `OWNER/NAME` or `OWNER/NAME@REVISION` of the hub.
+            **settings: those of `load_reward`.
+
+        Examples:
+            >>> reward = gd.Reward.from_pretrained("my-reward", reward_type="continuous")
+        """
+        check_path("name", name, "a folder or OWNER/NAME")
+        return load_reward(shared_folder(name), **settings)
+
+    def _evidence(self, data: Dataset | str | os.PathLike[str] | None, progress: bool) -> Evidence | None:
+        if data is None:
+            return None
+        with shown(progress):
+            return evidence_on(self, data_path(data))
+
     @property
     def metrics(self) -> Mapping[str, float]:
         """On the held-out episodes of its fit, at the calibrated threshold; empty where they are unknown."""
@@ -202,8 +273,9 @@ class Reward(RewardManager):
         return html_table("Reward", self._facts())
 
     def _facts(self) -> dict[str, str]:
+        config = self.model.config
         known = {
-            "model": f"{self.model.config.model_type} {self.model.config.arch}/{self.model.config.width}",
+            "model": f"{config.model_type} {config.encoder or f'{config.arch}/{config.width}'}",
             "cameras": ", ".join(self.image_keys),
             "threshold": f"{self.threshold:.4g}",
             "reward": self.cfg.reward_type,
@@ -233,7 +305,8 @@ def load_reward(
     """Load a reward model that was fitted before.
 
     Args:
-        path: a checkpoint: a folder such as `runs/x/checkpoints/best_model`, a run's folder, or a `.pt` file.
+        path: a checkpoint: a folder such as `runs/x/checkpoints/best_model`, a run's folder, a `.pt` file,
+            `hf:OWNER/NAME` of the Hugging Face hub, or a folder of LeRobot's reward classifier.
         threshold: a probability above it counts as success; None: as calibrated.
         device: `cpu`, `cuda`, `cuda:1`; None: a GPU where there is one.
         precision: `fp32`, `bf16` or `int8`; None: as the checkpoint says.

@@ -12,18 +12,26 @@ from guerdon.cli.verb import Result, next_command
 from guerdon.core.errors import GuerdonError
 
 EXTRAS = {
-    "ray": ("ray", "cluster training", "ray"),
-    "mani_skill": ("maniskill", "the ManiSkill simulator", "maniskill"),
-    "stable-baselines3": ("sb3", "the reward in Stable-Baselines3", "sb3"),
-    "onnxruntime": ("serve", "int8 scoring", "serve"),
-    "av": ("video", "scoring video files and films in MP4", "video"),
-    "rerun-sdk": ("rerun", "looking at data in Rerun", "rerun"),
-    "wandb": ("wandb", "runs at Weights & Biases", "wandb"),
-    "mlflow-skinny": ("mlflow", "runs at MLflow", "mlflow"),
-    "trackio": ("trackio", "runs at Trackio", "trackio"),
-    "minari": ("minari", "Minari data sets", "minari"),
+    "ray": ("ray", "cluster training"),
+    "maniskill": ("mani_skill", "the ManiSkill simulator"),
+    "sb3": ("stable-baselines3", "the reward in Stable-Baselines3"),
+    "serve": ("onnxruntime", "int8 scoring"),
+    "video": ("av", "scoring video files and films in MP4"),
+    "lerobot": ("av", "LeRobot data sets"),
+    "minari": ("minari", "Minari data sets"),
+    "hf": ("transformers", "Hugging Face: vision encoders, models of the hub"),
+    "rerun": ("rerun-sdk", "looking at data in Rerun"),
+    "wandb": ("wandb", "runs at Weights & Biases"),
+    "mlflow": ("mlflow-skinny", "runs at MLflow"),
+    "trackio": ("trackio", "runs at Trackio"),
+    "text": ("math-verify", "rewards for mathematical answers"),
+    "minigrid": ("minigrid", "MiniGrid's tasks"),
+    "opencv": ("opencv-python", "USB cameras of a robot"),
+    "realsense": ("pyrealsense2", "RealSense cameras of a robot"),
+    "spacemouse": ("pyspacemouse", "a SpaceMouse to drive a robot"),
+    "franky": ("franky-control", "a Franka arm without a server"),
 }
-"""distribution -> (name shown, what it is for, extra)."""
+"""extra -> (distribution, what it is for)."""
 CORE = ("torch", "numpy", "gymnasium", "hydra-core", "pyarrow", "pillow", "safetensors")
 
 
@@ -56,11 +64,11 @@ def check_installation() -> list[Part]:
     parts = [Part("python", True, False, platform.python_version())]
     parts += [_installed(name, name, False, "not installed: pip install guerdon") for name in CORE]
     parts += [_torch(), _tabletop()]
-    for distribution, (name, purpose, extra) in EXTRAS.items():
-        part = _installed(distribution, name, True, f"for {purpose}: pip install 'guerdon[{extra}]'")
+    for extra, (distribution, purpose) in EXTRAS.items():
+        part = _installed(distribution, extra, True, f"for {purpose}: pip install 'guerdon[{extra}]'")
         parts.append(part)
-        if part.ok and distribution in PROOFS:
-            parts.append(PROOFS[distribution]())
+        if part.ok and extra in PROOFS:
+            parts.append(PROOFS[extra]())
     return parts
 
 
@@ -125,5 +133,16 @@ def _maniskill() -> Part:
     return Part("sim renders", float(frame.std()) > 1.0, True, f"PickCube-v1, {frame.shape}; {detail}")
 
 
-PROOFS: dict[str, Callable[[], Part]] = {"ray": _ray, "mani_skill": _maniskill}
-"""distribution -> how to see that it works, beyond being installed."""
+def _lerobot() -> Part:
+    """Which videos of LeRobot data sets this build of PyAV reads and writes; images need pyarrow alone."""
+    import av
+
+    known = av.codecs_available
+    reads = any(name in known for name in ("libdav1d", "libaom-av1", "av1"))
+    writes = "AV1" if "libsvtav1" in known else "H.264" if "libx264" in known else "no videos"
+    detail = f"reads images, H.264{' and AV1' if reads else ' (no AV1)'}; writes images and {writes}"
+    return Part("lerobot data", reads, True, detail)
+
+
+PROOFS: dict[str, Callable[[], Part]] = {"ray": _ray, "maniskill": _maniskill, "lerobot": _lerobot}
+"""extra -> how to see that it works, beyond being installed."""

@@ -6,11 +6,14 @@ import argparse
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from guerdon.cli.verb import Result, aligned, next_command, setting
 from guerdon.core.types import DataSummary, Fault, display_path
 from guerdon.data.datasets.audit import AuditReport, audit
 from guerdon.data.datasets.pictures import write_preview
+from guerdon.data.formats import Format, find_format, get_format
 from guerdon.data.summary import convert, inspect
 
 log = logging.getLogger("guerdon")
@@ -18,16 +21,31 @@ log = logging.getLogger("guerdon")
 
 def inspect_verb(arguments: argparse.Namespace) -> Result:
     """What is there."""
-    summary = inspect(arguments.path, arguments.format)
+    kind = format_to_read(arguments, arguments.path)
+    summary = inspect(arguments.path, kind)
     if arguments.preview is not None:
-        write_preview(arguments.path, arguments.preview, arguments.format)
+        write_preview(arguments.path, arguments.preview, kind)
         log.info("preview: %s", display_path(arguments.preview))
     return Result(summary.to_dict(), summary_lines(summary))
 
 
+def format_to_read(arguments: argparse.Namespace, path: Path) -> Format | None:
+    """The format of a data set with the settings that were given; None: detected, with none."""
+    given = _given(arguments, ("label_at", "label_from", "outcomes"))
+    if not given:
+        return None if arguments.format is None else get_format(arguments.format)
+    return find_format(path, arguments.format).configured(**given)
+
+
+def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+
+
 def convert_verb(arguments: argparse.Namespace) -> Result:
     """Copy to another format."""
-    written, faults = convert(arguments.source, arguments.target, arguments.to, arguments.format)
+    kind = format_to_read(arguments, arguments.source)
+    to = get_format(arguments.to).configured(**_given(arguments, ("videos", "fps", "task")))
+    written, faults = convert(arguments.source, arguments.target, to, kind, resume=arguments.resume)
     values = {
         "num_episodes": written,
         "path": str(arguments.target),
@@ -67,7 +85,7 @@ def process_verb(arguments: argparse.Namespace) -> Result:
 
 def audit_verb(arguments: argparse.Namespace) -> Result:
     """Labels, balance, duplicates, cameras, NaN."""
-    report = audit(arguments.path, arguments.format)
+    report = audit(arguments.path, format_to_read(arguments, arguments.path))
     steps = [next_command("train-reward", setting("fit.data.path", arguments.path))] if report.ok else []
     return Result(report.to_dict(), _audit_lines(report), ok=report.ok, next_steps=steps)
 

@@ -21,6 +21,12 @@ from guerdon.cli.verb import OVERRIDES, Verb, argument, config_arguments, print_
 from guerdon.core.errors import ConfigError, GuerdonError, RunInterrupted
 
 PATH = argument("path", type=Path)
+LABELS = (
+    argument("--label-at", choices=["row", "next"], help="lerobot: the frame that a label belongs to"),
+    argument("--label-from", metavar="COLUMN", help="lerobot: the column with a label of each frame"),
+    argument("--outcomes", type=Path, metavar="FILE", help="lerobot: JSON or CSV, which episodes succeeded"),
+)
+"""How the labels of a data set are read, see `docs/howto/lerobot-data.md`."""
 CHECKPOINT = argument("--checkpoint", type=Path, required=True, metavar="C", help="the reward model")
 THRESHOLD = argument("--threshold", type=float, metavar="P", help="decide at P, not as calibrated")
 PRECISION = argument("--precision", choices=["fp32", "bf16", "int8"], default="fp32")
@@ -114,6 +120,13 @@ VERBS = (
         "success probabilities of a data set, of pictures or of a video",
         argument("path", type=Path, help="a data set, a picture, a folder of pictures, or a video"),
         argument("--out", type=Path, metavar="FILE", help="write one row per frame (.parquet, .json)"),
+        argument("--write-back", type=Path, metavar="DIR", help="copy a LeRobot data set, with rewards"),
+        argument(
+            "--label-at",
+            choices=["auto", "row", "next"],
+            default="auto",
+            help="whose frame a reward of --write-back belongs to (as the data set's labels)",
+        ),
         CHECKPOINT,
         THRESHOLD,
         PRECISION,
@@ -132,6 +145,19 @@ VERBS = (
         PRECISION,
         stage="trust",
         example="guerdon reward card --checkpoint CHECKPOINT --data DATA --out card.html",
+    ),
+    Verb(
+        "reward export",
+        "reward:export_verb",
+        "a folder to share, with a model card; or straight to the Hugging Face hub",
+        argument("--out", type=Path, metavar="FOLDER", help="write it here"),
+        argument("--data", type=Path, help="held-out episodes for verdict, numbers and curves of the card"),
+        argument("--push", metavar="OWNER/NAME", help="upload it to this repository of the hub"),
+        argument("--private", action="store_true", help="make a new repository private"),
+        argument("--to", choices=["guerdon", "lerobot"], default="guerdon", help="whose folder (guerdon)"),
+        CHECKPOINT,
+        stage="use",
+        example="guerdon reward export --checkpoint CHECKPOINT --data DATA --out FOLDER",
     ),
     Verb(
         "reward quantize",
@@ -161,6 +187,7 @@ VERBS = (
         "format, episodes, cameras, labels and faults",
         PATH,
         FORMAT,
+        *LABELS,
         argument("--preview", type=Path, metavar="PNG", help="also draw a sheet of frames"),
         stage="data",
         example="guerdon data inspect DATA --preview sheet.png",
@@ -171,6 +198,7 @@ VERBS = (
         "frames, labels, rewards and learned probabilities as a page or a Rerun recording",
         argument("path", type=Path, help="a data set, or the folder of a run for its films"),
         FORMAT,
+        *LABELS,
         argument("--rerun", action="store_true", help="write a Rerun recording (.rrd), not an HTML page"),
         argument("--checkpoint", type=Path, metavar="C", help="score the frames with this reward model"),
         argument("--episodes", type=int, default=20, metavar="N", help="how many at most (20)"),
@@ -187,6 +215,11 @@ VERBS = (
         argument("target", type=Path),
         argument("--to", required=True, metavar="FORMAT", help="the format to write"),
         FORMAT,
+        *LABELS,
+        argument("--resume", action="store_true", help="go on with an interrupted copy (lerobot to native)"),
+        argument("--videos", action="store_true", default=None, help="to lerobot: videos, not images"),
+        argument("--fps", type=int, metavar="N", help="to lerobot: frames in a second (10)"),
+        argument("--task", metavar="TEXT", help="to lerobot: what the robot is to do"),
         stage="data",
         example="guerdon data convert DATA PICTURES --to folder",
     ),
@@ -196,6 +229,7 @@ VERBS = (
         "check labels, balance, duplicates, cameras and NaN",
         PATH,
         FORMAT,
+        *LABELS,
         stage="data",
         example="guerdon data audit DATA",
     ),

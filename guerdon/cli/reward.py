@@ -1,4 +1,4 @@
-"""`guerdon reward`: score frames, write the reward card, recalibrate, make the int8 version."""
+"""`guerdon reward`: score frames, write the reward card, share, recalibrate, make the int8 version."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ from guerdon.core.types import display_path
 from guerdon.data.datasets.frames import RewardDataset, open_store, rows_of, split_store
 from guerdon.fit.recalibrate import recalibrate
 from guerdon.fit.score import ScoredFrames, score_path
+from guerdon.fit.write_back import write_back
 from guerdon.monitoring.assess import Precision, assess, load_manager, summarize_scores
 from guerdon.monitoring.card import WORDS
+from guerdon.monitoring.model_card import evidence_on
 from guerdon.monitoring.page import percent, plain
 from guerdon.rewards.image import load_checkpoint
 from guerdon.rewards.image.int8_file import int8_path, quantize_checkpoint
+from guerdon.rewards.image.lerobot_writing import write_lerobot
+from guerdon.rewards.image.shared_model import push_shared, save_shared
 from guerdon.rewards.relabel import fires
 from guerdon.training.trackers import send_files
 
 
 def score_verb(arguments: argparse.Namespace) -> Result:
     """Success probabilities of a data set, of pictures or of a video."""
+    if arguments.write_back is not None:
+        return _write_back(arguments)
     result = score(
         arguments.path,
         arguments.checkpoint,
@@ -51,6 +57,21 @@ def score_verb(arguments: argparse.Namespace) -> Result:
     return Result(result, lines)
 
 
+def _write_back(arguments: argparse.Namespace) -> Result:
+    if arguments.out is not None:
+        raise ConfigError("give --out or --write-back: one writes a table, the other a copy of the data set")
+    manager = load_manager(arguments.checkpoint, precision=arguments.precision, threshold=arguments.threshold)
+    result = write_back(manager, arguments.path, arguments.write_back, label_at=arguments.label_at)
+    where = {"next": "of the next row's frame", "row": "of the row's own frame"}[result["label_at"]]
+    lines = [
+        f"{result['frames']} frames of {result['episodes']} episodes, {result['fires']} above the threshold "
+        f"of {result['threshold']:.4f}",
+        f"next.reward and next.success are {where}",
+        f"-> {display_path(arguments.write_back)}",
+    ]
+    return Result(result, lines)
+
+
 def card_verb(arguments: argparse.Namespace) -> Result:
     """The reward card."""
     found = assess(
@@ -67,6 +88,46 @@ def card_verb(arguments: argparse.Namespace) -> Result:
     if arguments.track:
         lines.append(f"-> {', '.join(send_files(arguments.checkpoint, [arguments.out]))}")
     return Result(found.to_dict(), lines, next_steps=commands)
+
+
+def export_verb(arguments: argparse.Namespace) -> Result:
+    """A folder to share, and its upload to the hub."""
+    if arguments.to == "lerobot":
+        return _export_lerobot(arguments)
+    if arguments.out is None and arguments.push is None:
+        raise ConfigError("where should the model go? Give --out FOLDER, --push OWNER/NAME, or both")
+    manager = load_manager(arguments.checkpoint)
+    model, contract = manager.model, manager.contract
+    evidence = None if arguments.data is None else evidence_on(manager, arguments.data)
+    values: dict[str, Any] = {"out": None, "address": None, "verdict": None, "headline": None}
+    lines = ["not assessed: --data DATA puts verdict and curves on the model card"]
+    if evidence is not None:
+        values |= {"verdict": evidence.level, "headline": evidence.headline}
+        lines = [evidence.headline]
+    if arguments.out is not None:
+        folder = save_shared(arguments.out, model, contract, evidence, name=arguments.push)
+        values["out"] = str(folder)
+        lines.append(f"-> {display_path(folder)}")
+    if arguments.push is not None:
+        values["address"] = push_shared(arguments.push, model, contract, evidence, private=arguments.private)
+        lines.append(f"-> {values['address']}")
+    place = f"hf:{arguments.push}" if arguments.push is not None else str(arguments.out)
+    return Result(values, lines, next_steps=[next_command("reward", "score", "DATA", "--checkpoint", place)])
+
+
+def _export_lerobot(arguments: argparse.Namespace) -> Result:
+    if arguments.out is None or arguments.push is not None or arguments.data is not None:
+        raise ConfigError("--to lerobot writes a folder: give --out FOLDER, without --push and --data")
+    model, contract, _ = load_checkpoint(arguments.checkpoint)
+    threshold = write_lerobot(arguments.out, model, contract)
+    kept = contract.calibration_map.kind != "isotonic"
+    lines = [
+        f"success_threshold {threshold:.6g} decides as here"
+        + ("" if kept else "; probabilities differ: LeRobot's network cannot hold an isotonic calibration"),
+        f"-> {display_path(arguments.out)}",
+    ]
+    values = {"out": str(arguments.out), "success_threshold": threshold, "same_probabilities": kept}
+    return Result(values, lines)
 
 
 def recalibrate_verb(arguments: argparse.Namespace) -> Result:

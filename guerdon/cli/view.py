@@ -6,6 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
+from guerdon.cli.data import format_to_read
 from guerdon.cli.verb import Result
 from guerdon.core.errors import ConfigError
 from guerdon.core.types import display_path
@@ -32,7 +33,7 @@ def view_verb(arguments: argparse.Namespace) -> Result:
         scorer = load_manager(arguments.checkpoint)
     episodes = episodes_at(
         arguments.path,
-        format=arguments.format,
+        format=format_to_read(arguments, arguments.path),
         scorer=scorer,
         limit=arguments.episodes,
         skip=arguments.skip,

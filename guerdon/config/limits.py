@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
+from guerdon.core.errors import ConfigError
 from guerdon.core.plugins import load_plugins
 
 
@@ -28,6 +29,12 @@ class Range:
         if self.high is None:
             return f"at least {self.low:g}{reason}"
         return f"from {self.low:g} to {self.high:g}{reason}"
+
+
+def check_encoder_name(setting: str, name: str, hint: str = "") -> None:
+    """Raise unless `name` has the form of an encoder in the Hugging Face layout."""
+    if not name.startswith("hf:") or name == "hf:":
+        raise ConfigError(f"{setting} is hf:FOLDER or hf:OWNER/NAME, not {name!r}{hint}")
 
 
 @dataclass(frozen=True)

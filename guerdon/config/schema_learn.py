@@ -14,6 +14,7 @@ from guerdon.config.limits import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    check_encoder_name,
 )
 from guerdon.core.plugins import load_plugins
 
@@ -32,7 +33,15 @@ class NetworkConfig(Checked):
     layer_norm: bool = False
     """Layer norm in the hidden layers; RLPD wants it in its critics."""
     image_features: LayerWidth = 128
-    """Features that the convolutional encoder makes of the cameras."""
+    """Features that the encoder makes of the cameras."""
+    encoder: str | None = None
+    """`hf:PATH` looks at images with a frozen encoder in the Hugging Face layout, such as the reward model's
+    (`reward.model.encoder`), in place of a small CNN that is trained (extra `hf`)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.encoder is not None:
+            check_encoder_name("learner.network.encoder", self.encoder)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from guerdon.config.limits import (
     PositiveFloat,
     PositiveInt,
     Region,
+    check_encoder_name,
 )
 from guerdon.core.errors import ConfigError
 
@@ -29,8 +30,8 @@ GOAL_VIEW = "@goal"
 class RewardModelConfig(Checked):
     """`reward.model`: the network that looks at a frame, and the checkpoint it comes from."""
 
-    model_type: Literal["resnet_reward", "binary_classifier"] = "resnet_reward"
-    """`ResNetRewardModel` or `BinaryRewardClassifier`."""
+    model_type: Literal["resnet_reward", "binary_classifier", "lerobot_classifier"] = "resnet_reward"
+    """`ResNetRewardModel`, `BinaryRewardClassifier`, or the network of LeRobot's reward classifier."""
     arch: Literal["resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet10"
     """The encoder."""
     width: EncoderWidth = 16
@@ -41,7 +42,8 @@ class RewardModelConfig(Checked):
     num_members: NetworkParts = 1
     """Classifier heads over one encoder; several also tell how much they disagree."""
     checkpoint_path: str | None = None
-    """A checkpoint file or folder to load; null for a new model."""
+    """A checkpoint file or folder to load, also of LeRobot, or `hf:OWNER/NAME` of the hub; null for a new
+    model."""
     image_keys: tuple[str, ...] = ("base_camera",)
     """The cameras that the model looks at."""
     image_size: ImageSize = (3, 128, 128)
@@ -59,7 +61,9 @@ class RewardModelConfig(Checked):
     dropout: Fraction = 0.0
     """Dropout in the classifier."""
     num_spatial_blocks: NetworkParts = 8
-    """Blocks of the learned spatial pooling; `binary_classifier` alone has it."""
+    """Blocks of the learned spatial pooling of `binary_classifier` and `lerobot_classifier`."""
+    latent_dim: LayerWidth = 256
+    """What `lerobot_classifier` makes of each camera."""
     pretrained_encoder_path: str | None = None
     """Pretrained encoder weights; null starts from random weights."""
     use_pretrain: bool = True
@@ -97,10 +101,7 @@ class RewardModelConfig(Checked):
             object.__setattr__(self, "crop", None)
 
     def _check_encoder(self, name: str) -> None:
-        if not name.startswith("hf:") or name == "hf:":
-            raise ConfigError(
-                f"reward.model.encoder is hf:FOLDER or hf:OWNER/NAME, not {name!r} (for a ResNet: arch)"
-            )
+        check_encoder_name("reward.model.encoder", name, " (for a ResNet: arch)")
         if self.pretrained_encoder_path is not None:
             raise ConfigError("reward.model has both an encoder and a pretrained_encoder_path: give one")
         if self.image_size[0] != 3:

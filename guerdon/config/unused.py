@@ -95,8 +95,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("reward.model.num_spatial_blocks",),
-        unless("reward.model.model_type", "binary_classifier"),
-        "reward.model.model_type: binary_classifier alone has a spatial pooling",
+        lambda config: config.reward.model.model_type == "resnet_reward",
+        "reward.model.model_type: resnet_reward has no spatial pooling",
+    ),
+    Rule(
+        ("reward.model.latent_dim",),
+        unless("reward.model.model_type", "lerobot_classifier"),
+        "it belongs to reward.model.model_type: lerobot_classifier",
     ),
     *_LEARNERS,
 )

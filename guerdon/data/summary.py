@@ -11,16 +11,20 @@ import numpy as np
 from guerdon.core.errors import DataError
 from guerdon.core.progress import progress
 from guerdon.core.types import BoolArray, DataSummary, Episode, Fault, display_path
-from guerdon.data.formats import find_format, get_format
+from guerdon.data.formats import Format, find_format, get_format
 from guerdon.data.formats.native import Native
 from guerdon.data.store.episode_store import EpisodeStore
 
 Cameras: TypeAlias = Mapping[str, tuple[int, int, int]]
-WRITE_BATCH = 32
+WRITE_BATCH, WRITE_BYTES = 32, 256 << 20
+"""Episodes and bytes of frames that are written, and safe on disk, at a time."""
 
 
-def inspect(path: Path | str, format: str | None = None) -> DataSummary:
-    """What is at `path`; the format is detected unless given. Reads everything once, changes nothing."""
+def inspect(path: Path | str, format: str | Format | None = None) -> DataSummary:
+    """What is at `path`; the format is detected unless given. Reads everything once, changes nothing.
+
+    Frames of formats that tell their facts apart from them (`lerobot`) are not decoded.
+    """
     path = Path(path)
     kind = find_format(path, format)
     if isinstance(kind, Native):
@@ -38,7 +42,7 @@ def inspect(path: Path | str, format: str | None = None) -> DataSummary:
         )
     by_cameras: dict[tuple[tuple[str, tuple[int, int, int]], ...], list[tuple[Any, ...]]] = {}
     faults: list[Fault] = []
-    for item in progress(kind.read(path), "reading", unit="episode"):
+    for item in progress(kind.facts(path), "reading", unit="episode"):
         if isinstance(item, Fault):
             faults.append(item)
         else:
@@ -108,28 +112,54 @@ def usable(
 
 
 def convert(
-    source: Path | str, target: Path | str, to: str, format: str | None = None
+    source: Path | str,
+    target: Path | str,
+    to: str | Format,
+    format: str | Format | None = None,
+    *,
+    resume: bool = False,
 ) -> tuple[int, list[Fault]]:
     """Copy the data set at `source` to `target` in the format `to`; returns episodes written and faults.
 
     Where episodes differ in cameras or image sizes, those that most of them have are copied and the others
     are named as faults. `target` may hold data of that format already: it is added to, never overwritten.
+
+    Args:
+        source: of any format.
+        target: the folder or file to write.
+        to: the format of the target.
+        format: of the source; None detects it.
+        resume: go on with a copy that was interrupted: leave out the episodes that `target` has already.
     """
     source, target = Path(source), Path(target)
     if source.resolve() == target.resolve():
         raise DataError(f"source and target are the same: {display_path(source)}")
     kind = find_format(source, format)
-    summary = inspect(source, kind.name)
+    done = copied_sources(target, kind, to) if resume else frozenset()
+    summary = inspect(source, kind)
     if summary.num_episodes == 0:
         first = f"; {summary.faults[0].path}: {summary.faults[0].reason}" if summary.faults else ""
         raise DataError(f"{display_path(source)} has no usable episode{first}")
-    return write_all(kind.read(source), target, to, summary.cameras, summary.num_episodes)
+    items = kind.read_except(source, done) if done else kind.read(source)
+    return write_all(items, target, to, summary.cameras, summary.num_episodes - len(done))
+
+
+def copied_sources(target: Path, kind: Format, to: str | Format) -> frozenset[str]:
+    """The sources of the episodes that a copy has already."""
+    if not kind.names_episodes or not isinstance(get_format(to), Native):
+        raise DataError(
+            f"a copy from {kind.name} to {get_format(to).name} cannot be resumed: episodes are told apart "
+            "from lerobot to native only; copy to a new place"
+        )
+    if not target.exists():
+        return frozenset()
+    return frozenset(EpisodeStore(target).episode_column("source"))
 
 
 def write_all(
     items: Iterable[Episode | Fault],
     target: Path,
-    to: str,
+    to: str | Format,
     cameras: Cameras | None = None,
     total: int | None = None,
 ) -> tuple[int, list[Fault]]:
@@ -138,7 +168,7 @@ def write_all(
     Without `cameras` the first episode decides which cameras the others must have.
     """
     faults: list[Fault] = []
-    written = 0
+    written = size = 0
     batch: list[Episode] = []
     with get_format(to).writer(target) as writer:
         for episode in progress(usable(items, cameras, faults), "writing", total=total, unit="episode"):
@@ -148,8 +178,10 @@ def write_all(
                 faults.append(Fault(path=display_path(episode.source), reason=str(error)))
                 continue
             batch.append(episode)
-            if len(batch) == WRITE_BATCH:
+            size += sum(images.nbytes for images in episode.frames.values())
+            if len(batch) == WRITE_BATCH or size >= WRITE_BYTES:
                 written += len(writer.add_many(batch))
                 batch.clear()
+                size = 0
         written += len(writer.add_many(batch))
     return written, faults

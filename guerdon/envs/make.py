@@ -88,8 +88,9 @@ def registered(env_id: str) -> EnvSpec:
         try:
             importlib.import_module(module)
         except ImportError as error:
+            hint = ": pip install 'guerdon[minigrid]'" if module == "minigrid" else ""
             raise ConfigError(
-                f"the module of the environment {env_id!r} cannot be imported: {error}"
+                f"the module of the environment {env_id!r} cannot be imported: {error}{hint}"
             ) from error
     spec = gym.registry.get(name)
     if spec is None:

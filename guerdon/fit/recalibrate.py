@@ -18,7 +18,13 @@ from guerdon.fit.metrics import LabelledScores, summarize
 from guerdon.fit.score import labelled_scores
 from guerdon.fit.threshold import DEFAULT_TARGET, Threshold, choose_threshold, measure_threshold
 from guerdon.rewards.image import Contract, RewardModel, load_checkpoint, save_checkpoint
-from guerdon.rewards.image.checkpoint import TORCH_SUFFIXES, WEIGHTS_FILE, find_checkpoint
+from guerdon.rewards.image.checkpoint import (
+    CARD_FILE,
+    TORCH_SUFFIXES,
+    WEIGHTS_FILE,
+    check_own,
+    find_checkpoint,
+)
 from guerdon.rewards.image.int8_file import int8_path, load_int8
 from guerdon.rewards.image.scorer import MINI_BATCH, ImageScorer
 from guerdon.rewards.relabel import Calibration
@@ -65,6 +71,8 @@ def recalibrate(
     for name, value in (("fpr", fpr), ("threshold", threshold)):
         if value is not None and not 0.0 < value < 1.0:
             raise ConfigError(f"{name} must lie between 0 and 1, not {value}")
+    if out is None:
+        check_own(checkpoint, "a threshold")
     file = find_checkpoint(Path(checkpoint))
     model, contract, extra = load_checkpoint(file)
     promised = (contract.calibration or {}).get("threshold") or {}
@@ -94,6 +102,8 @@ def recalibrate(
     twin = file.parent.parent / TWIN_FILE
     if out is None and file.name == WEIGHTS_FILE and twin.is_file():
         log.info("%s is not changed and keeps its threshold", display_path(twin))
+    if out is None and (file.parent / CARD_FILE).is_file():
+        log.info("%s tells of the threshold before: export the model again", CARD_FILE)
     return Recalibration(
         checkpoint=written, contract=new, threshold=found, previous_threshold=contract.threshold
     )

@@ -18,7 +18,8 @@ from guerdon.core.images import stack_rows, to_numpy
 from guerdon.core.progress import progress
 from guerdon.core.types import Fault, FloatArray, IntArray, UInt8Array, display_path
 from guerdon.data.datasets.frames import RewardDataset, check_store_shows_motion, frames_at_rest, open_store
-from guerdon.data.datasets.media import VIDEO_CONTAINERS, Clip, find_clips
+from guerdon.data.datasets.media import Clip, find_clips
+from guerdon.data.files.videos import VIDEO_CONTAINERS
 from guerdon.data.formats import detect_format
 from guerdon.data.formats.folder import PICTURE_SUFFIXES
 from guerdon.data.store import EpisodeStore

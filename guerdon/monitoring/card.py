@@ -6,7 +6,6 @@ It is self-contained: inline SVG, base64 PNG, no script, no request. All text is
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -23,12 +22,18 @@ from guerdon.fit.metrics import (
     detection_delay,
     log_loss_per_frame,
     phases,
-    pr_curve,
-    reliability,
-    roc_curve,
     trade_off,
 )
 from guerdon.monitoring.advice import next_steps
+from guerdon.monitoring.curves import (
+    episode_plot,
+    episode_rows,
+    has_both_classes,
+    pr_plot,
+    reliability_plot,
+    roc_plot,
+    trade_off_plot,
+)
 from guerdon.monitoring.page import (
     MARKS,
     document,
@@ -41,12 +46,12 @@ from guerdon.monitoring.page import (
     tiles,
     verdict_box,
 )
-from guerdon.monitoring.svg import Plot
 from guerdon.monitoring.verdict import CardInputs, Verdict, judge
 from guerdon.rewards.relabel import fires
 
 FRAMES_PER_EPISODE, WORST_FRAMES = 8, 8
 STRIP_PIXELS, WORST_PIXELS = 96, 128
+ONE_CLASS = "<p>There is one class only: no curve can be drawn.</p>"
 WORDS = {"good": "Trust it", "care": "With care", "bad": "Not yet"}
 TRADE_OFF_WORDS = (
     "Every threshold is a point of this curve; the red dot is the present one. The interval of a rate holds "
@@ -149,24 +154,10 @@ def _steps(inputs: CardInputs, verdict: Verdict) -> str:
 
 def _trade_off(inputs: CardInputs) -> str:
     """Recall against false fires in the range that matters, and the thresholds that a target would give."""
+    if not has_both_classes(inputs):
+        return ONE_CLASS
     scores, now = inputs.scores, inputs.threshold.threshold
     here = confusion(scores.prob_success, scores.labels, now)
-    if math.isnan(here.true_positive_rate) or math.isnan(here.false_positive_rate):
-        return "<p>There is one class only: no curve can be drawn.</p>"
-    points = trade_off(scores)
-    curve = roc_curve(scores.prob_success, scores.labels)
-    end = min(1.0, max(0.1, 1.5 * here.false_positive_rate))
-    shown = curve.x <= end
-    plot = Plot(
-        label="Trade-off of the threshold",
-        x_label="false-fire rate",
-        y_label="recall of success frames",
-        x_range=(0.0, end),
-    )
-    plot.curve(curve.x[shown], curve.y[shown]).dots(
-        [point.false_positive_rate for point in points], [point.true_positive_rate for point in points]
-    )
-    plot.dots([here.false_positive_rate], [here.true_positive_rate], 5, style="point")
     rows = [("now", percent(here.false_positive_rate), percent(here.true_positive_rate), f"{now:.4g}")]
     rows += [
         (
@@ -179,34 +170,16 @@ def _trade_off(inputs: CardInputs) -> str:
         for point in trade_off(scores, (rate,))
     ]
     names = ("target", "false fires", "recall", "threshold")
-    return f'<div class="pair">{plot.svg()}{table(rows, names)}</div>'
+    return f'<div class="pair">{trade_off_plot(inputs).svg()}{table(rows, names)}</div>'
 
 
 def _curves(inputs: CardInputs) -> str:
-    prob, labels = inputs.scores.prob_success, inputs.scores.labels
-    point = confusion(prob, labels, inputs.threshold.threshold)
-    tpr, fpr, precision = point.true_positive_rate, point.false_positive_rate, point.precision
-    if math.isnan(tpr) or math.isnan(fpr):
-        return "<p>There is one class only: no curve can be drawn.</p>"
-    roc, pr = roc_curve(prob, labels), pr_curve(prob, labels)
-    left = Plot(label="ROC curve", x_label="false-positive rate", y_label="true-positive rate")
-    left.curve([0, 1], [0, 1], style="guide").curve(roc.x, roc.y, fill=True).dots(
-        [fpr], [tpr], 5, style="point"
-    )
-    left.text(0.97, 0.06, f"AUC {plain(inputs.metrics['auc'], 4)}", anchor="end")
-    right = Plot(label="Precision-recall curve", x_label="recall", y_label="precision")
-    right.curve(pr.x, pr.y, fill=True)
-    if not math.isnan(precision):
-        right.dots([tpr], [precision], 5, style="point")
-    right.text(0.03, 0.06, f"AP {plain(inputs.metrics['average_precision'], 4)}")
-    return f'<div class="pair">{left.svg()}{right.svg()}</div>'
+    if not has_both_classes(inputs):
+        return ONE_CLASS
+    return f'<div class="pair">{roc_plot(inputs).svg()}{pr_plot(inputs).svg()}</div>'
 
 
 def _reliability(inputs: CardInputs) -> str:
-    said = reliability(inputs.scores.prob_success, inputs.scores.labels, bins=10)
-    plot = Plot(label="Reliability diagram", x_label="probability it says", y_label="share of successes seen")
-    radius = 3 + 5 * np.sqrt(said.num_frames / said.num_frames.max())
-    plot.curve([0, 1], [0, 1], style="guide").curve(said.prob, said.share).dots(said.prob, said.share, radius)
     tried = [
         (f"log loss, {kind.replace('identity', 'as it comes')}", f"{loss:.4f}")
         for kind, loss in inputs.calibration.held_out_log_loss.items()
@@ -215,7 +188,8 @@ def _reliability(inputs: CardInputs) -> str:
     detail = f"{kind} {inputs.calibration.temperature:.3g}" if kind == "temperature" else kind
     rows = [("calibration", detail), *tried, ("expected calibration error", plain(inputs.metrics["ece"], 4))]
     words = "On the dashed line what it says is what happens. A larger dot stands for more frames."
-    return f'<div class="pair">{plot.svg()}<div><p class="note">{words}</p>{table(rows)}</div></div>'
+    picture = reliability_plot(inputs).svg()
+    return f'<div class="pair">{picture}<div><p class="note">{words}</p>{table(rows)}</div></div>'
 
 
 def sample_episodes(inputs: CardInputs) -> list[tuple[str, int]]:
@@ -241,25 +215,11 @@ def sample_episodes(inputs: CardInputs) -> list[tuple[str, int]]:
 
 
 def _episode(inputs: CardInputs, name: str, number: int) -> str:
-    scores = inputs.scores
-    rows = scores.order[scores.episode[scores.order] == number]
-    step, prob = scores.step[rows], scores.prob_success[rows]
-    positive, limit = scores.positive[rows], inputs.threshold.threshold
-    plot = Plot(
-        label=f"{name}: episode {number}",
-        x_label="step",
-        y_label="probability",
-        x_range=(float(step[0]) - 0.5, float(step[-1]) + 0.5),
-        width=640,
-        height=180,
-    )
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], positive, [False]])))
-    plot.bands(step[edges[::2]] - 0.5, step[edges[1::2] - 1] + 0.5)
-    plot.curve(plot.x_range, [limit, limit], style="limit").curve(step, prob)
-    shown = np.unique(np.linspace(0, len(rows) - 1, FRAMES_PER_EPISODE).round().astype(np.int64))
-    plot.dots(step[shown], prob[shown], 3.5)
-    kind = "success" if scores.success[number] else "failure"
-    pictures = _pictures(inputs, rows[shown], STRIP_PIXELS)
+    rows = episode_rows(inputs, number)
+    shown = rows[np.unique(np.linspace(0, len(rows) - 1, FRAMES_PER_EPISODE).round().astype(np.int64))]
+    plot = episode_plot(inputs, name, number, shown)
+    kind = "success" if inputs.scores.success[number] else "failure"
+    pictures = _pictures(inputs, shown, STRIP_PIXELS)
     return f"<h3>{escape(name)}: episode {number} ({kind})</h3>{plot.svg()}{pictures}"
 
 

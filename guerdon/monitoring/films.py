@@ -11,8 +11,9 @@ from PIL import Image, ImageSequence
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import UInt8Array, display_path
-from guerdon.data.datasets.media import MAX_VIDEO_PIXELS, video_frames
+from guerdon.data.datasets.media import video_frames
 from guerdon.data.files.bounds import one_line, read_json
+from guerdon.data.files.videos import MAX_VIDEO_PIXELS
 from guerdon.monitoring.video import FORMATS
 
 MAX_VALUES_BYTES = 64 << 20

@@ -1,11 +1,11 @@
-"""Small plots as inline SVG: no scripts, no fonts, no files."""
+"""Small plots: as inline SVG for pages (no scripts, no fonts, no files), and as PNG by `png.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,6 +28,32 @@ svg.plot .strong { fill: var(--ink); font-weight: 600; }
 Range = tuple[float, float]
 
 
+@dataclass(frozen=True)
+class Mark:
+    """One shape of a plot."""
+
+    kind: Literal["polyline", "polygon", "circle", "rect", "text"]
+    style: str
+    points: NDArray[Any]
+    """[K, 2] in pixels: of a line or polygon, the centre of a circle, two corners of a rectangle."""
+    radius: float = 0.0
+    words: str = ""
+    anchor: str = "start"
+
+    def svg(self) -> str:
+        """The shape as an element of an `<svg>`."""
+        (a, b), start = self.points[0], f'<{self.kind} class="{self.style}"'
+        if self.kind == "circle":
+            return f'{start} cx="{a:.1f}" cy="{b:.1f}" r="{self.radius:.1f}"/>'
+        if self.kind == "text":
+            return f'{start} x="{a:.1f}" y="{b:.1f}" text-anchor="{self.anchor}">{escape(self.words)}</text>'
+        if self.kind == "rect":
+            wide, tall = self.points[1] - self.points[0]
+            return f'{start} x="{a:.1f}" y="{b:.1f}" width="{wide:.1f}" height="{tall:.1f}"/>'
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
+        return f'{start} points="{path}"/>'
+
+
 @dataclass(kw_only=True)
 class Plot:
     """One pair of axes; marks are drawn in the order in which they are added.
@@ -45,62 +71,54 @@ class Plot:
     height: int = 260
     left: int = 44
     bottom: int = 36
-    _marks: list[str] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    """In pixels, as they were added."""
 
     def curve(self, x: ArrayLike, y: ArrayLike, *, style: str = "curve", fill: bool = False) -> Plot:
         """A line through [K] points; points that fall on one spot are drawn once."""
         spots = _thin(np.stack([self._across(x), self._up(y)], axis=1))
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in spots)
         if fill:
-            floor = self.height - self.bottom
-            area = f"{spots[0, 0]:.1f},{floor} {path} {spots[-1, 0]:.1f},{floor}"
-            self._marks.append(f'<polygon class="area" points="{area}"/>')
-        self._marks.append(f'<polyline class="{style}" points="{path}"/>')
+            floor = float(self.height - self.bottom)
+            ends = [[spots[0, 0], floor]], [[spots[-1, 0], floor]]
+            self.marks.append(Mark("polygon", "area", np.concatenate([ends[0], spots, ends[1]])))
+        self.marks.append(Mark("polyline", style, spots))
         return self
 
     def area(self, x: ArrayLike, low: ArrayLike, high: ArrayLike, *, style: str = "area") -> Plot:
         """The area between two lines through [K] points."""
         across = self._across(x)
-        there, back = zip(across, self._up(low), strict=True), zip(across, self._up(high), strict=True)
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in [*there, *reversed(list(back))])
-        self._marks.append(f'<polygon class="{style}" points="{path}"/>')
+        there, back = np.stack([across, self._up(low)], 1), np.stack([across, self._up(high)], 1)
+        self.marks.append(Mark("polygon", style, np.concatenate([there, back[::-1]])))
         return self
 
     def dots(self, x: ArrayLike, y: ArrayLike, radius: ArrayLike = 3.0, *, style: str = "dot") -> Plot:
         """A dot at each of [K] points, of one radius or of [K] radii in pixels."""
         across, up = self._across(x), self._up(y)
         for a, b, r in zip(across, up, np.broadcast_to(radius, across.shape), strict=True):
-            self._marks.append(f'<circle class="{style}" cx="{a:.1f}" cy="{b:.1f}" r="{r:.1f}"/>')
+            self.marks.append(Mark("circle", style, np.array([[a, b]]), radius=float(r)))
         return self
 
     def text(self, x: float, y: float, words: str, *, anchor: str = "start") -> Plot:
         """Words at a point."""
         a, b = self._across([x])[0], self._up([y])[0]
-        self._marks.append(
-            f'<text class="strong" x="{a:.1f}" y="{b:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
-        )
+        self.marks.append(Mark("text", "strong", np.array([[a, b]]), words=words, anchor=anchor))
         return self
 
     def bands(self, starts: Sequence[float], ends: Sequence[float], *, style: str = "truth") -> Plot:
         """Upright bands over the whole height, from each start to its end."""
         top, floor = self._up([self.y_range[1], self.y_range[0]])
         for a, b in zip(self._across(starts), self._across(ends), strict=True):
-            self._marks.append(
-                f'<rect class="{style}" x="{a:.1f}" y="{top:.1f}" '
-                f'width="{max(b - a, 1.0):.1f}" height="{floor - top:.1f}"/>'
-            )
+            self.marks.append(Mark("rect", style, np.array([[a, top], [a + max(b - a, 1.0), floor]])))
         return self
 
     def svg(self) -> str:
         """The plot as one `<svg>` element."""
         right, floor = self.width - 10, self.height - self.bottom
         parts = []
-        for value in _ticks(self.y_range):
-            b = self._up([value])[0]
+        for value, b in self.y_ticks():
             parts.append(f'<line class="grid" x1="{self.left}" y1="{b:.1f}" x2="{right}" y2="{b:.1f}"/>')
             parts.append(f'<text x="{self.left - 6}" y="{b + 4:.1f}" text-anchor="end">{value:g}</text>')
-        for value in _ticks(self.x_range):
-            a = self._across([value])[0]
+        for value, a in self.x_ticks():
             parts.append(f'<line class="grid" x1="{a:.1f}" y1="10" x2="{a:.1f}" y2="{floor}"/>')
             parts.append(f'<text x="{a:.1f}" y="{floor + 14}" text-anchor="middle">{value:g}</text>')
         middle = (self.left + right) / 2
@@ -112,11 +130,19 @@ class Plot:
             f'<text transform="translate(11 {center:.0f}) rotate(-90)" text-anchor="middle">'
             f"{escape(self.y_label)}</text>"
         )
-        label = escape(self.label, quote=True)
+        label, marks = escape(self.label, quote=True), "".join(mark.svg() for mark in self.marks)
         return (
             f'<svg class="plot" viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{label}">'
-            f"<title>{escape(self.label)}</title>{''.join(parts + self._marks)}</svg>"
+            f"<title>{escape(self.label)}</title>{''.join(parts)}{marks}</svg>"
         )
+
+    def x_ticks(self) -> list[tuple[float, float]]:
+        """Round values and their pixels from the left."""
+        return [(value, float(self._across([value])[0])) for value in _ticks(self.x_range)]
+
+    def y_ticks(self) -> list[tuple[float, float]]:
+        """Round values and their pixels from the top."""
+        return [(value, float(self._up([value])[0])) for value in _ticks(self.y_range)]
 
     def _across(self, x: ArrayLike) -> NDArray[Any]:
         """Pixels from the left."""

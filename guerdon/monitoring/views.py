@@ -14,7 +14,7 @@ from guerdon.core.errors import DataError
 from guerdon.core.images import stack_rows
 from guerdon.core.types import Episode, Fault, FloatArray, UInt8Array, display_path
 from guerdon.data.files.bounds import one_line
-from guerdon.data.formats import find_format
+from guerdon.data.formats import Format, find_format
 from guerdon.monitoring.films import film_files, film_frames, film_values
 
 if TYPE_CHECKING:  # with it comes torch, which most views do without
@@ -49,7 +49,7 @@ class ViewedEpisode:
 def episodes_at(
     path: Path,
     *,
-    format: str | None = None,
+    format: str | Format | None = None,
     scorer: ImageScorer | None = None,
     limit: int = 20,
     skip: int = 0,
@@ -83,7 +83,9 @@ def episodes_at(
         raise DataError(f"{display_path(path)} has no usable episode to show after the first {skip}")
 
 
-def _data(path: Path, format: str | None, scorer: ImageScorer | None, skip: int) -> Iterator[ViewedEpisode]:
+def _data(
+    path: Path, format: str | Format | None, scorer: ImageScorer | None, skip: int
+) -> Iterator[ViewedEpisode]:
     number = -1
     for item in find_format(path, format).read(path):
         if isinstance(item, Fault):
@@ -181,10 +183,10 @@ def _picture_size(given: Any, source: str) -> tuple[int, int] | None:
     """Height and width of the picture in a film; None: all of it."""
     if given is None:
         return None
-    sides = given if isinstance(given, list) and len(given) == 2 else [None]
-    if not all(type(side) is int and side > 0 for side in sides):
-        raise DataError(f"{source}: picture must be [height, width], not {one_line(given)}")
-    return sides[0], sides[1]
+    match given:
+        case [int(height), int(width)] if height > 0 < width and bool not in (type(height), type(width)):
+            return height, width
+    raise DataError(f"{source}: picture must be [height, width], not {one_line(given)}")
 
 
 def _outcome(env_success: FloatArray) -> str:

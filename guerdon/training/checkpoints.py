@@ -145,6 +145,9 @@ def load_policy(place: Path | str, seed: int = 0) -> SavedPolicy:
         raise DataError(f"{shown} holds no readable policy: {_reason(error)}") from error
     try:
         learner = make_agent(replace(cfg, device=device_here(cfg.device)), *spaces, seed)
+    except Exception as error:  # such as an encoder that is gone
+        raise DataError(f"{shown}: its policy cannot be made: {_reason(error)}") from error
+    try:
         learner.load_state_dict(content["learner"])
     except Exception as error:
         raise DataError(f"{shown}: the weights do not fit the description: {_reason(error)}") from error
@@ -203,7 +206,8 @@ def _check_sizes(cfg: LearnerConfig, spaces: tuple[gym.Space[Any], gym.Space[Any
     layers = [spec.state_size + features, *cfg.network.hidden, actions]
     needed = sum(size_in * size_out for size_in, size_out in pairwise(layers))
     needed *= getattr(cfg.section, "num_critics", 1)
-    needed += features * (cnn_output_size(spec.images) if spec.images else 0)
+    if spec.images and cfg.network.encoder is None:  # of another encoder only its features are saved
+        needed += features * cnn_output_size(spec.images)
     saved = _count_numbers(state)
     if needed > saved:
         raise DataError(f"the description asks for {needed} weights, the file has {saved}")

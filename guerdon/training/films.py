@@ -13,6 +13,7 @@ from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.core.errors import DataError
 from guerdon.core.images import stack_episode
 from guerdon.envs.observations import camera_behind
+from guerdon.monitoring.films import film_files
 from guerdon.monitoring.video import picture_size, write_video
 from guerdon.rewards.image.scorer import ImageScorer
 from guerdon.training.evaluation import FilmedEpisode
@@ -42,6 +43,7 @@ def write_films(
     facts = rewards.facts
     name = "learned_reward" if facts.gives_rewards else "prob_success"
     threshold = None if facts.gives_rewards else facts.threshold
+    written: set[Path] = set()
     for number, film in enumerate(films):
         stacks = {key: stack_episode(film.frames[key], facts.num_frames) for key in facts.image_keys}
         camera = camera_behind(facts.image_keys[0])
@@ -52,7 +54,9 @@ def write_films(
             log.warning("films have no curve: the frames of env.eval do not fit the reward model: %s", error)
             values = np.full(len(shown), np.nan, np.float32)
         videos = make_directory(folder / "videos")
-        write_video(videos / f"eval_{number}.{format}", shown, values, threshold, film.env_success, fps=FPS)
+        path = videos / f"eval_{number}.{format}"
+        write_video(path, shown, values, threshold, film.env_success, fps=FPS)
+        written.add(path)
         about = {
             "camera": camera,
             "picture": picture_size(shown),
@@ -63,3 +67,15 @@ def write_films(
             "actions": film.actions,
         }
         write_atomic(videos / f"eval_{number}.json", strict_json.dumps(about))
+    if written:
+        _remove_older(folder, written)
+
+
+def _remove_older(folder: Path, written: set[Path]) -> None:
+    """Films that the run left when it had fewer steps, in another format or of more episodes."""
+    stems = {film.stem for film in written}
+    for film in film_files(folder):
+        if film not in written and film.stem.startswith("eval_"):
+            film.unlink()
+            if film.stem not in stems:
+                film.with_suffix(".json").unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from guerdon.core.interrupts import Interrupts, also_ask
 from guerdon.fit import FitResult
 from guerdon.fit.distributed import run_job, torchrun_group
 from guerdon.fit.fit import FitJob
+from guerdon.rewards.image.hf_files import absolute_encoder
 from guerdon.training.folders import run_folder, write_config, write_summary
 from guerdon.training.trackers import Trackers, require_trackers
 
@@ -112,6 +113,7 @@ def _placeable(job: FitJob) -> FitJob:
     cfg = replace(
         job.cfg, data=replace(job.cfg.data, **folders), **absolute(job.cfg, "save_dir", "export_path")
     )
-    model = replace(job.model, **absolute(job.model, "pretrained_encoder_path"))
+    encoder = absolute_encoder(job.model.encoder)
+    model = replace(job.model, encoder=encoder, **absolute(job.model, "pretrained_encoder_path"))
     resume = None if job.resume_dir is None else job.resume_dir.resolve()
     return replace(job, cfg=cfg, resume_dir=resume, model=model)

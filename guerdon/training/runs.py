@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,12 @@ from guerdon.monitoring.alarm_check import Alarm
 from guerdon.monitoring.report import write_report
 from guerdon.monitoring.video import require_av
 from guerdon.rewards.image.function import FunctionScorer
+from guerdon.rewards.image.hf_files import absolute_encoder
 from guerdon.training.checkpoints import SavedPolicy, save_policy
 from guerdon.training.evaluation import Evaluation, FilmedEpisode
 from guerdon.training.films import write_films
 from guerdon.training.folders import CHECKPOINTS, SUMMARY, write_summary
+from guerdon.training.robots import fit_for_robots
 
 if TYPE_CHECKING:
     from guerdon.training.trainer import EmbodiedRunner
@@ -148,6 +150,13 @@ def reward_kind(cfg: RewardConfig, learns: bool) -> str:
 
 REWARD_MODEL_FILE = "reward_model.pt"
 """A model of the zoo beside each saved policy; `BaseRewardModel.load` reads it."""
+
+
+def settled(config: GuerdonConfig) -> GuerdonConfig:
+    """The config of a run: settings that a robot needs, and an encoder's path that every process finds."""
+    network = config.learner.network
+    network = replace(network, encoder=absolute_encoder(network.encoder))
+    return fit_for_robots(replace(config, learner=replace(config.learner, network=network)))
 
 
 def save_run(runner: EmbodiedRunner, folder: Path) -> Path:

@@ -33,7 +33,6 @@ from guerdon.training.loop import Callback, Iteration, TrainingStep
 from guerdon.training.on_policy import OnPolicyLoop
 from guerdon.training.refits import Refits
 from guerdon.training.reward_workers import RewardWorkers
-from guerdon.training.robots import fit_for_robots
 from guerdon.training.run_parts import HURRY_SECONDS, RunParts
 from guerdon.training.runs import (
     all_finite,
@@ -46,6 +45,7 @@ from guerdon.training.runs import (
     log_alarms,
     progress_text,
     save_run,
+    settled,
     take_up,
     warm_start,
     with_note,
@@ -90,7 +90,7 @@ class EmbodiedRunner:
         log_without_effect(config)
         self.config, self.folder = config, Path(folder)
         check_settings(config)
-        config = self.config = fit_for_robots(config)
+        config = self.config = settled(config)
         if config.learner.num_threads is not None:
             torch.set_num_threads(config.learner.num_threads)
         self.alarms: list[str] = []

@@ -30,7 +30,7 @@ ACTIONS = TabletopVectorEnv(1).single_action_space
 def expert_data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("expert") / "data"
     collect(
-        EnvConfig(id="guerdon/Tabletop-v0", num_envs=32),
+        EnvConfig(id="guerdon/Tabletop-v0", num_envs=32, init_params={"image_size": [16, 16]}),
         CollectConfig(
             save_dir=str(folder),
             format="native",

@@ -13,6 +13,7 @@ import ray
 
 from guerdon.distributed import watchdog
 from guerdon.distributed.ray_access import own_cluster
+from tests.distributed.ray_workers import forked_workers
 from tests.training.conftest import save_untrained, settings  # noqa: F401 - a fixture
 
 NUM_CPUS = 4
@@ -85,14 +86,22 @@ class SharedCluster:
             return None
 
 
+@pytest.fixture(autouse=True, scope="package")
+def quick_workers():
+    """Also of the clusters that Guerdon starts in this process."""
+    with forked_workers():
+        yield
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """For real pictures, which workers draw."""
     return save_untrained(tmp_path_factory.mktemp("reward") / "model")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_cluster():
+    """It ends with the tests of this folder: also an idle cluster takes a fiftieth of a core."""
     shared = SharedCluster()
     yield shared
     shared.stop()

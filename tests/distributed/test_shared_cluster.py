@@ -21,6 +21,9 @@ class Holder:
     def pid(self):
         return os.getpid()
 
+    def command_of_parent(self):
+        return Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+
 
 @pytest.mark.slow
 def test_a_cluster_that_is_not_given_back_is_replaced(shared_cluster):
@@ -35,6 +38,14 @@ def test_a_cluster_that_is_not_given_back_is_replaced(shared_cluster):
     again = shared_cluster.folder
     shared_cluster.make_ready()
     assert shared_cluster.folder == again  # one that is idle is kept
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_its_workers_need_not_import():
+    holder = Holder.remote()
+    assert b"tests.distributed.ray_workers" in ray.get(holder.command_of_parent.remote())
+    ray.kill(holder)
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def test_no_device_is_an_error_that_says_what_to_do(monkeypatch):
     monkeypatch.setenv("VK_ICD_FILENAMES", "nowhere.json")
     ok, detail = vulkan.probe()
     assert not ok and "rendering device" in detail
-    part = check.PROOFS["mani_skill"]()
+    part = check.PROOFS["maniskill"]()
     assert not part.ok and part.optional and "make setup-sim" in part.detail
     with pytest.raises(ConfigError, match=r"no Vulkan device to render with.*make setup-sim"):
         ManiSkillVectorEnv(1, id="PickCube-v1", render_mode="rgb_array")
@@ -65,7 +65,7 @@ def test_no_device_is_an_error_that_says_what_to_do(monkeypatch):
 @pytest.mark.sim
 def test_this_machine_renders():
     """`make setup-sim` comes before the tests: there is a device, and the simulator tests do not skip."""
-    part = check.PROOFS["mani_skill"]()
+    part = check.PROOFS["maniskill"]()
     assert part.ok, part.detail
     assert "PickCube-v1, (64, 64, 3)" in part.detail
 

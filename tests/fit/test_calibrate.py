@@ -196,7 +196,13 @@ def test_threshold_is_the_smallest_that_keeps_the_target():
 
 
 @pytest.mark.parametrize(
-    ("spread", "num"), [(0.0, 20), (0.7, 30), (1.0, 20), pytest.param(1.0, 60, marks=pytest.mark.slow)]
+    ("spread", "num"),
+    [
+        pytest.param(0.0, 20, marks=pytest.mark.slow),
+        (0.7, 30),
+        (1.0, 20),
+        pytest.param(1.0, 60, marks=pytest.mark.slow),
+    ],
 )
 def test_fresh_episodes_lie_within_the_intervals(spread, num):
     """Over many data sets, a fresh set of as many episodes lies inside about 95 times of 100."""

@@ -291,7 +291,7 @@ def in_two_processes(target, job):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     answers = context.Queue()
     processes = [context.Process(target=target, args=(rank, port, job, answers)) for rank in range(2)]
     for process in processes:
@@ -418,7 +418,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_fit(data, tmp_path, kill, start, pat
 @pytest.mark.slow
 def test_an_error_of_one_rank_is_the_error_of_the_fit(data, tmp_path):
     with pytest.raises(DataError, match="no checkpoint to resume from"):
-        fit(on(data, 2), tmp_path, start="spawn", resume_dir=tmp_path)
+        fit(on(data, 2), tmp_path, resume_dir=tmp_path)
 
 
 def test_the_error_of_a_rank_that_only_lost_its_peers_is_not_the_one_that_is_raised(tmp_path):
@@ -533,12 +533,11 @@ def test_a_process_ends_while_gloo_still_holds_tensors(quick_commands):
 
 
 @pytest.mark.slow
-def test_torchrun_gives_the_losses_of_the_command_alone(data, tmp_path):
+def test_torchrun_gives_the_losses_of_the_command_alone(data, tmp_path, quick_commands):
     options = {"capture_output": True, "text": True, "timeout": 200}
-    alone = [sys.executable, "-m", "guerdon.cli.main"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     launched = [*launcher, "-m", "guerdon.cli.main"]
-    for name, program in (("alone", alone), ("torchrun", launched)):
+    for name, program in (("alone", ["guerdon"]), ("torchrun", launched)):
         arguments = command(data, tmp_path / name, "fit.epochs=1", "--json")
         result = subprocess.run([*program, *arguments], **options)
         assert result.returncode == 0, result.stderr

@@ -14,6 +14,7 @@ from guerdon.cli.main import main
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.data.datasets import media
 from guerdon.data.datasets.media import find_clips, fitted
+from guerdon.data.files import videos
 from guerdon.fit.score import predict, score_path
 from guerdon.models import Contract, ResNetRewardModel, save_checkpoint
 from guerdon.monitoring.assess import load_manager, summarize_scores
@@ -223,12 +224,12 @@ def test_one_bad_clip_or_episode_does_not_cost_the_others(case, manager, tmp_pat
 
 def test_frames_of_a_video_are_bounded_before_they_are_decoded(case, tmp_path, monkeypatch):
     wide = write_video(tmp_path / "wide.mkv", case.frames[:2])
-    monkeypatch.setattr(media, "MAX_VIDEO_PIXELS", SIZE * SIZE - 1)
+    monkeypatch.setattr(videos, "MAX_VIDEO_PIXELS", SIZE * SIZE - 1)
     decoded = []
-    monkeypatch.setattr(media, "_check_pixels", lambda *size: decoded.append(size))
+    monkeypatch.setattr(videos, "check_pixels", lambda *size: decoded.append(size))
     with pytest.raises(DataError, match=r"wide\.mkv is not a readable video"):  # the decoder itself refuses
         list(media.video_frames(wide))
     monkeypatch.undo()
-    monkeypatch.setattr(media, "MAX_VIDEO_PIXELS", SIZE * SIZE - 1)
+    monkeypatch.setattr(videos, "MAX_VIDEO_PIXELS", SIZE * SIZE - 1)
     with pytest.raises(DataError, match=rf"wide\.mkv: has frames of {SIZE}x{SIZE} pixels; at most"):
         list(media.video_frames(wide))

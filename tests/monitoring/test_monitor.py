@@ -88,7 +88,9 @@ def make(tmp_path, cfg=CFG, contract=CONTRACT, threshold=0.5, knows_success=True
     return RewardMonitor(cfg, contract, threshold, tmp_path, knows_success=knows_success)
 
 
-@pytest.mark.parametrize("success", [0.0, pytest.param(0.5, marks=pytest.mark.slow), 1.0])
+@pytest.mark.parametrize(
+    "success", [pytest.param(0.0, marks=pytest.mark.slow), pytest.param(0.5, marks=pytest.mark.slow), 1.0]
+)
 def test_an_honest_stream_never_alarms(tmp_path, success):
     for seed in range(20):
         monitor = make(tmp_path)

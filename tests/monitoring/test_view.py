@@ -251,6 +251,17 @@ def test_a_film_in_mp4_has_every_frame(tmp_path):
     assert "data:video/mp4;base64," in write_report(tmp_path).read_text()
 
 
+def test_films_of_the_run_that_is_continued_go(tmp_path):
+    write_films(tmp_path, [film(), film(), film()], Classifier(), "gif")
+    own = tmp_path / "videos" / "mine.gif"
+    own.write_bytes(b"GIF89a")
+    write_films(tmp_path, [film(7)], Classifier(), "mp4")
+    left = sorted(path.name for path in (tmp_path / "videos").iterdir())
+    assert left == ["eval_0.json", "eval_0.mp4", "mine.gif"]
+    write_films(tmp_path, [], Classifier(), "gif")  # nothing was filmed: the last films stay
+    assert (tmp_path / "videos" / "eval_0.mp4").is_file()
+
+
 def test_films_of_a_reward_function_show_rewards(tmp_path):
     def pays(frames):
         return 30.0 * brightness(frames) - 20.0

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from guerdon.agents.networks import to_obs
 from guerdon.cli.main import main
 from guerdon.cli.robot import teleop
 from guerdon.cli.teleop_page import LiveView, Shown, ViewServer
@@ -128,6 +129,15 @@ def rows(buffer):
     return {name: ring[:count, 0] for name, ring in {**buffer._steps, **buffer._obs}.items()}
 
 
+@torch.no_grad()
+def critics_values(learner, steps):
+    """What the critics expect of the actions that were taken, [N]."""
+    obs = {name: torch.as_tensor(steps[name]) for name in ("state", "front_camera", "wrist_camera")}
+    features = learner.encoder(to_obs({name: part.numpy() for name, part in obs.items()}))
+    actions = learner._unit(torch.as_tensor(steps["actions"]))
+    return learner.critics(torch.cat([features, actions], 1)).squeeze(-1).mean(0).numpy()
+
+
 def until_success(reward, episode):
     """Steps of a demonstration up to the first that the model calls a success, and whether there is one."""
     manager = RewardManager(reward)
@@ -144,6 +154,7 @@ def test_a_demonstration_in_which_the_model_sees_no_success_does_not_end(caplog)
     assert count == 3 and ends.tolist() == [False, False, True, False, False]
 
 
+@pytest.mark.outcome
 @pytest.mark.slow
 def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fitted, tmp_path, monkeypatch):
     helped = ["env.train.operator=scripted", "env.train.operator_params.intervene_rate=0.8"]
@@ -177,6 +188,12 @@ def test_the_models_success_ends_episodes_and_people_are_learned_from(robot, fit
     assert {"state", "front_camera", "wrist_camera"} <= shown.keys()
     assert summary["env_steps"] >= 500
     assert robot.world.record.outside == 0
+
+    for steps in (held, shown):  # the reward reached the critics: they tell the steps that it pays
+        values, pays = critics_values(runner.learner, steps), steps["prob_success"] > threshold
+        paid, others = float(values[pays].mean()), float(values[~pays].mean())
+        print(f"the critics' values where the model sees success {paid:.2f}, elsewhere {others:.2f}")
+        assert paid > others + 0.3
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[0]["env/intervened"] == pytest.approx(0.8, abs=0.15)
 

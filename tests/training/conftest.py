@@ -38,9 +38,10 @@ def draw_plainly(canvas, rows, camera):
 
 @pytest.fixture(autouse=True, scope="module")
 def short_work(request):
-    """A run ends with one film instead of four; its pictures are plain, unless the file has REAL_PICTURES."""
+    """A run ends with one small film, not four; its pictures are plain, unless the file has REAL_PICTURES."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("guerdon.training.trainer.NUM_FILMS", 1)
+        patch.setattr("guerdon.monitoring.video.MIN_SIDE", 24)  # enlarging takes a sixth of a run
         if not getattr(request.module, "REAL_PICTURES", False):
             patch.setattr(DRAWING, draw_plainly)
         yield

@@ -114,7 +114,7 @@ def test_every_step_is_stored_once_and_in_order(short, tmp_path, make):
     np.testing.assert_array_equal(after, batch.obs["state"][:, 2].numpy() + 1)
 
 
-@pytest.mark.parametrize("algorithm", ["sac", "dqn"])
+@pytest.mark.parametrize("algorithm", ["sac", pytest.param("dqn", marks=pytest.mark.slow)])
 def test_as_many_steps_updates_and_episodes_as_synchronously(
     short, tmp_path, algorithm, make, finished_short
 ):
@@ -177,8 +177,8 @@ def test_weights_travel_only_when_they_changed(short, tmp_path, monkeypatch, mak
 @pytest.mark.parametrize(
     ("slow", "bound"),
     [
-        ("learner", 0),
         ("env", 7),
+        pytest.param("learner", 0, marks=pytest.mark.slow),
         pytest.param("env", 0, marks=pytest.mark.slow),
         pytest.param("learner", 7, marks=pytest.mark.slow),
     ],
@@ -226,7 +226,7 @@ def test_requests_are_cut_to_the_bound_so_that_nobody_waits(short, tmp_path, mak
     assert sum(entry["async/lag_waits"] for entry in metrics) == 0
 
 
-@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("in_flight", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_slow_learner_holds_the_environments_back(short, tmp_path, monkeypatch, in_flight, make):
     delay(monkeypatch, 0.002)
     runner = make(
@@ -404,7 +404,7 @@ def test_one_buffer_for_all_is_not_taken_for_those_of_several_workers(short, tmp
         train(load_config("train", [*settings, *more]))
 
 
-@pytest.mark.parametrize("pace", [[], [ASYNC]])
+@pytest.mark.parametrize("pace", [pytest.param([], marks=pytest.mark.slow), [ASYNC]])
 def test_another_number_of_environments_is_refused_with_their_buffer(short, tmp_path, pace):
     settings = [*short, *pace, "learner.total_steps=600"]
     folder, _ = train(load_config("train", settings))

@@ -107,8 +107,15 @@ def test_a_resumed_run_goes_on_with_the_same_digits(demos, tmp_path):
     assert all(row["reward_model/rewards"] for row in whole if "reward_model/rewards" in row)
 
 
-@pytest.mark.parametrize("kind", ["synchronous", "asynchronous"])
-@pytest.mark.parametrize("model", ["rnd", "ngu"])
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("ngu", "synchronous"),
+        ("rnd", "asynchronous"),
+        pytest.param("ngu", "asynchronous", marks=pytest.mark.slow),
+        pytest.param("rnd", "synchronous", marks=pytest.mark.slow),
+    ],
+)
 def test_off_policy_runs_learn_from_it(tmp_path, kind, model):
     more = ["reward_model.type=ngu", "reward_model.hidden=[16]"] if model == "ngu" else RND
     pace = [f"asynchronous.enabled={kind == 'asynchronous'}"]
@@ -177,7 +184,14 @@ def test_a_reward_that_is_dropped_on_the_way_is_caught(tmp_path, monkeypatch, lo
         train(tmp_path / "run", SHORT, RND, more)
 
 
-@pytest.mark.parametrize("more", [[], DQN, [*DQN, "asynchronous.enabled=true"]], ids=["ppo", "dqn", "async"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param([], id="ppo"),
+        pytest.param(DQN, id="dqn"),
+        pytest.param([*DQN, "asynchronous.enabled=true"], id="async", marks=pytest.mark.slow),
+    ],
+)
 def test_the_monitor_watches_its_rewards(tmp_path, monkeypatch, more):
     """Rewards that no longer differ raise an alarm; those of an untouched run do not."""
     brief = [

@@ -225,13 +225,13 @@ def test_reusing_verdicts_changes_no_number_and_judges_fewer_frames(
     for cached, entries in curves.items():
         counts[cached] = {
             name: sum(entry.pop(f"reward/frames_{name}", 0) for entry in entries)
-            for name in ("judged", "rendered")
+            for name in ("scored", "rendered")
         }
         for entry in entries:  # of other frames, drawn from those that were judged
             entry.pop("monitor/drift", None)
     for plain, reused in zip(curves["false"], curves["true"], strict=True):
         assert reused == pytest.approx(plain, rel=1e-4, abs=1e-6)
-    assert counts["true"]["judged"] < 0.6 * counts["false"]["judged"]
+    assert counts["true"]["scored"] < 0.6 * counts["false"]["scored"]
     assert counts["true"]["rendered"] < 0.6 * counts["false"]["rendered"]
 
 

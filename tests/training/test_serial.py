@@ -123,7 +123,7 @@ class Cut(Exception):
     pass
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "dqn", "sac"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("dqn", marks=pytest.mark.slow), "sac"])
 def test_a_resumed_run_has_the_numbers_of_an_uninterrupted_one(demos, tmp_path, monkeypatch, algorithm):
     changes = {"mix": {"normalize": True, "combine_mode": "replace"}}
     whole = settings(demos, algorithm, output_dir=str(tmp_path / "whole"), **changes)

@@ -6,7 +6,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -34,8 +33,7 @@ SHORT = [
 
 
 def run(command, cwd):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path}
+    environment = {**os.environ}
     environment.pop("EMBODIED_PATH", None)
     result = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=900
@@ -45,7 +43,7 @@ def run(command, cwd):
 
 
 @pytest.fixture
-def work(tmp_path):
+def work(tmp_path, quick_commands):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
 
@@ -57,7 +55,7 @@ def summary(work):
 
 @pytest.mark.slow
 def test_first_document_with_python(work, checkpoint):
-    command = [sys.executable, "examples/embodiment/train_embodied_agent.py", "--config-path"]
+    command = ["python", "examples/embodiment/train_embodied_agent.py", "--config-path"]
     command += ["examples/embodiment/config/", "--config-name", "maniskill_ppo_cnn", *SHORT]
     learned = [
         "reward.use_reward_model=True",

@@ -21,6 +21,7 @@ from guerdon.fit.logs import MetricLog
 from guerdon.training.fit_run import train_reward
 from guerdon.training.serial import as_run
 from guerdon.training.trackers import TRACKERS, Tracker, Trackers, follower, run
+from guerdon.training.trackers.base import stdout_to_stderr
 from guerdon.training.trackers.lines import GrowingLines, row_of
 from tests.fit.synthetic import write_store
 from tests.fit.test_logs import events
@@ -192,8 +193,32 @@ def test_a_tracker_that_hangs_is_left_alone(fake, tmp_path, monkeypatch, caplog)
     assert [line for line in caplog.messages if "wandb does not answer" in line]
 
 
+def test_what_a_tracker_prints_is_no_result_and_the_result_is_printed(fake, tmp_path, monkeypatch, capsys):
+    """A tracker that hangs while it prints keeps nobody from standard output."""
+    printed, free = threading.Event(), threading.Event()
+
+    def close(self, *, finished):
+        with stdout_to_stderr():
+            print("* uploading")
+            printed.set()
+            free.wait(60)
+            print("* uploaded")
+
+    monkeypatch.setattr(fake, "close", close)
+    monkeypatch.setattr(follower, "CLOSE_SECONDS", 0.2)
+    with Trackers(config_for(tmp_path, ["wandb"]), tmp_path) as trackers:
+        trackers.finish()
+    assert printed.is_set()
+    print("the result")
+    free.set()
+    fake.made[0].thread.join(60)
+    print("and more")
+    assert capsys.readouterr() == ("the result\nand more\n", "* uploading\n* uploaded\n")
+
+
 def test_one_that_cannot_start_is_an_error(fake, tmp_path, monkeypatch):
     def refuse(self, run):
+        time.sleep(0.3)  # as asking a server takes
         raise RuntimeError("no API key\nconfigured")
 
     monkeypatch.setattr(fake, "__init__", refuse)

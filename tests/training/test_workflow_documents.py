@@ -3,8 +3,6 @@
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -48,8 +46,7 @@ FEW_FLAGS = ["--epochs", "1", "--hidden-dim", "16", "--image-size", "3", "24", "
 
 def run(text, cwd, more=(), code=0):
     """A command of several lines, with shorter settings after it."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path}
+    environment = {**os.environ}
     environment.pop("EMBODIED_PATH", None)
     line = " ".join([text.replace("\\\n", " ").replace("\n", " "), *(f"'{each}'" for each in more)])
     result = subprocess.run(
@@ -64,7 +61,7 @@ def latest_run(work):
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory):
+def work(tmp_path_factory, quick_commands):
     """After step 1, and with successes of the script, which a policy of 600 steps has none of."""
     place = tmp_path_factory.mktemp("workflow")
     (place / "examples").symlink_to(ROOT / "examples")

@@ -14,7 +14,7 @@ from guerdon.core.progress import progress
 from guerdon.core.types import BoolArray, Episode, Fault, FloatArray, UInt8Array
 from guerdon.data.datasets.probe import CHANCE, blind_camera_message, probe, probe_steps, small_pictures
 from guerdon.data.datasets.split import episode_cells, grey_cells, groups, near_duplicates
-from guerdon.data.formats import find_format
+from guerdon.data.formats import Format, find_format
 from guerdon.data.store.shard import content_hash, episode_digest
 from guerdon.data.summary import inspect, usable
 
@@ -28,6 +28,7 @@ below `STILL` grey levels are no movement."""
 EXAMPLES = 5
 
 Level = Literal["error", "warning", "info"]
+LEVELS: dict[str, Level] = {"error": "error", "warning": "warning", "info": "info"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +84,11 @@ def _found(level: Level, check: str, message: str, examples: Iterable[str] = ())
     return Finding(level=level, check=check, message=message, examples=tuple(islice(examples, EXAMPLES)))
 
 
-def audit(path: Path | str, format: str | None = None) -> AuditReport:
+def audit(path: Path | str, format: str | Format | None = None) -> AuditReport:
     """Read the data set at `path` once and report what a trainer should know about it."""
     path = Path(path)
     kind = find_format(path, format)
-    summary = inspect(path, kind.name)
+    summary = inspect(path, kind)
     faults: list[Fault] = []
     notes = _Notes()
     episodes = usable(kind.read(path), summary.cameras, faults)
@@ -96,6 +97,8 @@ def audit(path: Path | str, format: str | None = None) -> AuditReport:
     ):
         _look(notes, episode, f"episode {number} ({episode.source or 'no source'})")
     findings = [_found("error", "unreadable", f"{fault.path}: {fault.reason}") for fault in faults]
+    for known_level, check, message in kind.findings(path):
+        findings.append(_found(LEVELS[known_level], check, message))
     for (level, check, message), names in notes.objections.items():
         findings.append(_found(level, check, f"{len(names)} episode(s): {message}", names))
     findings += _balance(notes)

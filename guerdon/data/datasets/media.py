@@ -12,28 +12,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from PIL import Image
 
-from guerdon.core.errors import ConfigError, DataError
+from guerdon.core.errors import DataError
 from guerdon.core.types import UInt8Array, display_path
 from guerdon.data.files.bounds import one_line
+from guerdon.data.files.videos import VIDEO_CONTAINERS, check_pixels, open_video
 from guerdon.data.formats.folder import PICTURE_SUFFIXES, read_picture
 
 log = logging.getLogger("guerdon")
 
-VIDEO_CONTAINERS = {
-    **dict.fromkeys((".mp4", ".mov", ".m4v"), "mov"),
-    **dict.fromkeys((".mkv", ".webm"), "matroska"),
-    ".avi": "avi",
-}
-"""Suffix -> container. It is not guessed: a playlist that is called .mp4 could name other files to read."""
 MAX_BATCH_BYTES = 256 << 20
 """Of the frames of one batch and camera."""
-MAX_VIDEO_PIXELS = 4096 * 2304
-"""Of a frame. A decoder may keep 17 of them, of six bytes a pixel at most."""
 MAX_STRETCH = 0.02
 """Frames are resized if the ratio of width to height stays the same within this share."""
 
@@ -174,45 +167,13 @@ def _stacked(frames: list[UInt8Array], source: str) -> UInt8Array:
 
 def video_frames(path: Path) -> Iterator[tuple[str, UInt8Array]]:
     """The frames of a video, one at a time, each with the name for messages; uint8 [H, W, 3]."""
-    try:
-        import av
-        from av.error import FFmpegError
-    except ImportError as error:
-        raise ConfigError(
-            f"{display_path(path)} is a video; reading it needs PyAV: pip install 'guerdon[video]'"
-        ) from error
-    container: Any = None
     shown = display_path(path)
-    try:
-        options = {"protocol_whitelist": "file"}
-        container = av.open(str(path), format=VIDEO_CONTAINERS[path.suffix.lower()], options=options)
-        if not container.streams.video:
-            raise DataError("has no video stream")
-        stream = container.streams.video[0]
-        decoder = stream.codec_context
-        if decoder is None:
-            raise DataError("is in a codec that is not known")
-        decoder.options = {"max_pixels": str(MAX_VIDEO_PIXELS)}  # checked before memory is taken
-        _check_pixels(decoder.width, decoder.height)
+    with open_video(path) as (container, stream):
         found = False
         for frame in container.decode(stream):
-            _check_pixels(frame.width, frame.height)
+            check_pixels(frame.width, frame.height)
             found = True
             pixels = frame.to_ndarray(format="rgb24")
             yield shown, np.rot90(pixels, getattr(frame, "rotation", 0) // 90)  # as players show it
         if not found:
             raise DataError("has no frames")
-    except DataError as error:
-        raise DataError(f"{shown}: {error}") from error
-    except (FFmpegError, OSError, ValueError) as error:
-        raise DataError(f"{shown} is not a readable video: {one_line(error)}") from error
-    finally:
-        if container is not None:
-            container.close()
-
-
-def _check_pixels(width: int, height: int) -> None:
-    if width * height > MAX_VIDEO_PIXELS:
-        raise DataError(
-            f"has frames of {width}x{height} pixels; at most {MAX_VIDEO_PIXELS} pixels (4096x2304) are read"
-        )

@@ -13,7 +13,7 @@ from guerdon.core.errors import DataError
 from guerdon.core.progress import progress
 from guerdon.core.types import Episode, IntArray, UInt8Array, display_path
 from guerdon.data.datasets.split import sampled_steps
-from guerdon.data.formats import find_format
+from guerdon.data.formats import Format, find_format
 
 if TYPE_CHECKING:  # with it comes torch, which a preview does without
     from guerdon.data.datasets.frames import RewardDataset
@@ -29,13 +29,13 @@ def save_picture(path: Path, frame: UInt8Array) -> None:
     write_atomic(path, lambda file: picture.save(file, format="PNG"))
 
 
-def write_preview(path: Path | str, target: Path | str, format: str | None = None) -> None:
+def write_preview(path: Path | str, target: Path | str, format: str | Format | None = None) -> None:
     """Write `preview` to the PNG file `target`."""
     picture = preview(path, format)
     write_atomic(Path(target), lambda file: picture.save(file, format="PNG"))
 
 
-def preview(path: Path | str, format: str | None = None) -> Image.Image:
+def preview(path: Path | str, format: str | Format | None = None) -> Image.Image:
     """A picture of the first successes and failures of the data set at `path`.
 
     A row is an episode: evenly spaced frames of its first camera, with their labels as coloured borders.

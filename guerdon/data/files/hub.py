@@ -57,8 +57,16 @@ def local_folder(name: str | os.PathLike[str], patterns: Sequence[str] = SAFE_FI
         ) from error
 
 
-def upload_folder(folder: Path, repository: str, *, private: bool, token: str | None, message: str) -> str:
-    """Upload a folder to a repository, which is made if there is none; returns its address.
+def upload_folder(
+    folder: Path,
+    repository: str,
+    *,
+    files: Sequence[str] = SAFE_FILES,
+    private: bool,
+    token: str | None,
+    message: str,
+) -> str:
+    """Upload files of a folder to a repository, which is made if there is none; returns its address.
 
     Raises:
         DataError: the hub cannot be reached, or refuses.
@@ -69,7 +77,12 @@ def upload_folder(folder: Path, repository: str, *, private: bool, token: str | 
     try:
         api = hub.HfApi(token=token)
         address = api.create_repo(repository, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repository, folder_path=str(folder), commit_message=message)
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=str(folder),
+            allow_patterns=list(files),
+            commit_message=message,
+        )
     except Exception as error:  # of the network, or a refusal by the hub, in many classes
         raise DataError(
             f"{repository}: the Hugging Face hub did not take the upload: {one_line(error)}. The model is in "

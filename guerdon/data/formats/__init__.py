@@ -11,6 +11,7 @@ from guerdon.core.plugins import Plugin, load_plugins
 from guerdon.core.types import display_path
 from guerdon.data.formats.base import EpisodeWriter, Format
 from guerdon.data.formats.folder import Folder
+from guerdon.data.formats.lerobot import LeRobot
 from guerdon.data.formats.maniskill_h5 import ManiSkillH5
 from guerdon.data.formats.minari_h5 import Minari
 from guerdon.data.formats.native import Native
@@ -31,6 +32,7 @@ FORMATS: dict[str, Format] = {
         RlinfEpisode(),
         RealworldPkl(),
         RewardPt(),
+        LeRobot(),
         Minari(),
         ManiSkillH5(),
         Folder(),
@@ -43,8 +45,10 @@ PLUGIN_GROUP = "guerdon.formats"
 log = logging.getLogger("guerdon")
 
 
-def get_format(name: str) -> Format:
-    """The format of that name: in the table, or of a plugin, which is imported now."""
+def get_format(name: str | Format) -> Format:
+    """The format of that name: in the table, or of a plugin, which is imported now; a format is itself."""
+    if isinstance(name, Format):
+        return name
     if name in FORMATS:
         return FORMATS[name]
     plugins = load_plugins(PLUGIN_GROUP)
@@ -64,7 +68,7 @@ def _format_of(plugin: Plugin) -> Format:
     return cls()
 
 
-def find_format(path: Path, name: str | None) -> Format:
+def find_format(path: Path, name: str | Format | None) -> Format:
     """The format of that name, or the one that is detected at `path`."""
     return detect_format(path) if name is None else get_format(name)
 

@@ -7,20 +7,39 @@ parts that formats share: one bad file gives one `Fault`, and truncated episodes
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from guerdon.core.atomic import make_directory
-from guerdon.core.errors import DataError, StorageError
+from guerdon.core.errors import ConfigError, DataError, StorageError
 from guerdon.core.types import Episode, Fault, display_path, is_positive
 from guerdon.data.files.bounds import memory_budget, one_line
 
 UNFINISHED = "unfinished"
 """Directory beside the others for truncated episodes, in formats that cannot mark them."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeFacts:
+    """What can be told of an episode without its frames."""
+
+    source: str
+    success: bool
+    complete: bool
+    num_frames: int
+    num_positive_frames: int
+    camera_shapes: Mapping[str, tuple[int, int, int]]
+    """Camera name -> (H, W, C)."""
+
+    @classmethod
+    def of(cls, episode: Episode) -> EpisodeFacts:
+        """The facts of an episode that was read."""
+        return cls(**{item.name: getattr(episode, item.name) for item in fields(cls)})
 
 
 class EpisodeWriter(ABC):
@@ -59,6 +78,8 @@ class Format(ABC):
     name: ClassVar[str]
     looks_for: ClassVar[str]
     """The files by which it is detected, for messages."""
+    names_episodes: ClassVar[bool] = False
+    """Whether the source of every episode is its own, so that a copy can tell which ones it has."""
 
     @abstractmethod
     def detect(self, path: Path) -> bool:
@@ -67,6 +88,31 @@ class Format(ABC):
     @abstractmethod
     def read(self, path: Path) -> Iterator[Episode | Fault]:
         """Yield every episode in a stable order; what cannot be used is yielded as a `Fault`."""
+
+    def facts(self, path: Path) -> Iterator[EpisodeFacts | Fault]:
+        """What `read` would yield, without the frames; formats that need not decode them override this."""
+        for item in self.read(path):
+            yield item if isinstance(item, Fault) else EpisodeFacts.of(item)
+
+    def read_except(self, path: Path, done: Collection[str]) -> Iterator[Episode | Fault]:
+        """What `read` yields but the episodes whose source is in `done`; needs `names_episodes`."""
+        for item in self.read(path):
+            if isinstance(item, Fault) or item.source not in done:
+                yield item
+
+    def findings(self, path: Path) -> list[tuple[str, str, str]]:
+        """(level, check, message) of what an audit should say of this format's own peculiarities."""
+        return []
+
+    def configured(self, **settings: Any) -> Format:
+        """The same format with other settings; a setting that it does not have is a `ConfigError`."""
+        record: Any = self  # a dataclass, if it has settings
+        known = [item.name for item in fields(record)] if is_dataclass(record) else []
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"the format {self.name} has no setting {name!r}; it has {known or 'none'}")
+        made: Format = replace(record, **settings) if settings else self
+        return made
 
     def count(self, path: Path) -> tuple[int, int]:
         """How many successes and failures are at `path`; (0, 0) if there is nothing."""

@@ -169,10 +169,14 @@ def _episode(
 
 
 def read_picture(path: Path) -> UInt8Array:
-    """A PNG or JPEG, uint8 [H, W] or [H, W, 3]; other decoders, which may start programs, are not asked."""
+    """A PNG or JPEG, uint8 [H, W] or [H, W, 3]."""
     if path.stat().st_size > _MAX_FILE:
         raise DataError(f"is larger than {_MAX_FILE >> 20} MiB")
-    content = path.read_bytes()
+    return decode_picture(path.read_bytes())
+
+
+def decode_picture(content: bytes) -> UInt8Array:
+    """A PNG or JPEG, uint8 [H, W] or [H, W, 3]; other decoders, which may start programs, are not asked."""
     try:
         with Image.open(BytesIO(content), formats=_DECODERS) as image:
             width, height = image.size

@@ -46,8 +46,15 @@ def make_scorer(
 
     A ResNet in `fp32` is fused (see `FusedEncoder`). For int8 see `guerdon.rewards.image.int8`.
     """
-    if not isinstance(model.image_encoder, ResNet):
+    if not model.is_fusable:
         return PlainScorer(model, precision, device)
+    return resnet_scorer(model, precision, device=device)
+
+
+def resnet_scorer(
+    model: RewardModel, precision: Literal["fp32", "bf16"] = "fp32", *, device: str = "cpu"
+) -> ModelScorer:
+    """As `make_scorer`, for models with a ResNet of ours; an error for others."""
     make_encoder = FusedEncoder if precision == "fp32" else _bfloat16_encoder
     return ModelScorer(model, make_encoder(model, torch.device(device)), device)
 

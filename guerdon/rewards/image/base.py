@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -20,6 +22,9 @@ from guerdon.core.images import to_uint8_hwc
 from guerdon.rewards.image.encoders import ImageEncoder, ResNet
 from guerdon.rewards.image.hf_files import IMAGENET_MEAN as IMAGENET_MEAN
 from guerdon.rewards.image.hf_files import IMAGENET_STD as IMAGENET_STD
+
+if TYPE_CHECKING:
+    from guerdon.rewards.image.contract import Contract
 
 GREY_MEAN = (0.449,)  # the average over the colours
 GREY_STD = (0.226,)
@@ -45,7 +50,7 @@ class RewardModel(nn.Module, ABC):
         settings: single settings by name, over `config` or over the defaults.
     """
 
-    model_type: ClassVar[Literal["resnet_reward", "binary_classifier"]]
+    model_type: ClassVar[Literal["resnet_reward", "binary_classifier", "lerobot_classifier"]]
     keyword_defaults: ClassVar[dict[str, Any]] = {}
     """Defaults that differ from the config's if the model is made from keywords alone."""
 
@@ -87,9 +92,15 @@ class RewardModel(nn.Module, ABC):
     def resnet(self) -> ResNet:
         """The encoder, for those who need a ResNet of ours."""
         encoder = self.image_encoder
-        if not isinstance(encoder, ResNet):
-            raise ConfigError(f"this needs a ResNet, not the encoder {self.config.encoder}")
+        if not isinstance(encoder, ResNet) or not self.is_fusable:
+            other = self.config.encoder or f"of a {self.model_type}"
+            raise ConfigError(f"this needs a ResNet, not the encoder {other}")
         return encoder
+
+    @property
+    def is_fusable(self) -> bool:
+        """Whether normalisation and encoder may be replaced by faster ones: those of a ResNet."""
+        return isinstance(self.image_encoder, ResNet)
 
     @property
     def encoder_frozen(self) -> bool:
@@ -198,6 +209,40 @@ class RewardModel(nn.Module, ABC):
         finally:
             self.train(training)
         return Prediction(prob_success=probs.mean(1), disagreement=probs.std(1, correction=0))
+
+    def save_pretrained(self, folder: str | os.PathLike[str], contract: Contract | None = None) -> Path:
+        """Write a folder to share: weights, `config.json`, contract and model card.
+
+        Args:
+            folder: made if there is none.
+            contract: with threshold and calibration; None: one that knows the model alone.
+        """
+        from guerdon.rewards.image import Contract
+        from guerdon.rewards.image.shared_model import save_shared
+
+        return save_shared(Path(folder), self, Contract.of(self) if contract is None else contract)
+
+    def push_to_hub(
+        self,
+        name: str,
+        contract: Contract | None = None,
+        *,
+        private: bool = False,
+        token: str | None = None,
+    ) -> str:
+        """Upload what `save_pretrained` writes to `OWNER/NAME` of the Hugging Face hub -> its address."""
+        from guerdon.rewards.image import Contract
+        from guerdon.rewards.image.shared_model import push_shared
+
+        known = Contract.of(self) if contract is None else contract
+        return push_shared(name, self, known, private=private, token=token)
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str]) -> Self:
+        """The model of a folder that `save_pretrained` wrote, or of `OWNER/NAME` of the hub, in eval mode."""
+        from guerdon.rewards.image.shared_model import load_shared
+
+        return cast("Self", load_shared(name, cls))
 
     def _member_logits(self, features: Tensor) -> Tensor:
         """[N, D] -> [N, M]."""

@@ -22,14 +22,17 @@ from torch import Tensor
 
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.core.atomic import make_directory, write_atomic
-from guerdon.core.errors import DataError, GuerdonError
+from guerdon.core.errors import ConfigError, DataError, GuerdonError
 from guerdon.core.types import display_path
 from guerdon.data.files.bounds import one_line, read_small
 from guerdon.data.files.checksums import load_torch, tensors_checksum
+from guerdon.data.files.hub import local_folder
 from guerdon.rewards.image.base import RewardModel
 from guerdon.rewards.image.contract import Contract
 from guerdon.rewards.image.encoders import ARCHS, BasicBlock, Bottleneck, ResNet
 from guerdon.rewards.image.hf_encoder import EncoderFacts, HFEncoder, build_hf_encoder
+from guerdon.rewards.image.hf_files import read_object
+from guerdon.rewards.image.lerobot_files import is_lerobot, read_lerobot
 from guerdon.rewards.image.models import build_model
 from guerdon.rewards.image.weights import (
     CHECKSUM,
@@ -45,12 +48,19 @@ logger = logging.getLogger("guerdon")
 
 WEIGHTS_FILE = "model.safetensors"
 CONTRACT_FILE = "contract.json"
+CONFIG_FILE, CARD_FILE = "config.json", "README.md"
+KIND = "guerdon_reward_model"
+"""`model_type` in the `config.json` of shared models (`shared_model.py`)."""
+HUB_PREFIX = "hf:"
+"""Before `OWNER/NAME` in the place of a path."""
 TORCH_SUFFIXES = (".pt", ".pth")
 _IN_DIRECTORY = (
     WEIGHTS_FILE,
     "checkpoint.pt",
     "best_model",
     "checkpoints/best_model",
+    "pretrained_model",  # LeRobot's
+    "checkpoints/last/pretrained_model",
     "reward_model_best.pt",
     "best_model.pt",
     "model_state_dict/full_weights.pt",  # RLinf's runner
@@ -107,7 +117,7 @@ def load_checkpoint(
     """Load a model in eval mode.
 
     Args:
-        path: a checkpoint file, or a directory that holds one.
+        path: a checkpoint file, a directory that holds one, or `hf:OWNER/NAME` for one of the hub.
         config: gives the settings that are not part of a trained model (`precision`, ...). A file without a
             contract, written by another program, is built after it.
         given: the keys of `config` that the user set; a contradiction to the contract is a `ConfigError`.
@@ -118,7 +128,14 @@ def load_checkpoint(
     file = find_checkpoint(Path(path))
     weights, text, extra = _read(file)
     source = display_path(file)
+    if text is None and file.name == WEIGHTS_FILE and is_lerobot(file.parent):
+        model, contract = read_lerobot(file.parent)
+        if config is not None:
+            contract.check_config(config, given)
+            model.config = contract.model_config(config)
+        return model, contract, {}
     if text is None:
+        _refuse_foreign(file)
         if config is None:
             raise DataError(f"{source}: has no contract; to load it, give the settings of its model")
         weights = _rename_foreign(weights)
@@ -126,13 +143,16 @@ def load_checkpoint(
     else:
         fields, more = _parse(text, source)
         contract, extra = Contract.from_dict(fields, source), {**extra, **more}
+        _check_shared(file, contract)
         if config is not None:
             contract.check_config(config, given)
     return _rebuild(contract, config, weights, source), contract, extra
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The file with the weights that `path` stands for."""
+    """The file with the weights that `path` stands for; `hf:OWNER/NAME` is fetched from the hub."""
+    if is_hub_name(path):
+        path = local_folder(str(path).removeprefix(HUB_PREFIX))
     if path.is_file():
         return path.parent / WEIGHTS_FILE if path.name == CONTRACT_FILE else path
     if path.is_dir():
@@ -150,6 +170,46 @@ def find_checkpoint(path: Path) -> Path:
         logger.info("%s does not exist; %s beside it is used", display_path(path), saved.name)
         return saved
     raise DataError(f"{display_path(path)}: there is no such checkpoint")
+
+
+def is_hub_name(path: Path | str) -> bool:
+    """Whether `path` names a model of the hub."""
+    return str(path).startswith(HUB_PREFIX)
+
+
+def check_own(path: Path | str, what: str) -> None:
+    """Raise a `ConfigError` if `what` would be written into the hub's cache or into a folder of LeRobot."""
+    kind = "a copy of the hub's" if is_hub_name(path) else "a folder of LeRobot"
+    if is_hub_name(path) or is_lerobot(find_checkpoint(Path(path)).parent):
+        raise ConfigError(
+            f"{path}: {what} is not written into {kind}: export the model to a folder first "
+            f"(guerdon reward export --checkpoint {path} --out FOLDER)"
+        )
+
+
+def _check_shared(file: Path, contract: Contract) -> None:
+    """Compare the `config.json` of a shared model with the contract in its weights."""
+    if file.name != WEIGHTS_FILE or (told := read_object(file.parent / CONFIG_FILE)) is None:
+        return
+    if told.get("model_type") != KIND or told.get("model") != contract.to_dict()["model"]:
+        raise DataError(
+            f"{display_path(file.parent / CONFIG_FILE)}: does not describe the model in {WEIGHTS_FILE}: the "
+            "files are of two models, or one was changed"
+        )
+
+
+def _refuse_foreign(file: Path) -> None:
+    """Raise a `DataError` if the `config.json` beside weights says that they are of another kind of model."""
+    told = read_object(file.parent / CONFIG_FILE) if file.name == WEIGHTS_FILE else None
+    if told is None:
+        return
+    kind = told.get("model_type", told.get("type", "unknown"))
+    if kind == KIND:
+        raise DataError(f"{display_path(file)}: is damaged: it has lost the contract of the model")
+    raise DataError(
+        f"{display_path(file.parent)}: holds a model of the kind {one_line(kind)}, no reward model of "
+        "Guerdon or LeRobot (a vision encoder: reward.model.encoder=hf:PATH)"
+    )
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], str | None, dict[str, Any]]:

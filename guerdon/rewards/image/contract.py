@@ -36,17 +36,22 @@ MODEL_KEYS = (
     "hidden_dim",
     "dropout",
     "num_spatial_blocks",
+    "latent_dim",
     "num_members",
     "use_pretrain",
     "freeze_encoder",
     "normalize",
 )
 """The settings of `reward.model` that belong to the trained model."""
-_LATER_KEYS = {"num_frames": 1, "only_at_rest": False, "crop": None, "encoder": None}
+_LATER_KEYS = {"num_frames": 1, "only_at_rest": False, "crop": None, "encoder": None, "latent_dim": 256}
 """Not in contracts of older versions, which had just this."""
 _FREE_KEYS = ("dropout", "freeze_encoder")  # without effect on what a trained model says
 _RESNET_KEYS = ("arch", "width")  # without effect on a model with an encoder of its own
-_CLASSIFIER_KEYS = ("num_spatial_blocks", "use_pretrain")  # without effect on the other model
+_WITHOUT_EFFECT = {
+    "resnet_reward": ("num_spatial_blocks", "use_pretrain", "latent_dim"),
+    "binary_classifier": ("latent_dim",),
+    "lerobot_classifier": ("use_pretrain",),
+}
 
 
 _FORMER_DEFAULTS = {"arch": "resnet18", "width": 64}
@@ -164,7 +169,7 @@ class Contract:
             given: the keys that the user set; defaults contradict nothing.
         """
         trained = self.model_config()
-        skipped = _FREE_KEYS if trained.model_type == "binary_classifier" else _FREE_KEYS + _CLASSIFIER_KEYS
+        skipped: tuple[str, ...] = _FREE_KEYS + _WITHOUT_EFFECT[trained.model_type]
         skipped += _RESNET_KEYS if trained.encoder is not None else ()
         clashes = []
         for key in MODEL_KEYS:

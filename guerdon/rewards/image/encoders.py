@@ -164,6 +164,9 @@ ARCHS: dict[Arch, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
 class ResNet(ImageEncoder):
     """A ResNet without its last pooling and its classifier, with torchvision's names for all weights.
 
+    Attributes:
+        end_padded_pool: pad the first pooling at the ends alone, as LeRobot's ResNet10 with GroupNorm does.
+
     Args:
         arch: a key of `ARCHS`.
         width: channels of the first stage; each later stage doubles them.
@@ -184,7 +187,7 @@ class ResNet(ImageEncoder):
         super().__init__()
         block, depths = ARCHS[arch]
         self.arch, self.width = arch, width
-        self.norm, self.same_padding = norm, same_padding
+        self.norm, self.same_padding, self.end_padded_pool = norm, same_padding, False
         self.num_features = 8 * width * block.expansion
         self.conv1 = nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=False)
         self.bn1 = make_norm(norm, width)
@@ -241,6 +244,8 @@ class ResNet(ImageEncoder):
         x = F.relu(self.bn1(self.conv1(x)), inplace=True)
         if self.same_padding:
             x = F.max_pool2d(pad_same(x, float("-inf")), 3, stride=2)
+        elif self.end_padded_pool and self.norm == "group":
+            x = F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=float("-inf")), 3, stride=2)
         else:
             x = F.max_pool2d(x, 3, stride=2, padding=1)
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):

@@ -8,13 +8,17 @@ weights are read from safetensors files alone.
 from __future__ import annotations
 
 import inspect
+import json
 import logging
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from guerdon.config.build import build, to_plain
@@ -23,11 +27,10 @@ from guerdon.data.files.bounds import one_line
 from guerdon.data.files.checksums import tensors_checksum
 from guerdon.data.files.hub import require
 from guerdon.rewards.image.encoders import ImageEncoder
-from guerdon.rewards.image.hf_files import IMAGENET_MEAN, IMAGENET_STD, EncoderFiles, open_encoder
+from guerdon.rewards.image.hf_files import IMAGENET_MEAN, IMAGENET_STD, PREFIX, EncoderFiles, open_encoder
 
 logger = logging.getLogger("guerdon")
 
-PREFIX = "hf:"
 MAX_LAYERS = 512
 _NO_DROPOUT = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "hidden_dropout"),
@@ -51,6 +54,8 @@ class EncoderFacts:
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Of the colours from 0 to 1 that it expects."""
     std: tuple[float, float, float] = IMAGENET_STD
+    features: Literal["map", "first"] = "map"
+    """The features of all patches, or the first token alone: that of the class, where there is one."""
 
     @classmethod
     def from_dict(cls, data: Any) -> EncoderFacts:
@@ -99,7 +104,9 @@ class HFEncoder(ImageEncoder):
         count, _, height, width = x.shape
         frames = x.reshape(count * self.num_frames, 3, height, width)
         hidden: Tensor = self.network(pixel_values=frames, **self._options).last_hidden_state
-        if hidden.ndim == 3:  # [n, tokens, C]: those of patches come last, row by row
+        if self.facts.features == "first":  # of tokens [n, tokens, C]
+            hidden = hidden[:, 0, :, None, None]
+        elif hidden.ndim == 3:  # those of patches come last, row by row
             rows, columns = self._grid(height, width)
             hidden = hidden[:, -rows * columns :].transpose(1, 2)
             hidden = hidden.reshape(len(frames), self._channels, rows, columns)
@@ -166,12 +173,13 @@ def encoder_hash(network: nn.Module) -> str:
     return tensors_checksum(network.state_dict(), "")
 
 
-def load_hf_encoder(name: str, num_frames: int = 1) -> HFEncoder:
+def load_hf_encoder(name: str, num_frames: int = 1, *, first_token: bool = False) -> HFEncoder:
     """The encoder that `hf:PATH` names, with its weights, not frozen.
 
     Args:
         name: `hf:FOLDER`, `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION`.
         num_frames: see `HFEncoder`.
+        first_token: whether encoders of tokens give the first alone, as LeRobot's classifier reads them.
 
     Raises:
         DataError: there is no such encoder, or it is none that can be used.
@@ -179,10 +187,25 @@ def load_hf_encoder(name: str, num_frames: int = 1) -> HFEncoder:
     transformers = require("transformers", f"the encoder {name}")
     files = open_encoder(name.removeprefix(PREFIX))
     config = _config_of(transformers, files.config, files.source)
+    network = _without_poolers(_loaded(transformers, files.folder, config, files.source))
+    facts = EncoderFacts(
+        source=name,
+        weights_hash=encoder_hash(network),
+        config=_plain_config(config),
+        mean=files.mean,
+        std=files.std,
+        features="first" if first_token and not gives_maps(config) else "map",
+    )
+    logger.info("encoder %s (%s, weights %s)", files.source, type(network).__name__, facts.weights_hash[:12])
+    return HFEncoder(network, facts, num_frames)
+
+
+def _loaded(transformers: Any, folder: Path, config: Any, source: str) -> nn.Module:
+    """The network in a folder; `transformers` knows what its weights were called in older versions."""
     with _quiet(transformers):
         try:
             loaded: Any = transformers.AutoModel.from_pretrained(
-                files.folder,
+                folder,
                 config=config,
                 dtype=torch.float32,
                 use_safetensors=True,
@@ -191,25 +214,17 @@ def load_hf_encoder(name: str, num_frames: int = 1) -> HFEncoder:
                 output_loading_info=True,
             )
         except Exception as error:  # hostile bytes can fail in any way
-            raise DataError(f"{files.source}: cannot be loaded: {one_line(error)}") from error
+            raise DataError(f"{source}: cannot be loaded: {one_line(error)}") from error
     network, found = loaded
     missing = sorted(key for key in found["missing_keys"] if not key.startswith(_POOLERS))
     wrong = [*missing, *(key[0] for key in found["mismatched_keys"])]
     if wrong:
         raise DataError(
-            f"{files.source}: its files lack weights of a {type(network).__name__}, or have them in another "
+            f"{source}: its files lack weights of a {type(network).__name__}, or have them in another "
             f"shape: {one_line(', '.join(wrong))}"
         )
-    network = _without_poolers(network)
-    facts = EncoderFacts(
-        source=name,
-        weights_hash=encoder_hash(network),
-        config=_plain_config(config),
-        mean=files.mean,
-        std=files.std,
-    )
-    logger.info("encoder %s (%s, weights %s)", files.source, type(network).__name__, facts.weights_hash[:12])
-    return HFEncoder(network, facts, num_frames)
+    assert isinstance(network, nn.Module)
+    return network
 
 
 def build_hf_encoder(facts: EncoderFacts, num_frames: int, source: str) -> HFEncoder:
@@ -224,11 +239,40 @@ def build_hf_encoder(facts: EncoderFacts, num_frames: int, source: str) -> HFEnc
     return HFEncoder(_without_poolers(network), facts, num_frames)
 
 
+def described_encoder(
+    name: str, described: Mapping[str, Any], weights: Mapping[str, Tensor], *, first_token: bool
+) -> HFEncoder:
+    """The encoder of another program's file: described by its `config.json`, with weights from that file.
+
+    Args:
+        name: what the program calls it.
+        described: the contents of `config.json`.
+        weights: may hold more than the encoder's, such as those of a pooler.
+        first_token: see `load_hf_encoder`.
+    """
+    transformers = require("transformers", f"the encoder {name}")
+    config = _config_of(transformers, described, name)
+    features: Literal["map", "first"] = "first" if first_token and not gives_maps(config) else "map"
+    facts = EncoderFacts(
+        source=PREFIX + name, weights_hash="", config=_plain_config(config), features=features
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(facts.config))
+        save_file(dict(weights), Path(folder) / "model.safetensors", {"format": "pt"})
+        network = _without_poolers(_loaded(transformers, Path(folder), config, name))
+    return HFEncoder(network, replace(facts, weights_hash=encoder_hash(network)))
+
+
 def same_encoder(name: str, facts: EncoderFacts) -> bool:
     """Whether `hf:PATH` has the weights that a contract names; the hub is asked only for another name."""
     if name == facts.source and not EncoderFiles.is_local(name.removeprefix(PREFIX)):
         return True
     return load_hf_encoder(name).facts.weights_hash == facts.weights_hash
+
+
+def gives_maps(config: Any) -> bool:
+    """Whether an encoder of this configuration gives feature maps, and no tokens."""
+    return bool(getattr(config, "hidden_sizes", None))
 
 
 def _config_of(transformers: Any, plain: Mapping[str, Any], source: str) -> Any:

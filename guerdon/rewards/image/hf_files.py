@@ -16,6 +16,8 @@ from guerdon.data.files.hub import local_folder
 
 logger = logging.getLogger("guerdon")
 
+PREFIX = "hf:"
+"""Of an encoder's name in settings."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 _FILES = ("config.json", "preprocessor_config.json", "*.safetensors", "*.safetensors.index.json")
@@ -37,6 +39,13 @@ class EncoderFiles:
     def is_local(name: str) -> bool:
         """Whether `name` is a folder here, and not one of the hub."""
         return Path(name).expanduser().is_dir()
+
+
+def absolute_encoder(name: str | None) -> str | None:
+    """`hf:FOLDER` with the whole path, for processes that were started elsewhere; other names as they are."""
+    if name is None or not EncoderFiles.is_local(name.removeprefix(PREFIX)):
+        return name
+    return PREFIX + str(Path(name.removeprefix(PREFIX)).expanduser().resolve())
 
 
 def open_encoder(name: str) -> EncoderFiles:

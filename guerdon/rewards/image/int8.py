@@ -20,7 +20,7 @@ from torch import Tensor
 from guerdon.core.errors import DataError
 from guerdon.core.types import BoolArray, UInt8Array
 from guerdon.rewards.image import quantize
-from guerdon.rewards.image.accelerate import Frames, ModelScorer, RawScores, Scorer, make_scorer
+from guerdon.rewards.image.accelerate import Frames, ModelScorer, RawScores, Scorer, resnet_scorer
 from guerdon.rewards.image.base import RewardModel
 
 logger = logging.getLogger("guerdon")
@@ -75,7 +75,7 @@ def make_int8(
     """
     images = model.images(calibration_frames)
     ranges = quantize.activation_ranges(model.resnet, images.flatten(0, 1), *model.scale_shift())
-    coarse, fine = coarse_scorer(model, ranges), make_scorer(model)
+    coarse, fine = coarse_scorer(model, ranges), resnet_scorer(model)
     nearest, exact = _nearest(fine, images, threshold_logit)
     rough = coarse.score(nearest)[0]
     margin = _margin(exact, rough)
@@ -111,7 +111,7 @@ def make_int8(
 
 def int8_scorer(model: RewardModel, int8: Int8Model) -> TwoStepScorer:
     """The scorer of an accepted int8 model; refused if it does not compute here what was verified."""
-    coarse, fine = coarse_scorer(model, int8.ranges), make_scorer(model)
+    coarse, fine = coarse_scorer(model, int8.ranges), resnet_scorer(model)
     change = coarse.score(torch.from_numpy(int8.probes))[0] - int8.probe_logits
     drift = float(np.sqrt(np.mean(change**2)))
     if not drift <= _MAX_DRIFT * int8.margin + 1e-3:

@@ -22,7 +22,7 @@ from guerdon.data.datasets.frames import RewardDataset
 from guerdon.data.files.checksums import load_npz
 from guerdon.rewards.image import quantize
 from guerdon.rewards.image.base import RewardModel
-from guerdon.rewards.image.checkpoint import WEIGHTS_FILE, find_checkpoint, load_checkpoint
+from guerdon.rewards.image.checkpoint import WEIGHTS_FILE, check_own, find_checkpoint, load_checkpoint
 from guerdon.rewards.image.int8 import MAX_PROBES, PROBE_BYTES, Int8Model, make_int8, weights_fingerprint
 from guerdon.rewards.image.steps import resnet_steps
 
@@ -67,6 +67,7 @@ def quantize_checkpoint(
             or 0.5 if it has none.
         seed: decides which frames are taken.
     """
+    check_own(checkpoint, "an int8 version")
     model, contract, _ = load_checkpoint(checkpoint)
     if threshold is None:
         threshold = 0.5 if contract.threshold is None else contract.threshold

@@ -11,6 +11,7 @@ from guerdon.config.build import build
 from guerdon.config.schema_reward import RewardModelConfig
 from guerdon.rewards.image.base import RewardModel
 from guerdon.rewards.image.encoders import ImageEncoder, SpatialLearnedEmbeddings
+from guerdon.rewards.image.lerobot_model import LeRobotClassifier
 from guerdon.rewards.image.pretrained import encoder_for
 
 
@@ -186,6 +187,7 @@ class BinaryRewardClassifier(RewardModel):
 MODELS: dict[str, type[RewardModel]] = {
     "resnet_reward": ResNetRewardModel,
     "binary_classifier": BinaryRewardClassifier,
+    "lerobot_classifier": LeRobotClassifier,
 }
 """`reward.model.model_type` -> class."""
 

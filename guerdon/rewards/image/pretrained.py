@@ -46,7 +46,8 @@ def encoder_for(config: RewardModelConfig) -> ImageEncoder:
     `freeze_encoder: auto` freezes it only if pretrained weights were loaded.
     """
     if config.encoder is not None:
-        encoder = load_hf_encoder(config.encoder, config.num_frames)
+        first_token = config.model_type == "lerobot_classifier"
+        encoder = load_hf_encoder(config.encoder, config.num_frames, first_token=first_token)
         encoder.freeze(config.freeze_encoder is not False)
         return encoder
     path = config.pretrained_encoder_path

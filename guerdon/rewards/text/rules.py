@@ -47,7 +47,7 @@ class TextReward(ABC):
         self, *, prompts: Sequence[Any] | None = None, completions: Sequence[Any], **columns: Any
     ) -> list[float | None]: ...
 
-    def __call__(
+    def __call__(  # type: ignore[misc]  # mypy takes positional-only names for columns
         self,
         responses: Any = None,
         references: Any = None,
@@ -92,7 +92,9 @@ class TextReward(ABC):
     @property
     def __name__(self) -> str:
         """How TRL calls it in logs."""
-        return next((name for name, kind in TEXT_REWARDS.items() if type(self) is kind), type(self).__name__)
+        return next(
+            (name for name, kind in TEXT_REWARDS.items() if type(self) is kind), type(self).__qualname__
+        )
 
     @abstractmethod
     def score(self, responses: Sequence[str], references: Sequence[str]) -> FloatArray:

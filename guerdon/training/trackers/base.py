@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TextIO, TypeAlias, cast
 
 from guerdon.core.errors import ConfigError
 
@@ -87,8 +88,21 @@ def flat_settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
             yield f"{prefix}{key}", value
 
 
+class _StdoutOfOthers:
+    """Standard output for all threads but one, which writes to standard error."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr if threading.get_ident() == self._thread else self._stream, name)
+
+
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Standard output is for results: what a package prints there meanwhile goes to the log's stream."""
-    with contextlib.redirect_stdout(sys.stderr):
+    """Standard output is for results: what a package prints in this thread goes to the log's stream.
+
+    Other threads go on printing there: the command's result comes also while a tracker hangs.
+    """
+    with contextlib.redirect_stdout(cast("TextIO", _StdoutOfOthers(sys.stdout))):
         yield

@@ -43,8 +43,8 @@ class Save(Protocol):
         """At once, or when it is time."""
 
 
-class Follower(threading.Thread):
-    """Follows one run for one tracker; every call to the tracker is made by this thread."""
+class Follower:
+    """Follows one run for one tracker; every call to the tracker is made by a thread of its own."""
 
     def __init__(
         self, kind: type[Tracker], run: TrackedRun, num_taken: tuple[int, int] | None, save: Save
@@ -57,7 +57,7 @@ class Follower(threading.Thread):
             num_taken: lines of metrics and of alarms that it has already; None: all that are there.
             save: keeps how far the followers of a run are; called when this one has taken more.
         """
-        super().__init__(name=f"guerdon-{kind.name}", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name=f"guerdon-{kind.name}", daemon=True)
         self.kind, self.run_info, self.run_id = kind, run, ""
         metrics, alarms = num_taken or (None, None)
         self.metrics = GrowingLines(run.folder / "metrics.jsonl", metrics)
@@ -71,7 +71,7 @@ class Follower(threading.Thread):
 
     def begin(self) -> None:
         """Start, and wait until the tracker has; raises if it cannot."""
-        self.start()
+        self._thread.start()
         if not self._started.wait(START_SECONDS):
             raise ConfigError(f"{self.kind.name} did not start within {START_SECONDS:.0f} s")
         error = self._error
@@ -96,8 +96,8 @@ class Follower(threading.Thread):
 
     def wait_for_end(self) -> None:
         """Until that is done; a tracker that hangs is left alone."""
-        while self.is_alive() and self._started.is_set():
-            self.join(0.5)
+        while self._thread.is_alive() and self._started.is_set():
+            self._thread.join(0.5)
             if time.monotonic() - self._progress > CLOSE_SECONDS:
                 log.warning(
                     "%s does not answer: what it has not taken stays in the run's folder", self.kind.name
@@ -106,7 +106,7 @@ class Follower(threading.Thread):
 
     # In the thread
 
-    def run(self) -> None:
+    def _follow(self) -> None:
         """Start the tracker, then send what comes until the end."""
         try:
             tracker = self.kind(self.run_info)

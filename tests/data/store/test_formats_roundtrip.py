@@ -23,7 +23,7 @@ from guerdon.data.formats import FORMATS, EpisodeWriter, Format, detect_format, 
 from guerdon.data.formats.npy_trajectory import NpyTrajectoryWriter, read_directories
 from guerdon.data.summary import convert, inspect
 
-MINE = ("npy-trajectory", "pkl-episode", "realworld-pkl", "reward-pt", "folder")
+MINE = ("npy-trajectory", "pkl-episode", "realworld-pkl", "reward-pt", "folder", "lerobot")
 RUN = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 
 # What each format promises to give back, and in which order.
@@ -33,6 +33,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "realworld-pkl": ALL_FIELDS,
     "reward-pt": ("frames", "labels", "success", "complete", "seed", "source", "split"),
     "folder": ("frames", "labels", "success", "complete", "source"),
+    "lerobot": ALL_FIELDS,
 }
 ORDER: dict[str, Callable[[Episode], Any]] = {
     "npy-trajectory": lambda item: (not item.complete, not item.success),
@@ -40,6 +41,7 @@ ORDER: dict[str, Callable[[Episode], Any]] = {
     "realworld-pkl": lambda item: 0,
     "reward-pt": lambda item: ("train", "val", "test").index(item.split or "train"),
     "folder": lambda item: not item.complete,
+    "lerobot": lambda item: 0,
 }
 
 
@@ -57,6 +59,9 @@ def test_round_trip(name: str, data: st.DataObject) -> None:
     written = data.draw(st.lists(episodes(cameras=cameras), min_size=1, max_size=4))
     if name == "folder":
         written = [_as_folder_keeps_it(item) for item in written]
+    if name == "lerobot":  # all episodes have the same fields and sizes, and labels are 0 or 1
+        first = replace(written[0], labels=(written[0].labels >= 0.5).astype(np.float32))
+        written = [first, *(replace(first, seed=item.seed, source=item.source) for item in written[1:])]
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory) / "data"
         half = len(written) // 2
@@ -98,7 +103,7 @@ def test_appending_leaves_files_alone(tmp_path: Path, name: str) -> None:
     with get_format(name).writer(tmp_path) as writer:
         writer.add(episode(seed=3))
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    if name in ("realworld-pkl", "reward-pt"):  # one file that grows; its episodes are still there
+    if name in ("realworld-pkl", "reward-pt", "lerobot"):  # files that grow; their episodes are still there
         found = list(get_format(name).read(tmp_path))
         for have, seed in zip(found, (1, 2, 3), strict=True):
             assert_same(have, episode(seed=seed), ("frames",))

@@ -284,8 +284,8 @@ def test_truncated_file(tmp_path, name, share):
         ("[]", "contract is damaged"),
         ('{"model": {}}', "lacks model_type"),
         ("num_members", "members"),
-        ("width", "impossible|do not fit"),
-        ("image_size", "impossible|do not fit"),
+        ("width", "must be a whole number from 1 to"),
+        ("image_size", "must be a whole number from 1 to"),
     ],
 )
 def test_hostile_contract(tmp_path, text, complaint):

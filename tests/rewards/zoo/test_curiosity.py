@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from zoo_tasks import run, zoo_config
 
 from benchmarks.bench_manual_gradients import curiosity_gradients, distillation_gradients
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.zoo.curiosity import discounted_sums
 from guerdon.rewards.zoo.networks import Adam, perceptron
+from tests.rewards.zoo.zoo_tasks import assert_taught, controls, run, typical_return, zoo_config
 
 MODELS = ("rnd", "icm", "ngu")
 SHAPE = {"obs_shape": 3, "action_size": 2}
@@ -233,34 +233,35 @@ def test_what_does_not_fit_is_refused(kind):
 # The outcome: a sea that is too deep for random actions
 
 
-@pytest.fixture(scope="module")
-def without_curiosity():
-    """The same learner and the largest budget, without a learned reward and with noise in its place."""
-    every = [zoo_config(f"deep_sea_{kind}") for kind in MODELS]
-    settings = max(every, key=lambda each: each["learner"]["total_steps"])
-    return {control: run(settings, control=control, hidden=False) for control in ("zero", "noise")}
+def dive(kind, seed=0):
+    """Settings, and a run that ends where the treasure was found."""
+    settings = zoo_config(f"deep_sea_{kind}")
+    return settings, run(settings, hidden=False, seed=seed)
 
 
+@pytest.mark.outcome
 @pytest.mark.slow
-def test_the_sea_is_too_deep_without_curiosity(without_curiosity):
-    for control, result in without_curiosity.items():
-        assert result.best_return < 0.1, control
+@pytest.mark.parametrize(("kind", "without", "seed"), [("icm", "zero", 2), ("rnd", "noise", 0)])
+def test_curiosity_finds_the_treasure(kind, without, seed):
+    """Of 0.99; the environment's reward with nothing added, or with noise, leads nowhere.
+
+    How long it takes differs with seed and rounding (docs/benchmarks/zoo.md).
+    """
+    settings, learned = dive(kind, seed)
+    assert_taught(settings, learned, target=0.98, far=0.1, kinds=(without,), hidden=False, seed=seed)
 
 
-@pytest.mark.parametrize("kind", ["rnd", "icm"])
-@pytest.mark.slow
-def test_curiosity_finds_the_treasure(kind):
-    result = run(zoo_config(f"deep_sea_{kind}"), hidden=False)
-    assert result.last_return > 0.98, [found.env_return for _, _, found in result.evaluations]
-
-
+@pytest.mark.outcome
 @pytest.mark.slow
 def test_never_give_up_finds_the_treasure_with_most_seeds():
     """Four of five seeds find it in the docs: two of at most four must, whatever the rounding."""
-    found: list[int] = []
+    found = []
     for seed in (1, 2, 3, 0):  # one of five does not find it, and takes the whole budget
-        if run(zoo_config("deep_sea_ngu"), hidden=False, seed=seed).last_return > 0.98:
-            found.append(seed)
+        settings, learned = dive("ngu", seed)
+        if learned.last_return > 0.98:
+            found.append(learned)
         if len(found) == 2:
-            return
-    raise AssertionError(f"found with the seeds {found} alone")
+            break
+    assert len(found) == 2
+    shorter = min(found, key=lambda each: each.train_iter)
+    assert typical_return(controls(settings, shorter, ("zero",), hidden=False)["zero"]) < 0.1

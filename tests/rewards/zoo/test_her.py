@@ -5,13 +5,13 @@ import copy
 import numpy as np
 import pytest
 import torch
-from zoo_tasks import run, task, zoo_config
 
 from guerdon.core.errors import ConfigError, DataError
 from guerdon.core.steps import RunningEpisodes
 from guerdon.rewards import StepBatch, create_reward_model
 from guerdon.rewards.zoo.her import steps_in_hindsight
 from guerdon.training.serial import serial_pipeline_reward_model_onpolicy
+from tests.rewards.zoo.zoo_tasks import controls, run, task, zoo_config
 
 WALK = {"type": "her", "obs_shape": 3, "action_size": 2, "tolerance": 0.1}
 
@@ -162,16 +162,21 @@ def test_what_does_not_fit_is_refused():
 # The outcome: bits
 
 
+@pytest.mark.outcome
 @pytest.mark.slow
 def test_bits_are_flipped_as_wanted_with_hindsight_and_not_without():
-    settings = zoo_config("bit_flip_her")
-    solved = run(settings).evaluations[-1][2].success_at_end
-    assert solved is not None and solved >= 0.9
+    settings = {**zoo_config("bit_flip_her"), "stop_value": -5.6}  # of -5, where every bit is flipped once
+    learned = run(settings)
+    solved = learned.evaluations[-1][2].success_at_end
     own = {**settings, "mix": {"combine_mode": "add"}}  # the environment's reward, and nothing added to it
-    controls = {
-        "the environment's reward": run(own, control="zero", hidden=False),
-        "zero": run(settings, control="zero"),
-        "noise": run(settings, control="noise"),
+    without = {
+        **controls(settings, learned),
+        "the environment's reward": controls(own, learned, ("zero",), hidden=False)["zero"],
     }
-    for name, result in controls.items():
-        assert max(each.success_at_end or 0.0 for _, _, each in result.evaluations) < 0.2, name
+    best = {
+        name: max(each.success_at_end or 0.0 for _, _, each in result.evaluations)
+        for name, result in without.items()
+    }
+    print(f"{learned.env_steps} steps: {solved}, without {best}")
+    assert solved is not None and solved >= 0.9, (solved, best)
+    assert max(best.values()) < 0.2, best

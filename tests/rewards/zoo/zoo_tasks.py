@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 import yaml
 from gymnasium.vector import AutoresetMode
@@ -82,11 +84,9 @@ def steps(
     )
 
 
-def imitate(name: str, target: float) -> SerialResult:
-    """The shipped settings with ten demonstrations, until an evaluation reaches the target."""
-    settings = {**zoo_config(name), "stop_value": target}
-    settings["learner"] = {**settings["learner"], "eval_interval": settings["learner"]["eval_interval"] // 2}
-    return run(settings, demonstrations=experts(settings["env"]["train"]["id"], 10))
+def evaluated_every(settings: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """The same settings with evaluations in shorter intervals: a run ends sooner after it got there."""
+    return {**settings, "learner": {**settings["learner"], "eval_interval": steps}}
 
 
 def run(
@@ -116,3 +116,44 @@ def run(
     if control is not None:  # a random policy balances a pole now and then: what counts is what stays
         quiet["stop_value"] = None
     return pipeline(quiet, seed=seed, env_setting=env, model=model, **arguments)
+
+
+_CONTROLS: dict[str, SerialResult] = {}
+
+
+def controls(
+    settings: Mapping[str, Any],
+    learned: SerialResult,
+    kinds: Sequence[str] = tuple(BASELINES),
+    **arguments: Any,
+) -> dict[str, SerialResult]:
+    """The same learner with the same seed on rewards that say nothing, updated as often as `learned` was.
+
+    Models with one learner share their controls in a process: the longest of them serves all.
+    """
+    of_models = ("reward_model", "stop_value", "exp_name")
+    learner = {name: part for name, part in settings.items() if name not in of_models}
+    found = {}
+    for kind in kinds:
+        key = json.dumps([kind, learner, arguments], sort_keys=True)
+        if key not in _CONTROLS or _CONTROLS[key].train_iter < learned.train_iter:
+            _CONTROLS[key] = run(settings, control=kind, max_train_iter=learned.train_iter, **arguments)
+        found[kind] = _CONTROLS[key]
+        assert found[kind].train_iter >= learned.train_iter > 0
+    return found
+
+
+def typical_return(result: SerialResult) -> float:
+    """The mean over all evaluations: a random policy balances a pole now and then."""
+    return float(np.mean([evaluation.env_return for _, _, evaluation in result.evaluations]))
+
+
+def assert_taught(
+    settings: Mapping[str, Any], learned: SerialResult, target: float, far: float, **arguments: Any
+) -> None:
+    """The run got to the target, and the same learner without the model is far off all along."""
+    without = {kind: typical_return(each) for kind, each in controls(settings, learned, **arguments).items()}
+    seen = [round(evaluation.env_return, 2) for _, _, evaluation in learned.evaluations]
+    print(f"{learned.env_steps} steps: {seen}, without the model {without}")
+    assert learned.last_return >= target, (seen, without)
+    assert max(without.values()) < far, (seen, without)
