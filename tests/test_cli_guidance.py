@@ -56,7 +56,8 @@ def test_the_example_of_a_verb_is_a_command_that_the_parser_takes(verb, capsys):
     assert words[0] == "guerdon"
     parsed = parse(words[1:], VERBS, GROUPS)
     assert parsed.verb is verb
-    assert getattr(parsed, "to", "native") in FORMATS  # a format that there is
+    if verb.name.startswith("data "):
+        assert getattr(parsed, "to", "native") in FORMATS  # a format that there is
     assert f"example: {verb.example}" in help_of(capsys, *verb.name.split())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 import shutil
 from collections.abc import Callable
@@ -28,7 +27,6 @@ _FOOTER = 8
 
 def _seeds(name: str, scratch: Path) -> list[bytes]:
     """One file of a data set that Guerdon writes; the others lie beside the inputs."""
-    logging.getLogger("guerdon").setLevel(logging.ERROR)
     root = scratch / "data"
     shutil.rmtree(root, ignore_errors=True)
     with get_format("lerobot").writer(root) as writer:

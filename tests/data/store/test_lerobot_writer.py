@@ -205,7 +205,7 @@ def test_add_columns_to_a_copy(tmp_path: Path, name: str) -> None:
     prob = {index: np.linspace(0, 1, count, dtype=np.float32) for index, count in rows.items() if index != 1}
     flip = {index: np.arange(count) == 0 for index, count in rows.items()}
     target = tmp_path / "copy"
-    assert add_columns(HERE / name, target, {"prob_success": prob, "next.success": flip}) == []
+    assert add_columns(HERE / name, target, {"score": prob, "next.success": flip}) == []
     with pytest.raises(DataError, match="exists already"):
         add_columns(HERE / name, target, {"prob_success": prob})
     before = list(get_format("lerobot").configured(label_at="row").read(HERE / name))
@@ -215,13 +215,13 @@ def test_add_columns_to_a_copy(tmp_path: Path, name: str) -> None:
         assert_same(have, want, ("frames", "actions", "states", "env_rewards"))
         assert have.labels.tolist() == flip[number].tolist()
     copied = LeRobotData(target)
-    values = copied._numbers(copied.meta.episodes[2], ["prob_success"])["prob_success"].reshape(-1)
+    values = copied.numbers(copied.meta.episodes[2], ["score"])["score"].reshape(-1)
     np.testing.assert_array_equal(values, prob[2])
-    gap = copied._numbers(copied.meta.episodes[1], ["prob_success"])["prob_success"]
+    gap = copied.numbers(copied.meta.episodes[1], ["score"])["score"]
     assert np.isnan(gap).all()
     if name.startswith("v30"):
         stats = json.loads((target / "meta/stats.json").read_text())
-        assert stats["prob_success"]["max"] == [1.0]
+        assert stats["score"]["max"] == [1.0]
     for bad in ({"index": flip}, {"observation.images.front": flip}, {"x": {0: np.zeros(3, np.float32)}}):
         with pytest.raises(DataError):
             add_columns(HERE / name, tmp_path / "other", bad)

@@ -247,7 +247,7 @@ def read_outcomes(path: Path) -> dict[int, bool]:
 
 def _episode(value: Any, shown: str) -> int:
     text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    if not (text.isascii() and text.isdigit() and len(text) < 12):
+    if not (text.isascii() and text.isdecimal() and len(text) < 12):
         raise DataError(f"{shown}: {one_line(value, 40)!r} is no episode_index")
     return int(text)
 
