@@ -28,11 +28,17 @@ def make(root: Path) -> None:
     """Write classifiers over a ResNet and a ViT of `transformers`."""
     import transformers as t
 
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     resnet = t.ResNetConfig(
         embedding_size=4, hidden_sizes=[4, 8, 16, 32], depths=[2, 2, 2, 2], layer_type="basic"
     )
-    vit = t.ViTConfig(image_size=32, patch_size=16, **small)
+    vit = t.ViTConfig(
+        image_size=32,
+        patch_size=16,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
     _write(root, "resnet18", _saved(root, "resnet18", resnet), CAMERAS, 128, "cnn", "MEAN_STD")
     _write(root, "vit", _saved(root, "vit", vit), CAMERAS[:1], 32, "transformer", "MIN_MAX")
     own = root / "encoders" / "resnet10"  # a copy of LeRobot's repository, with code and weights
@@ -44,7 +50,8 @@ def _saved(root: Path, name: str, config: Any) -> Path:
     import transformers
 
     torch.manual_seed(1)
-    transformers.AutoModel.from_config(config).save_pretrained(root / "encoders" / name)
+    model: Any = transformers.AutoModel
+    model.from_config(config).save_pretrained(root / "encoders" / name)
     return root / "encoders" / name
 
 
@@ -71,6 +78,7 @@ def _write(
     model = Classifier(config).eval()
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
+            assert module.running_mean is not None and module.running_var is not None
             module.running_mean.normal_(0, 0.3)
             module.running_var.uniform_(0.5, 1.5)
     rng = np.random.default_rng(1)

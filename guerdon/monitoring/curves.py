@@ -90,7 +90,7 @@ def episode_plot(inputs: CardInputs, name: str, number: int, marked: IntArray | 
         height=180,
     )
     edges = np.flatnonzero(np.diff(np.concatenate([[False], positive, [False]])))
-    plot.bands(step[edges[::2]] - 0.5, step[edges[1::2] - 1] + 0.5)
+    plot.bands((step[edges[::2]] - 0.5).tolist(), (step[edges[1::2] - 1] + 0.5).tolist())
     plot.curve(plot.x_range, [limit, limit], style="limit").curve(step, prob)
     if marked is not None:
         plot.dots(scores.step[marked], scores.prob_success[marked], 3.5)

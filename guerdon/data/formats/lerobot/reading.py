@@ -75,8 +75,8 @@ class LeRobotData:
     @cached_property
     def label_columns(self) -> dict[str, list[NDArray[Any]]]:
         """The columns that may hold labels -> their values in each episode that can be read, [T] each."""
-        known = (labels.SUCCESS, labels.REWARD, *labels.OUTCOME_COLUMNS, *labels.PROGRESS_COLUMNS)
-        known += (labels.PROB, *(labels.RECORDED + name for name in known))
+        recorded = (labels.SUCCESS, labels.REWARD, *labels.OUTCOME_COLUMNS, *labels.PROGRESS_COLUMNS)
+        known = {*recorded, labels.PROB, *(labels.RECORDED + name for name in recorded)}
         there = labels.label_columns(self.meta)
         names = [name for name in there if name in known or name == self._settings["label_from"]]
         columns: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
