@@ -57,6 +57,7 @@ def hub(monkeypatch, tmp_path):
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # as read when another test was offline
         monkeypatch.setenv("HF_TOKEN", "hf_stored")
         yield server
 
