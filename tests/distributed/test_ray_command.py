@@ -157,6 +157,8 @@ def test_a_killed_learner_resumes_and_the_command_leaves_nothing_behind(settings
     out, err = run.communicate(timeout=300)
     assert run.returncode == 0, err
     assert json.loads(out)["env_steps"] == 800  # one JSON object and nothing else
+    # On a busy machine Ray's start may be tried again, which is logged.
+    err = "\n".join(line for line in err.splitlines() if not line.startswith("Ray did not"))
     assert "raylet" not in err and "ray::" not in err and "Traceback" not in err
     assert watch.nothing_is_left()
 
