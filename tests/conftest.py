@@ -1,6 +1,7 @@
 """What holds for all tests: one thread for each process, marks that are kept to, the order of a run."""
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -129,6 +130,16 @@ def pytest_runtest_protocol(item):
         if not item.get_closest_marker("system"):
             patch.setattr(tests.browser, "find_browser", unmarked_browser)
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def no_handler_is_left():
+    """A command in the test's own process logs to its captured stream, which is closed after the test."""
+    before = logging.root.handlers[:]
+    yield
+    for handler in logging.root.handlers[:]:
+        if type(handler) is logging.StreamHandler and handler not in before:
+            logging.root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

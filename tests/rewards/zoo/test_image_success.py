@@ -55,7 +55,7 @@ def test_the_reward_is_the_classifiers_verdict_on_the_reached_frame(tmp_path):
     zoo = made(path)
     assert torch.allclose(zoo.estimate(rows(images())).env_rewards, wanted, atol=1e-6)
     assert wanted.std() > 0.01  # it does tell them apart
-    middle = float(wanted.median())
+    middle = float(wanted.sort().values[5:7].mean())  # between two frames: batches differ in the last digit
     binary = made(path, reward_type="binary", reward_threshold=middle, success_reward=5.0, fail_reward=-1.0)
     said = binary.estimate(rows(images())).env_rewards
     assert torch.equal(said, torch.where(wanted > middle, 5.0, -1.0))
