@@ -150,7 +150,7 @@ def test_int8_is_refused_if_it_decides_otherwise(fitted, monkeypatch):
 
 
 def test_the_sums_of_bytes_are_exact(fitted):
-    """Every layer of the optimised graph gives what it gives in floats for the same bytes, but for ties in rounding.
+    """For the same bytes every layer of the optimised graph gives what it gives in floats, but for rounding.
 
     Without VNNI, pairs of products are added in 16 bits: with weights of 8 bits 5 to 34% of a layer's outputs
     were off by more than one level, the stem's by up to 22. Each layer is given the exact bytes of the layers
