@@ -166,9 +166,9 @@ def test_the_sums_of_bytes_are_exact(fitted):
     graph = onnx.load_model_from_string(onnx_graph(model.resnet, (48, 48), ranges, scale, shift))
     names = [node.output[0] for node in graph.graph.node if node.op_type == "QuantizeLinear"]
     assert len(names) == len(ranges)
-    layers = onnx.utils.Extractor(graph)
     for name in names:
         graph.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.UINT8, None))
+    layers = onnx.utils.Extractor(graph)
     floats = runtime.SessionOptions()
     floats.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
 
