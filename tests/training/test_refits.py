@@ -174,7 +174,7 @@ def test_a_refit_stops_the_reward_from_firing_on_what_the_policy_exploits(tmp_pa
     cfg = replace(fit_config(data, 4), calibration=CalibrationConfig(target_false_positive_rate=0.02))
     first = fit_reward_model(model, cfg, folder=tmp_path / "fit", tensorboard=False)
     frames, success = play(192, 1000, noise=0.7)
-    fresh_frames, fresh_success = play(48, 2000, noise=0.7)
+    fresh_frames, fresh_success = play(144, 2000, noise=0.7)  # of 48 a few long false fires decide
     wrong_before, _, prob = false_fire_rate(first.checkpoint, frames, success, count)
     fresh_before, _, _ = false_fire_rate(first.checkpoint, fresh_frames, fresh_success, count)
     assert wrong_before > 0.15 and fresh_before > 0.15  # the exploit is there
@@ -186,7 +186,7 @@ def test_a_refit_stops_the_reward_from_firing_on_what_the_policy_exploits(tmp_pa
             )
         }
 
-    reward = RewardConfig(model=model, refit_interval=1, refit_epochs=5, refit_frames=2400)
+    reward = RewardConfig(model=model, refit_interval=1, refit_epochs=8, refit_frames=2400)
     contract = load_checkpoint(first.checkpoint)[1]
     cooling = replace(
         cfg, lr_sched=LRScheduleConfig(name="cosine", warmup_steps=0)
