@@ -56,7 +56,8 @@ class SimulatedRobot(AbstractContextManager["SimulatedRobot"]):
     def ask(self, route: str, content: Any | None = None) -> Any:
         """What a route of the simulation answers; with a content it is a POST."""
         body = None if content is None else json.dumps(content).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + route, body), timeout=10.0) as answer:
+        request = urllib.request.Request(self.url + route, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10.0) as answer:
             text = answer.read()
         return json.loads(text) if text[:1] in b"{[" else text.decode()
 

@@ -151,7 +151,8 @@ def test_a_config_of_the_zoo_is_found_by_its_name():
 
 @pytest.mark.slow
 def test_side_by_side_after_a_kill_and_for_a_failing_arm(settings, tmp_path, capfd):
-    more = [*BRIEFLY, "learner.total_steps=4000", "learner.save_interval=1000"]
+    # the arm is killed after its first update, when the quicker one beside it cannot have ended yet
+    more = [*BRIEFLY, "learner.total_steps=4000", "learner.eval_interval=1000"]
     command = [sys.executable, "-m", "guerdon.cli.main", "prove", *settings, *more, "--seeds", "1"]
     command += ["--workers", "2", "--arms", "learned,off"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

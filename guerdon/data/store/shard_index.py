@@ -97,17 +97,16 @@ def load_index(shard: Path, schema: ShardSchema) -> tuple[list[EpisodeRecord], l
     Raises:
         DataError: nothing of it can be used.
     """
+    rows_before = _num_rows(shard, schema)  # a journal is there before its first frame
     try:  # the journal outlives an interrupted seal, and then it holds the truth
         records, problems = read_journal(shard / JOURNAL)
         good, more = usable(records, schema)
         return good, problems + more
     except FileNotFoundError:
         pass  # sealed, maybe at this moment: the index was there before the journal went
-    files = [(shard / each.name, each.row_bytes) for each in schema.files if each.is_camera]
-    rows = max((file.stat().st_size // size for file, size in files if file.exists()), default=0)
     if (shard / INDEX).exists():
         try:
-            table, problems = _read_table(shard / INDEX, schema, rows)
+            table, problems = _read_table(shard / INDEX, schema, _num_rows(shard, schema))
             records, all_good = _records(table, schema)
             good, more = (records, []) if all_good else usable(records, schema)
             if more:
@@ -118,9 +117,15 @@ def load_index(shard: Path, schema: ShardSchema) -> tuple[list[EpisodeRecord], l
             raise DataError(f"the index is damaged: {error}") from error
         except Exception as error:  # hostile bytes can fail in any way
             raise DataError(f"the index is damaged: {one_line(error, 200)}") from error
-    if rows:
-        raise DataError(f"the index is lost: nothing tells what the {rows} frames belong to")
-    return [], []  # claimed by a writer that has written nothing yet
+    if rows_before:
+        raise DataError(f"the index is lost: nothing tells what the {rows_before} frames belong to")
+    return [], []  # claimed by a writer that had written nothing yet
+
+
+def _num_rows(shard: Path, schema: ShardSchema) -> int:
+    """How many frames the longest camera file of a shard has room for."""
+    files = [(shard / each.name, each.row_bytes) for each in schema.files if each.is_camera]
+    return max((file.stat().st_size // size for file, size in files if file.exists()), default=0)
 
 
 def index_table(

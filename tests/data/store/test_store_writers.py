@@ -237,6 +237,31 @@ def test_a_shard_that_could_not_be_sealed_is_repaired_by_the_next_writer(tmp_pat
     assert len(EpisodeStore(tmp_path / "store")) == 1
 
 
+def test_a_shard_that_is_begun_while_it_is_opened_is_not_lost(tmp_path, monkeypatch):
+    """The reader finds no journal; before it looks further the writer has made one, and frames."""
+    writer, calls = StoreWriter(tmp_path / "store"), []
+    writer.add(make(0))
+    shard, later = tmp_path / "store" / "shards" / "s000000", tmp_path / "later"
+    later.mkdir()
+    kept = [path for path in shard.iterdir() if path.name not in ("shard.json", "writer.lock")]
+    for path in kept:
+        path.rename(later / path.name)
+
+    def read_journal(path):
+        calls.append(path)
+        for item in kept:
+            (later / item.name).rename(item)
+        raise FileNotFoundError(path)
+
+    with monkeypatch.context() as racing:
+        racing.setattr("guerdon.data.store.shard_index.read_journal", read_journal)
+        store = EpisodeStore(tmp_path / "store")
+    assert len(calls) == 1 and store.faults == [] and len(store) == 0
+    assert len(EpisodeStore(tmp_path / "store")) == 1
+    (shard / "journal.log").unlink()
+    assert "the index is lost" in EpisodeStore(tmp_path / "store").faults[0].reason
+
+
 def test_lines_that_were_not_synced_do_not_count_later(tmp_path, monkeypatch):
     """The line of an episode is written, but the sync fails: the next episode takes its place."""
     writer, calls, real = StoreWriter(tmp_path / "store"), [], os.fdatasync
