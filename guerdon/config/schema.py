@@ -98,7 +98,7 @@ class ClusterConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class AsynchronousConfig(Checked):
-    """`asynchronous`: acting, scoring and learning at the same time (SAC and DQN)."""
+    """`asynchronous`: acting, scoring and learning at the same time (SAC, TD3 and DQN)."""
 
     enabled: bool = False
     """Let env workers, reward workers and the learner go at their own pace."""

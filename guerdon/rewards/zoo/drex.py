@@ -43,7 +43,7 @@ class DREXSettings(TREXSettings):
 
 
 class DREX(TREX):
-    """Rewards what less noisy trajectories have more of."""
+    """T-REX on trajectories ranked by added noise."""
 
     Settings = DREXSettings
     cfg: DREXSettings

@@ -69,7 +69,7 @@ class Cost(RewardNetwork):
 
 
 class GCL(ZooModel):
-    """Rewards what the demonstrations make cheap."""
+    """Maximum-entropy IRL: negative learned cost."""
 
     Settings = GCLSettings
     needs_experts = True

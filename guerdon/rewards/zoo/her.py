@@ -58,7 +58,7 @@ class NearGoal:
 
 
 class HER(ZooModel):
-    """Learns nothing; shows what was achieved as if it had been wanted."""
+    """Relabels goals: reached goals replace the wanted ones."""
 
     Settings = HERSettings
     needs_experience = False

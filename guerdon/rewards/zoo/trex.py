@@ -127,7 +127,7 @@ def margins(rewards: Tensor, lengths: Tensor, ranks: Tensor, equal: bool) -> Ten
 
 
 class TREX(ZooModel):
-    """Rewards what better trajectories have more of."""
+    """Learned from ranked trajectories."""
 
     Settings = TREXSettings
     needs_experts = True
