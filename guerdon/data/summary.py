@@ -140,8 +140,11 @@ def convert(
     if summary.num_episodes == 0:
         first = f"; {summary.faults[0].path}: {summary.faults[0].reason}" if summary.faults else ""
         raise DataError(f"{display_path(source)} has no usable episode{first}")
-    items = kind.read_except(source, done) if done else kind.read(source)
-    return write_all(items, target, to, summary.cameras, summary.num_episodes - len(done))
+    is_named = kind.names_episodes and isinstance(
+        get_format(to), Native
+    )  # also at first: to be resumed later
+    items = kind.read_except(source, done) if is_named else kind.read(source)
+    return write_all(items, target, to, summary.cameras, None if done else summary.num_episodes)
 
 
 def copied_sources(target: Path, kind: Format, to: str | Format) -> frozenset[str]:

@@ -50,12 +50,13 @@ class LeRobot(Format):
 
     def read(self, path: Path) -> Iterator[Episode | Fault]:
         """The episodes in the order of their numbers, after faults of `meta/`."""
-        yield from self.read_except(path, ())
+        with closing(self._opened(path)) as data:
+            yield from data.items()
 
     def read_except(self, path: Path, done: Collection[str]) -> Iterator[Episode | Fault]:
-        """The same, without reading the frames of the episodes in `done`."""
+        """Those that are not in `done`; the source of each names the folder and the episode's number."""
         with closing(self._opened(path)) as data:
-            yield from data.items(done)
+            yield from data.named_items(done)
 
     def facts(self, path: Path) -> Iterator[EpisodeFacts | Fault]:
         """By numbers and headers alone; no frame is decoded."""

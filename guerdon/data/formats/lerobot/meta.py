@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from guerdon.core.errors import DataError
-from guerdon.core.types import SPLITS, Fault, Split, display_path
+from guerdon.core.types import SPLITS, Fault, Split, display_path, printable
 from guerdon.data.files.bounds import one_line, parse_json, read_json, read_small
 from guerdon.data.formats.base import to_fault
 from guerdon.data.formats.lerobot.tables import read_columns
@@ -105,8 +105,8 @@ class Meta:
         return named
 
     def source(self, place: EpisodePlace) -> str:
-        """How an episode is called."""
-        return f"{display_path(self.root)}:episode_{place.index:06d}"
+        """Where an episode lies; the same from every working directory."""
+        return f"{printable(str(self.root.resolve()))}:episode_{place.index:06d}"
 
     def split_of(self, index: int) -> Split:
         """The split that is declared for an episode, where there are several."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from guerdon.data.formats.lerobot.labels import LabelAt, LabelChoice
 from guerdon.data.formats.lerobot.meta import OWN, EpisodePlace, Feature, Meta, read_meta
 from guerdon.data.formats.lerobot.tables import DataFile, numbers_of
 from guerdon.data.formats.values import stack_images
-from guerdon.data.store.shard import MAX_SIZE
+from guerdon.data.store.shard import MAX_SIZE, MAX_TEXT
 
 log = logging.getLogger("guerdon")
 
@@ -141,14 +142,27 @@ class LeRobotData:
 
     # Episodes
 
-    def items(self, done: Collection[str] = ()) -> Iterator[Episode | Fault]:
-        """Every episode but those whose source is in `done`; faults of `meta/` come first."""
+    def items(self) -> Iterator[Episode | Fault]:
+        """Every episode; faults of `meta/` come first."""
         yield from self.meta.faults
         _ = self.choice
         for place in self.meta.episodes:
-            source = self.meta.source(place)
-            if source not in done and place.own.get("source") not in done:
-                yield self._or_fault(place, partial(self.episode, place))
+            yield self._or_fault(place, partial(self.episode, place))
+
+    def named_items(self, done: Collection[str] = ()) -> Iterator[Episode | Fault]:
+        """The same with sources that no two episodes share, but those whose source is in `done`."""
+        yield from self.meta.faults
+        _ = self.choice
+        for place in self.meta.episodes:
+            if (name := self._name(place)) not in done:
+                item = self._or_fault(place, partial(self.episode, place))
+                yield item if isinstance(item, Fault) else replace(item, source=name)
+
+    def _name(self, place: EpisodePlace) -> str:
+        """Where an episode lies, and then its own source, which others may share."""
+        own = place.own.get("source")
+        kept = own[-MAX_TEXT // 2 :] if isinstance(own, str) else ""  # a longer one could not be stored
+        return self.meta.source(place) + f" from {kept}" * bool(kept)
 
     def facts(self) -> Iterator[EpisodeFacts | Fault]:
         """What can be told of every episode without decoding frames; that its videos open is tried."""
