@@ -186,6 +186,46 @@ def test_no_episode_is_joined_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (tmp_path / writing.STAGING).exists()
 
 
+@pytest.mark.parametrize("file", ["facts.json", "rows.parquet"])
+def test_a_kill_while_a_staged_episode_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """Whichever file is gone first: the data set can still be written, and no episode is there twice."""
+    episodes = same_content()
+
+    def dies(folder: Path, **settings: Any) -> None:
+        (folder / file).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.shutil, "rmtree", dies)
+        writer = get_format("lerobot").writer(tmp_path)
+        writer.add_many(episodes[:2])
+        with pytest.raises(KeyboardInterrupt):
+            writer.close()
+    with get_format("lerobot").writer(tmp_path) as writer:
+        writer.add(episodes[2])
+    assert [item.num_frames for item in read(tmp_path)] == [item.num_frames for item in episodes[:3]]
+    assert not (tmp_path / writing.STAGING).exists()
+
+
+@pytest.mark.parametrize("file", ["facts.json", "rows.parquet"])
+def test_what_an_older_version_left_half_deleted(tmp_path: Path, file: str) -> None:
+    """It deleted staged episodes under their own names."""
+    episodes = same_content()
+    killed = get_format("lerobot").writer(tmp_path)
+    killed.add(episodes[0])
+    kept = shutil.copytree(tmp_path / writing.STAGING / "000000", tmp_path / "kept")
+    killed.close()
+    (kept / file).unlink()
+    (tmp_path / writing.STAGING).mkdir()
+    kept.rename(tmp_path / writing.STAGING / "000000")
+    with get_format("lerobot").writer(tmp_path) as writer:
+        writer.add(episodes[1])
+    assert [item.num_frames for item in read(tmp_path)] == [item.num_frames for item in episodes[:2]]
+    assert not (tmp_path / writing.STAGING).exists()
+
+
 def test_two_writers_at_once(tmp_path: Path) -> None:
     episodes = same_content()
     one, other = get_format("lerobot").writer(tmp_path), get_format("lerobot").writer(tmp_path)

@@ -42,6 +42,7 @@ STAGING = ".guerdon-staging"
 _LAYOUT = "layout.json"
 _ROWS, _FACTS = "rows.parquet", "facts.json"
 _MAX_FACTS = 64 << 20
+_DISCARDED = ".joined"
 _STALE_SECONDS = 24 * 3600
 
 
@@ -152,8 +153,16 @@ class LeRobotWriter(EpisodeWriter):
     def _staged(self) -> list[Staged]:
         """Complete episodes in the order in which they were written."""
         found = []
+        joined = read_info(self.path)[OWN]["joined"] if (self.path / INFO).exists() else []
         for folder in sorted(item for item in self._staging.iterdir() if item.name.isdecimal()):
-            facts = read_json(folder / _FACTS, _MAX_FACTS)
+            try:
+                facts = read_json(folder / _FACTS, _MAX_FACTS)
+            except FileNotFoundError:  # it was joined, and an older version was killed while it deleted it
+                _discard(folder)
+                continue
+            if facts["token"] in joined:
+                _discard(folder)
+                continue
             videos = {name: folder / file for name, file in facts["videos"].items()}
             found.append(Staged(folder=folder, rows=folder / _ROWS, videos=videos, facts=facts))
         return found
@@ -171,7 +180,7 @@ class LeRobotWriter(EpisodeWriter):
             if is_full or everything:
                 joiner.join(group)
                 for each in group:
-                    shutil.rmtree(each.folder)
+                    _discard(each.folder)
 
     def close(self) -> None:
         """Join what is staged; safe to call twice."""
@@ -182,7 +191,16 @@ class LeRobotWriter(EpisodeWriter):
             if (self.path / INFO).exists():
                 (self._staging / _LAYOUT).unlink(missing_ok=True)
             for item in self._staging.iterdir():  # of killed writers
-                if item.name.startswith(".") and time.time() - item.stat().st_mtime > _STALE_SECONDS:
+                is_stale = time.time() - item.stat().st_mtime > _STALE_SECONDS
+                if item.name.startswith(".") and (is_stale or item.name.endswith(_DISCARDED)):
                     shutil.rmtree(item, ignore_errors=True)
             if not any(self._staging.iterdir()):
                 self._staging.rmdir()
+
+
+def _discard(folder: Path) -> None:
+    """Delete a staged episode; a kill halfway leaves nothing that looks like one."""
+    hidden = folder.with_name(f".{secrets.token_hex(8)}{_DISCARDED}")
+    with storage_errors(folder):
+        folder.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
