@@ -157,6 +157,21 @@ def test_episodes_without_labels_get_outcomes_from_a_file(tmp_path: Path) -> Non
             read_outcomes(tmp_path / "bad.json")
 
 
+def test_outcomes_and_columns_that_are_asked_for_win_over_what_guerdon_noted(tmp_path: Path) -> None:
+    with get_format("lerobot").writer(tmp_path / "d") as writer:
+        for success in (True, False):
+            labels = np.array([0, 0, success], np.float32)
+            images = {"front": np.zeros((3, 8, 8, 3), np.uint8)}
+            rewards = np.array([0, 0, not success], np.float32)
+            writer.add(Episode(frames=images, labels=labels, success=success, env_rewards=rewards))
+    (tmp_path / "o.json").write_text('{"0": false, "1": true}')
+    for settings in ({"outcomes": tmp_path / "o.json"}, {"label_from": "next.reward"}):
+        episodes, _ = read(tmp_path / "d", **settings)
+        assert [item.success for item in episodes] == [False, True], settings
+        assert [item.labels.tolist() for item in episodes] == [[0, 0, 0], [0, 0, 1]]
+    assert [item.success for item in read(tmp_path / "d")[0]] == [True, False]
+
+
 def test_a_recording_that_crashed_is_named_and_the_rest_is_used(tmp_path: Path) -> None:
     root = copy_of("v30_images", tmp_path / "d")
     whole, _ = read(root)

@@ -245,9 +245,10 @@ class LeRobotData:
         if choice.at == "next":
             fields = _next_frames(fields, columns.get(ACTION))
         seed, split = own.get("seed"), own.get("split") or self.meta.split_of(place.index)
+        is_asked = choice.outcomes is not None or self._settings["label_from"] != "auto"  # for other outcomes
         return {
             **fields,
-            "success": bool(own.get("success", False)) or success,
+            "success": success or (not is_asked and bool(own.get("success", False))),
             "complete": bool(own.get("complete", True)) and known,
             "seed": seed if type(seed) is int else None,
             "source": text if isinstance(text := own.get("source"), str) else self.meta.source(place),
