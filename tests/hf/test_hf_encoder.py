@@ -15,7 +15,7 @@ from tests.fit.synthetic import episode, write_store
 from tests.hf.tiny import SIZE, configs, save
 from tests.plain_fit import plain_fit, plain_optim
 
-KINDS = ["vit", "dinov2", "dinov3", "siglip", "convnext", "resnet"]
+KINDS = ["vit", "dinov2", "dinov3", "siglip", "convnext", "dinov3_convnext", "resnet"]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_its_features_are_those_of_transformers(folders, frames, kind):
         ours = model.encode(model.preprocess(frames))
     if hidden.ndim == 3:  # those before the patches are the class and the registers
         before = {"siglip": 0, "dinov3": 3}.get(kind, 1)
-        hidden = hidden[:, before:].unflatten(1, (4, 4)).permute(0, 3, 1, 2)
+        hidden = hidden[:, before:].unflatten(1, model.feature_shape[1:]).permute(0, 3, 1, 2)
     torch.testing.assert_close(ours, hidden, atol=1e-4, rtol=1e-4)
     assert float(ours.std()) > 0.01
 
@@ -82,6 +82,20 @@ def test_trainable_if_asked(folders, frames, kind):
     reached = [name for name, value in model.named_parameters() if value.grad is not None]
     assert asked == reached
     assert len([name for name in asked if "network" in name]) > 20
+
+
+def test_the_tokens_of_a_dinov3_convnext_are_its_feature_map(folders):
+    """Row by row, without the pooled token; whoever reads one token alone gets that."""
+    encoder = load_hf_encoder(f"hf:{folders['dinov3_convnext']}").eval()
+    first = load_hf_encoder(f"hf:{folders['dinov3_convnext']}", first_token=True).eval()
+    images = torch.rand(2, 3, 72, 104)
+    assert encoder.output_size(72, 104) == (2, 3)
+    with torch.no_grad():
+        maps = encoder.network.model(images).last_hidden_state
+        pooled = encoder.network(images).pooler_output
+        expected = encoder.network.layer_norm(maps.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        torch.testing.assert_close(encoder(images), expected)
+        torch.testing.assert_close(first(images)[..., 0, 0], pooled)
 
 
 def test_frames_of_a_stack_are_encoded_each(folders, frames):

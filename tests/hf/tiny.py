@@ -22,6 +22,7 @@ def configs():
         ),
         "siglip": (t.SiglipVisionConfig(image_size=32, patch_size=16, **SMALL), (16, 4, 4)),
         "convnext": (t.ConvNextConfig(**STAGES), (16, 2, 2)),
+        "dinov3_convnext": (t.DINOv3ConvNextConfig(**STAGES), (16, 2, 2)),
         "resnet": (t.ResNetConfig(embedding_size=8, layer_type="basic", **STAGES), (16, 2, 2)),
     }
 
@@ -34,7 +35,7 @@ def save(folder, config, *, seed=0, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3)):
     model = AutoModel.from_config(config)
     with torch.no_grad():
         for name, value in model.named_parameters():  # LayerScale of ConvNeXt begins at 1e-6
-            if "layer_scale" in name:
+            if "layer_scale" in name or name.endswith("gamma"):
                 value.fill_(1.0)
     model.save_pretrained(folder)
     if mean is not None:

@@ -1,8 +1,8 @@
 """`reward.model.encoder: hf:PATH`: vision encoders in the Hugging Face layout (extra `hf`).
 
-ViT, DINOv2, DINOv3, SigLIP's vision tower, ConvNeXt, ResNet and others of `transformers` that give a feature
-map, or one token for each patch after those that belong to no patch. No code of a repository is run, and
-weights are read from safetensors files alone.
+ViT, DINOv2, DINOv3 (ViT and ConvNeXt), SigLIP's vision tower, ConvNeXt, ResNet and others of `transformers`
+that give a feature map, or one token for each patch after those that belong to no patch. No code of a
+repository is run, and weights are read from safetensors files alone.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class HFEncoder(ImageEncoder):
         if not isinstance(channels, int):
             raise DataError(f"{facts.source}: a {config.model_type} does not tell the size of its features")
         self._channels, self.num_features = channels, num_frames * channels
-        patch = getattr(config, "patch_size", None)
+        patch = _stride(config) if _flattens_maps(config) else getattr(config, "patch_size", None)
         self._patch = tuple(patch) if isinstance(patch, list | tuple) else (patch, patch)
         takes = inspect.signature(network.forward).parameters
         self._options = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in takes else {}
@@ -272,7 +272,17 @@ def same_encoder(name: str, facts: EncoderFacts) -> bool:
 
 def gives_maps(config: Any) -> bool:
     """Whether an encoder of this configuration gives feature maps, and no tokens."""
-    return bool(getattr(config, "hidden_sizes", None))
+    return bool(getattr(config, "hidden_sizes", None)) and not _flattens_maps(config)
+
+
+def _flattens_maps(config: Any) -> bool:
+    """Whether an encoder gives the pixels of its last feature map as tokens, after a pooled one."""
+    return bool(config.model_type == "dinov3_convnext")
+
+
+def _stride(config: Any) -> int:
+    """Pixels of an image for one of the feature map of a ConvNeXt, along each side."""
+    return 2 << len(config.hidden_sizes)  # 4 of the first layer, 2 of each stage after the first
 
 
 def _config_of(transformers: Any, plain: Mapping[str, Any], source: str) -> Any:
