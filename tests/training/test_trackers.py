@@ -75,6 +75,23 @@ def test_a_file_that_was_cut_gives_its_new_lines(tmp_path):
         assert lines.num_taken == 4
 
 
+def test_a_file_that_is_replaced_while_it_is_read_gives_its_new_lines(tmp_path, monkeypatch):
+    path, new = tmp_path / "metrics.jsonl", tmp_path / "new"
+    path.write_bytes(b'{"step": 0}\n{"step": 1}\n')
+    lines, opened = GrowingLines(path), Path.open
+    new.write_bytes(b'{"step": 0}\n{"step": 7}\n{"step": 8}\n')
+
+    def replaced(self, *args):
+        file = opened(self, *args)
+        if self == path and new.exists():
+            new.replace(path)
+        return file
+
+    monkeypatch.setattr(Path, "open", replaced)
+    assert lines.read() == []
+    assert lines.read() == [b'{"step": 7}\n', b'{"step": 8}\n']
+
+
 def test_what_is_no_number_is_left_out():
     assert row_of(b'{"step": 3, "a": 1, "b": null, "c": 0.5, "d": "x", "e": true}\n') == (
         3, {"a": 1.0, "c": 0.5},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ class GrowingLines:
         except FileNotFoundError:
             return []
         with file:
-            status = self.path.stat()
+            status = os.fstat(file.fileno())  # of this file; the path may name another one by now
             if status.st_ino != self._file_id or status.st_size < self._offset:
                 self._file_id = status.st_ino
                 self._keep_common(file)
