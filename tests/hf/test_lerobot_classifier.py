@@ -160,6 +160,16 @@ IMAGES = {"type": "VISUAL", "shape": [3, 128, 128]}
             "images of 224x224 give 7x7",
         ),
         (lambda folder: change(folder, normalization_mapping={"VISUAL": "ODD"}), "ODD, which is not known"),
+        (lambda folder: change(folder, normalization_mapping="MEAN_STD"), "MEAN_STD, which is no dict"),
+        (
+            lambda folder: change(folder, normalization_mapping=[1]),
+            r"\[1\], which is no dict",
+        ),
+        (lambda folder: change(folder, normalization_mapping={"VISUAL": ["x"]}), r"by \['x'\], which is not"),
+        (
+            lambda folder: change(folder, normalization_mapping={"VISUAL": None}),
+            "by None, which is not known",
+        ),
     ],
 )
 def test_damaged_or_other_folders(tmp_path, damage, message):

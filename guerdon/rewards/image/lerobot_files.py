@@ -54,6 +54,13 @@ _THEIR_NAMES = (  # of the ResNets of transformers
     (r"encoder\.stages\.(\d+)\.layers\.(\d+)\.layer\.(\d)\.convolution\.", r"layer\1.\2.conv\3."),
     (r"encoder\.stages\.(\d+)\.layers\.(\d+)\.layer\.(\d)\.normalization\.", r"layer\1.\2.bn\3."),
 )
+_MODES = {
+    "MEAN_STD": ("mean", "std"),
+    "MIN_MAX": ("min", "max"),
+    "QUANTILES": ("q01", "q99"),
+    "QUANTILE10": ("q10", "q90"),
+}
+"""Normalisation of LeRobot -> the statistics that it needs."""
 
 
 def is_lerobot(folder: Path) -> bool:
@@ -136,7 +143,7 @@ def _model_config(
         "latent_dim": told.get("latent_dim", 256),
         "num_spatial_blocks": told.get("image_embedding_pooling_dim", 8),
         "dropout": told.get("dropout_rate", 0.1),
-        "normalize": (told.get("normalization_mapping") or {}).get("VISUAL", "IDENTITY") != "IDENTITY",
+        "normalize": _visual_mode(told, source) != "IDENTITY",
     }
     try:
         return build(RewardModelConfig, plain, "config.json")
@@ -248,7 +255,7 @@ def _load_normalisation(
     source: str,
 ) -> None:
     """Fill `pixel_mean` and `pixel_std`; identity where LeRobot does not normalise."""
-    mode = (told.get("normalization_mapping") or {}).get("VISUAL", "IDENTITY")
+    mode = _visual_mode(told, source)
     stats = _statistics(folder, features, weights, source)
     for row, name in enumerate(features):
         mean, std = _affine(mode, stats.get(name, {}), f"{source}: {name}")
@@ -289,15 +296,24 @@ def _statistics(
     return checked
 
 
-def _affine(mode: Any, stats: Mapping[str, Tensor], source: str) -> tuple[Tensor, Tensor]:
+def _visual_mode(told: Mapping[str, Any], source: str) -> str:
+    """How colours are normalised: `IDENTITY`, or one of `_MODES`."""
+    mapping = told.get("normalization_mapping")
+    if mapping is None:
+        return "IDENTITY"
+    if not isinstance(mapping, Mapping):
+        raise DataError(f"{source}: has the normalization_mapping {one_line(mapping)}, which is no dict")
+    mode = mapping.get("VISUAL", "IDENTITY")
+    if not isinstance(mode, str) or mode not in ("IDENTITY", *_MODES):
+        raise DataError(f"{source}: colours are normalised by {one_line(mode)}, which is not known")
+    return mode
+
+
+def _affine(mode: str, stats: Mapping[str, Tensor], source: str) -> tuple[Tensor, Tensor]:
     """Mean and deviation [3] that do what a mode of LeRobot does."""
     if mode == "IDENTITY" or not stats:
         return torch.zeros(3), torch.ones(3)
-    pairs = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max")}
-    pairs |= {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
-    if mode not in pairs:
-        raise DataError(f"{source}: colours are normalised by {one_line(mode)}, which is not known")
-    low, high = (stats.get(kind) for kind in pairs[mode])
+    low, high = (stats.get(kind) for kind in _MODES[mode])
     if low is None or high is None or low.shape != (3,) or high.shape != (3,):
-        raise DataError(f"{source}: lacks the statistics {' and '.join(pairs[mode])}")
+        raise DataError(f"{source}: lacks the statistics {' and '.join(_MODES[mode])}")
     return (low, high) if mode == "MEAN_STD" else ((low + high) / 2, (high - low) / 2)
