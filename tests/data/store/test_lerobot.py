@@ -147,6 +147,13 @@ def test_episodes_without_labels_get_outcomes_from_a_file(tmp_path: Path) -> Non
         assert [item.complete for item in episodes] == [True, False, False, True, False], name
         assert [item.success for item in episodes] == [True, False, False, False, False]
         assert episodes[0].labels.tolist() == [0, 0, 0, 0, 0, 1]
+    (tmp_path / "bom.csv").write_bytes(
+        b"\xef\xbb\xbfepisode_index,success\r\n2,true\r\n"
+    )  # as Excel saves it
+    assert read_outcomes(tmp_path / "bom.csv") == {2: True}
+    (tmp_path / "long.csv").write_text(f"episode_index,success\n{'1' * 200_000},true\n")
+    with pytest.raises(DataError, match="cannot be read as CSV: field larger"):
+        read_outcomes(tmp_path / "long.csv")
     for content, reason in (
         ("[1]", "holds no outcomes"),
         ('{"x": true}', "no episode_index"),
@@ -294,6 +301,43 @@ def test_random_access_decodes_little_and_keeps_a_bounded_number_of_frames() -> 
     small.frames(place.path, place.from_seconds + np.arange(6) / 10, (64, 64, 3))
     assert len(small._frames) == 3
     small.close()
+
+
+def test_pictures_in_any_order_are_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    episodes, _ = read(HERE / "v30_images", label_at="row")
+    opened: list[int] = []
+    whole = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile, "iter_batches", lambda self, *a, **k: opened.append(1) or whole(self, *a, **k)
+    )
+    data = LeRobotData(HERE / "v30_images")
+    data.frames(1, "wrist", [0])
+    opened.clear()
+    rows = [5, 0, 3, 3, 1]
+    np.testing.assert_array_equal(data.frames(1, "wrist", rows), episodes[1].frames["wrist"][rows])
+    assert len(opened) == 1
+    assert data.frames(1, "wrist", []).shape == (0, 16, 16, 3)
+    data.close()
+
+
+def test_a_large_cache_of_frames_is_not_summed_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bookkeeping is one of numbers; what is kept stays within the bound."""
+    reader = frames.VideoReader(cache_bytes=50 * 12)
+    touched: list[int] = []
+
+    class Frame(np.ndarray):  # type: ignore[type-arg]
+        @property
+        def nbytes(self) -> int:  # type: ignore[override]
+            touched.append(1)
+            return 12
+
+    for number in range(100):
+        reader._keep((Path("v"), number, 3), np.zeros((2, 2, 3), np.uint8).view(Frame))
+    assert len(reader._frames) == 50 and len(touched) < 400
+    reader._keep((Path("v"), 100, 3), np.zeros((30, 30, 3), np.uint8))
+    assert len(reader._frames) == 50, "it would not fit alone"
+    reader.close()
+    assert reader._room == 50 * 12
 
 
 def test_looking_decodes_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ class VideoReader:
     def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
         self._open: OrderedDict[Path, _OpenVideo] = OrderedDict()
         self._frames: OrderedDict[tuple[Path, int, int], UInt8Array] = OrderedDict()
-        self._room = cache_bytes
+        self._cache_bytes = self._room = cache_bytes
         self.num_decoded = 0
         """Frames that were decoded so far."""
 
@@ -77,9 +77,8 @@ class VideoReader:
         for video in self._open.values():
             video.close()
         self._open.clear()
-        for frame in self._frames.values():
-            self._room += frame.nbytes
         self._frames.clear()
+        self._room = self._cache_bytes
 
     def frames(self, path: Path, times: ArrayLike, shape: tuple[int, int, int]) -> UInt8Array:
         """The frames at `times` (seconds, [n], in any order), uint8 [n, H, W, C]; some are kept for later."""
@@ -101,7 +100,7 @@ class VideoReader:
         return found
 
     def _keep(self, key: tuple[Path, int, int], frame: UInt8Array) -> None:
-        if key in self._frames or frame.nbytes > self._room + sum(f.nbytes for f in self._frames.values()):
+        if key in self._frames or frame.nbytes > self._cache_bytes:
             return
         self._frames[key] = frame
         self._room -= frame.nbytes

@@ -233,7 +233,10 @@ def read_outcomes(path: Path) -> dict[int, bool]:
     except FileNotFoundError:
         raise DataError(f"{shown} does not exist") from None
     if path.suffix.lower() == ".csv":
-        rows: Any = list(csv.DictReader(io.StringIO(content.decode("utf-8", "replace"))))
+        try:
+            rows: Any = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig", "replace"), newline="")))
+        except csv.Error as error:
+            raise DataError(f"{shown}: cannot be read as CSV: {error}") from error
     else:
         rows = parse_json(content, shown)
     if isinstance(rows, dict):

@@ -279,7 +279,7 @@ class LeRobotData:
         else:
             file = self._opened(path)
             start, _ = file.span(place.index, place.length)
-            found = pictures(file.cells((start + int(rows[0]), len(rows)), feature.name), shape)
+            found = pictures(file.cells(start + rows, feature.name), shape)
         for step, frame in enumerate(found):
             stack[step] = frame
         return stack
@@ -303,18 +303,18 @@ class LeRobotData:
         """
         place, feature = self.meta.episodes[index], self.meta.cameras[camera]
         steps = np.asarray(rows, np.int64)
-        if len(steps) and not (steps.min() >= 0 and steps.max() < place.length):
+        if not len(steps):
+            return np.empty((0, *feature.image_shape), np.uint8)
+        if not (steps.min() >= 0 and steps.max() < place.length):
             raise DataError(f"episode {place.index} has {place.length} rows; {steps.max()} is none of them")
         if feature.dtype == "video":
             path, times = place.videos[feature.name].path, self.times(place, feature)[steps]
             return self.videos.frames(path, times, feature.image_shape)
         file = self._opened(place.data)
         start, _ = file.span(place.index, place.length)
-        images = [
-            next(pictures(file.cells((start + step, 1), feature.name), feature.image_shape))
-            for step in steps.tolist()
-        ]
-        return stack_images(images, camera)
+        kept, places = np.unique(steps, return_inverse=True)
+        images = list(pictures(file.cells(start + kept, feature.name), feature.image_shape))
+        return stack_images(images, camera)[places]
 
 
 def _flags(column: NDArray[Any] | None) -> NDArray[np.bool_] | None:

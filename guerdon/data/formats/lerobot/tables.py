@@ -124,20 +124,21 @@ class DataFile:
             parts.append(self._group(group, tuple(names)).slice(start, stop - start))
         return pa.concat_tables(parts)
 
-    def cells(self, span: tuple[int, int], name: str, at_a_time: int = 8) -> Iterator[Any]:
-        """The values of a column of large cells, one after another."""
+    def cells(self, rows: IntArray, name: str, at_a_time: int = 8) -> Iterator[Any]:
+        """The values of a column of large cells in `rows`, which grow; each row group is read once."""
         if name not in self.names:
             raise DataError(f"has no column {name!r}")
-        for group, start, stop in self._groups(span):
-            at = 0
+        places = np.searchsorted(self._starts, rows, side="right") - 1
+        for group in np.unique(places).tolist():
+            wanted, at = rows[places == group] - self._starts[group], 0
             for batch in self._file.iter_batches(
                 at_a_time, row_groups=[group], columns=[name], use_threads=False
             ):
-                first, last = max(start - at, 0), min(stop - at, len(batch))
-                if first < last:
-                    yield from batch.column(0).slice(first, last - first).to_pylist()
+                first, last = np.searchsorted(wanted, [at, at + len(batch)])
+                for row in (wanted[first:last] - at).tolist():
+                    yield batch.column(0)[row].as_py()
                 at += len(batch)
-                if at >= stop:
+                if last == len(wanted):
                     break
 
     def _groups(self, span: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
