@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from guerdon.core.images import stack_rows
 from guerdon.core.progress import progress
 from guerdon.core.types import FloatArray, display_path
 from guerdon.data.formats.lerobot import LeRobotData, add_columns
+from guerdon.data.formats.lerobot.columns import check_copy
 from guerdon.data.formats.lerobot.labels import PROB, RECORDED, REWARD, SUCCESS, LabelAt
-from guerdon.data.formats.lerobot.meta import is_lerobot
+from guerdon.data.formats.lerobot.meta import EpisodePlace, is_lerobot
 from guerdon.rewards.image.scorer import MINI_BATCH, RewardManager
 from guerdon.rewards.relabel import fires, map_rewards
 
@@ -56,8 +58,10 @@ def write_back(
             "the model scores robots at rest alone (reward.model.only_at_rest), and the rows of "
             f"{display_path(source)} would get no reward in motion: score it with --out"
         )
+    check_copy(source, target)
     with closing(LeRobotData(source)) as data:
         _check(data, manager)
+        counters, recorded = _counters(data), _recorded(data)  # what is missing is told before scoring
         place = label_at
         if place == "auto":
             place = data.choice.at if data.choice.meaning == "frames" else "next"
@@ -74,8 +78,8 @@ def write_back(
             columns[REWARD][episode.index] = map_rewards(prob, manager.cfg, manager.threshold)[led_to]
             columns[SUCCESS][episode.index] = fires(prob, manager.threshold)[led_to]
         seconds = time.perf_counter() - began
-        add_columns(source, target, {**columns, **_recorded(data)})
-        _write_progress(data, columns[PROB], target, manager.source)
+        finish = partial(_write_progress, counters, columns[PROB], manager.source)
+        add_columns(source, target, {**columns, **recorded}, finish=finish)
     every = np.concatenate(list(columns[PROB].values()))
     return {
         "frames": len(every),
@@ -102,6 +106,24 @@ def _check(data: LeRobotData, manager: RewardManager) -> None:
     absent = [camera for camera in manager.image_keys if camera not in meta.cameras]
     if absent:
         raise DataError(f"{shown} has no camera {absent[0]!r}, only {sorted(meta.cameras)}")
+    absent = [name for name in (*COUNTERS, "timestamp") if name not in meta.features]
+    if absent:
+        raise DataError(f"{shown} has no feature {absent[0]!r}, which every data set of LeRobot has")
+
+
+def _numbers(data: LeRobotData, place: EpisodePlace, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """Columns of an episode, [T] each."""
+    try:
+        return {name: each.reshape(-1) for name, each in data.numbers(place, list(names)).items()}
+    except DataError as error:
+        file = display_path(place.data)
+        raise DataError(f"{file}: episode {place.index} cannot be scored: {error}") from error
+
+
+def _counters(data: LeRobotData) -> dict[int, dict[str, NDArray[Any]]]:
+    """Episode -> the counters of its rows, int64 [T] each."""
+    found = {place.index: _numbers(data, place, (*COUNTERS, "timestamp")) for place in data.meta.episodes}
+    return {index: {name: each[name].astype(np.int64) for name in COUNTERS} for index, each in found.items()}
 
 
 def _scored(manager: RewardManager, data: LeRobotData, number: int, length: int) -> FloatArray:
@@ -130,19 +152,16 @@ def _recorded(data: LeRobotData) -> dict[str, dict[int, NDArray[Any]]]:
     for name, kind in ((REWARD, np.float32), (SUCCESS, np.bool_)):
         if name in features:
             kept[RECORDED + name] = {
-                place.index: data.numbers(place, [name])[name].reshape(-1).astype(kind)
-                for place in data.meta.episodes
+                place.index: _numbers(data, place, (name,))[name].astype(kind) for place in data.meta.episodes
             }
     return kept
 
 
-def _write_progress(data: LeRobotData, prob: dict[int, FloatArray], target: Path, model: str) -> None:
+def _write_progress(
+    counters: dict[int, dict[str, NDArray[Any]]], prob: dict[int, FloatArray], model: str, folder: Path
+) -> None:
     """The probabilities as LeRobot's sample weighting reads progress."""
-    parts = []
-    for place in data.meta.episodes:
-        found = data.numbers(place, list(COUNTERS))
-        counters = {name: found[name].reshape(-1).astype(np.int64) for name in COUNTERS}
-        parts.append(pa.table({**counters, PROGRESS: prob[place.index]}))
+    parts = [pa.table({**each, PROGRESS: prob[index]}) for index, each in counters.items()]
     table = pa.concat_tables(parts).sort_by("index")
     table = table.replace_schema_metadata({"reward_model_path": model})
-    write_atomic(target / PROGRESS_FILE, lambda stream: pq.write_table(table, stream))
+    write_atomic(folder / PROGRESS_FILE, lambda stream: pq.write_table(table, stream))

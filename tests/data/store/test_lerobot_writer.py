@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from lerobot_files import HERE, copy_of, script
@@ -267,3 +268,40 @@ def test_add_columns_to_a_copy(tmp_path: Path, name: str) -> None:
             add_columns(HERE / name, tmp_path / "other", bad)
     assert not (tmp_path / "other").exists()
     shutil.rmtree(target)
+
+
+@pytest.mark.parametrize(
+    "numbers", [lambda count: range(3, count + 3), lambda count: range(-1, -count - 1, -1)]
+)
+def test_columns_go_by_rows_whatever_their_frame_index(tmp_path: Path, numbers: Any) -> None:
+    """Also where an episode lies in several row groups."""
+    root = copy_of("v30_images", tmp_path / "d")
+    for path in (root / "data").rglob("*.parquet"):
+        table = pq.read_table(path)
+        episodes = table.column("episode_index").to_pylist()
+        counts = [episodes.count(index) for index in dict.fromkeys(episodes)]
+        values = pa.array([number for count in counts for number in numbers(count)], pa.int64())
+        at = table.schema.get_field_index("frame_index")
+        pq.write_table(table.set_column(at, "frame_index", values), path, row_group_size=4)
+    data = LeRobotData(root)
+    score = {place.index: np.arange(place.length) / 10 + place.index for place in data.meta.episodes}
+    add_columns(root, tmp_path / "e", {"score": {i: each.astype(np.float32) for i, each in score.items()}})
+    copied = LeRobotData(tmp_path / "e")
+    for place in copied.meta.episodes:
+        found = copied.numbers(place, ["score"])["score"].reshape(-1)
+        np.testing.assert_array_equal(found, score[place.index].astype(np.float32))
+
+
+def test_rows_that_do_not_fit_the_columns_are_refused(tmp_path: Path) -> None:
+    root = copy_of("v30_images", tmp_path / "d")
+    path = min((root / "data").rglob("*.parquet"))
+    table = pq.read_table(path)
+    lengths = {place.index: place.length for place in LeRobotData(root).meta.episodes}
+    score = {index: np.zeros(length, np.float32) for index, length in lengths.items()}
+    for changed, count in ((table.slice(1), 5), (pa.concat_tables([table.slice(0, 1), table]), 7)):
+        pq.write_table(changed, path)
+        with pytest.raises(DataError, match=f"has {count} rows of the episode 0; meta/ tells of 6"):
+            add_columns(root, tmp_path / "e", {"score": score})
+    assert [item.name for item in tmp_path.iterdir()] == ["d"]
+    del score[0]  # which leaves that episode alone
+    assert add_columns(root, tmp_path / "e", {"score": score}) == []

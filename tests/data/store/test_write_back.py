@@ -14,7 +14,7 @@ import torch
 
 from guerdon.cli.main import main
 from guerdon.config import RewardConfig, RewardModelConfig
-from guerdon.core.errors import DataError
+from guerdon.core.errors import DataError, StorageError
 from guerdon.core.types import Episode
 from guerdon.data.formats import FORMATS, detect_format
 from guerdon.data.formats.lerobot import LeRobotData
@@ -191,6 +191,72 @@ def test_nothing_is_left_of_a_copy_that_failed(tmp_path, prepare, message):
     with pytest.raises(DataError, match=message):
         write_back(manager, source, tmp_path / "copy")
     assert not [path for path in tmp_path.iterdir() if path.name not in ("source", "model")]
+
+
+def without_feature(name):
+    return lambda root: change_info(root, lambda info: info["features"].pop(name))
+
+
+def tear(name, content):
+    return lambda root: (root / name).write_bytes(content)
+
+
+def drop_column(root):
+    path = root / "data/chunk-000/file-001.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["index"]), path)
+
+
+def damage_note(root):
+    path = root / "data/chunk-000/file-001.parquet"
+    pq.write_table(pq.read_table(path).replace_schema_metadata({"huggingface": "{}"}), path)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda root: (root.parent / "copy").mkdir(), "copy exists already"),
+        (without_feature("index"), "has no feature 'index'"),
+        (without_feature("frame_index"), "has no feature 'frame_index'"),
+        (without_feature("timestamp"), "has no feature 'timestamp'"),
+        (tear("meta/stats.json", b'{"action": {"mi'), "stats.json: cannot be read as JSON"),
+        (tear("meta/stats.json", b"[1]"), "stats.json: holds no dict"),
+        (tear("meta/episodes_stats.jsonl", b'{"stats": {}}\n'), "line 1 names no episode"),
+        (tear("meta/episodes_stats.jsonl", b'\n{"episode_index": 0, "stats": 1}'), "line 2 has statistics"),
+        (drop_column, "file-001.parquet: episode . cannot be scored: has no column 'index'"),
+        (damage_note, "file-001.parquet: its note for datasets tells no features"),
+    ],
+)
+def test_what_cannot_be_written_is_told_before_scoring(tmp_path, monkeypatch, prepare, message):
+    source = copy_of("v30_images", tmp_path / "source")
+    manager = manager_for(tmp_path, 16)
+    prepare(source)
+    monkeypatch.setattr(manager, "score", lambda frames: pytest.fail("frames were scored"))
+    with pytest.raises(DataError, match=message):
+        write_back(manager, source, tmp_path / "copy")
+    assert not [path for path in tmp_path.iterdir() if path.name not in ("source", "model", "copy")]
+
+
+def test_an_episode_without_statistics(tmp_path):
+    source = copy_of("v21_videos", tmp_path / "source")
+    lines = (source / "meta/episodes_stats.jsonl").read_text().splitlines()
+    del (first := json.loads(lines[0]))["stats"]
+    (source / "meta/episodes_stats.jsonl").write_text("\n".join([json.dumps(first), *lines[1:]]))
+    write_back(manager_for(tmp_path, 64), source, tmp_path / "copy")
+    first, *_ = map(json.loads, (tmp_path / "copy/meta/episodes_stats.jsonl").read_text().splitlines())
+    assert set(first["stats"]) >= {"prob_success", "next.reward"}
+
+
+def test_a_copy_is_whole_or_not_there(tmp_path, monkeypatch):
+    """The file of progress is the last that is written."""
+
+    def full(*args):
+        assert not (tmp_path / "copy").exists()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("guerdon.fit.write_back._write_progress", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        write_back(manager_for(tmp_path, 16), HERE / "v30_images", tmp_path / "copy")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_older_data_sets_and_taken_names(tmp_path):

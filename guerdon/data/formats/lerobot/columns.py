@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from guerdon.core.atomic import make_directory, storage_errors, write_atomic
 from guerdon.core.errors import DataError
 from guerdon.core.types import Fault, display_path
-from guerdon.data.formats.base import to_fault
+from guerdon.data.files.bounds import one_line, parse_json, read_json, read_small
+from guerdon.data.formats.base import read_or_fault, to_fault
 from guerdon.data.formats.lerobot import stats
 from guerdon.data.formats.lerobot.meta import INFO, Meta, read_info, read_meta
 from guerdon.data.formats.lerobot.rows import COUNTERS
@@ -28,9 +30,30 @@ Columns = Mapping[str, Mapping[int, NDArray[Any]]]
 """Name -> episode_index -> one number for each row, [T]: float32, bool or int64."""
 _TYPES = {"float32": pa.float32(), "bool": pa.bool_(), "int64": pa.int64()}
 _KEPT = ("meta", "data", "videos")
+_STATS, _EPISODES_STATS = Path("meta/stats.json"), Path("meta/episodes_stats.jsonl")
+_MAX_STATS, _MAX_EPISODES_STATS = 64 << 20, 256 << 20
+_BATCH = 128
+_GROUP_BYTES = 256 << 20
+"""A row group that unpacks to more is split."""
 
 
-def add_columns(source: Path, target: Path, columns: Columns) -> list[Fault]:
+def check_copy(source: Path, target: Path) -> Meta:
+    """What `add_columns` looks at before it copies anything: `meta/`, and that `target` does not exist."""
+    meta = read_meta(source)
+    if target.exists():
+        raise DataError(f"{display_path(target)} exists already; write to a new folder")
+    _read_stats(source / _STATS)
+    _read_episodes_stats(source / _EPISODES_STATS)
+    for path in dict.fromkeys(place.data for place in meta.episodes):
+        found = read_or_fault(path, partial(pq.read_schema, path))
+        if not isinstance(found, Fault):  # `add_columns` names it
+            _metadata(found.metadata or {}, {}, f"{display_path(path)}: ")
+    return meta
+
+
+def add_columns(
+    source: Path, target: Path, columns: Columns, *, finish: Callable[[Path], object] | None = None
+) -> list[Fault]:
     """Copy the data set at `source` to `target` with `columns` beside or in the place of its own.
 
     Episodes that a column has nothing for hold NaN (float32), False or 0 in it. The copy is there whole or
@@ -39,11 +62,10 @@ def add_columns(source: Path, target: Path, columns: Columns) -> list[Fault]:
     Args:
         source: a data set of v2.x or v3.0.
         target: must not exist.
-        columns: numbers of rows; row t belongs to the frame that row t holds.
+        columns: numbers of rows; number t belongs to the episode's row t, whatever its `frame_index` is.
+        finish: may write more files; it gets the copy's folder before that has its name.
     """
-    meta = read_meta(source)
-    if target.exists():
-        raise DataError(f"{display_path(target)} exists already; write to a new folder")
+    meta = check_copy(source, target)
     dtypes = {name: _checked(meta, name, values) for name, values in columns.items()}
     made = make_directory(target.parent) / f".{target.name}-{secrets.token_hex(4)}.tmp"
     faults = list(meta.faults)
@@ -60,8 +82,13 @@ def add_columns(source: Path, target: Path, columns: Columns) -> list[Fault]:
                 with file:
                     goal = made / path.relative_to(source)
                     make_directory(goal.parent)
-                    write_atomic(goal, partial(_rewrite, file, columns, dtypes))
+                    try:
+                        write_atomic(goal, partial(_rewrite, file, columns, dtypes))
+                    except DataError as error:
+                        raise DataError(f"{display_path(path)}: {error}") from error
             _describe(source, made, columns, dtypes)
+            if finish is not None:
+                finish(made)
             made.rename(target)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
@@ -101,37 +128,103 @@ def _parquet_of_rows(source: Path) -> Any:
 def _rewrite(file: pq.ParquetFile, columns: Columns, dtypes: Mapping[str, str], target: BinaryIO) -> None:
     """All row groups, with the columns."""
     schema = file.schema_arrow
+    if "episode_index" not in schema.names:
+        raise DataError("has no column episode_index")
     for name, dtype in dtypes.items():
         at = schema.get_field_index(name)
         schema = schema.remove(at) if at >= 0 else schema
         schema = schema.append(pa.field(name, _TYPES[dtype]))
     schema = schema.with_metadata(_metadata(schema.metadata or {}, dtypes))
+    rows_before: Counter[int] = Counter()
     with pq.ParquetWriter(target, schema, compression="snappy") as writer:
         for group in range(file.num_row_groups):
-            table = file.read_row_group(group)
-            episodes = table.column("episode_index").to_numpy()
-            steps = table.column("frame_index").to_numpy()
-            for name, dtype in dtypes.items():
-                values = np.full(len(table), np.nan if dtype == "float32" else 0, np.dtype(dtype))
-                for index in np.unique(episodes).tolist():
-                    if index in columns[name]:
-                        here = episodes == index
-                        values[here] = columns[name][index][steps[here]]
-                table = table.drop_columns([name]) if name in table.column_names else table
-                table = table.append_column(name, pa.array(values, _TYPES[dtype]))
-            writer.write_table(table.select(schema.names).cast(schema), row_group_size=max(1, len(table)))
+            for table in _tables(file, group):
+                table = _with_columns(table, columns, dtypes, rows_before)
+                writer.write_table(table.select(schema.names).cast(schema), row_group_size=len(table))
+    for index, count in rows_before.items():
+        lengths = {len(values[index]) for values in columns.values() if index in values}
+        if lengths - {count}:
+            raise DataError(f"has {count} rows of the episode {index}; meta/ tells of {lengths.pop()}")
 
 
-def _metadata(known: Mapping[bytes, bytes], dtypes: Mapping[str, str]) -> dict[bytes, bytes]:
+def _tables(file: pq.ParquetFile, group: int) -> Iterator[pa.Table]:
+    """The rows of a row group, in several parts if they are large."""
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    try:
+        for batch in file.iter_batches(_BATCH, row_groups=[group], use_threads=False):
+            batches.append(batch)
+            size += batch.nbytes
+            if size > _GROUP_BYTES:
+                yield pa.Table.from_batches(batches)
+                batches, size = [], 0
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"cannot be read: {one_line(error)}") from error
+    if batches:
+        yield pa.Table.from_batches(batches)
+
+
+def _with_columns(
+    table: pa.Table, columns: Columns, dtypes: Mapping[str, str], rows_before: Counter[int]
+) -> pa.Table:
+    """Rows with the columns; `rows_before` counts the rows of each episode so far."""
+    episodes = table.column("episode_index").to_numpy()
+    rows = {index: np.flatnonzero(episodes == index) for index in np.unique(episodes).tolist()}
+    for name, dtype in dtypes.items():
+        made = np.full(len(table), np.nan if dtype == "float32" else 0, np.dtype(dtype))
+        for index, here in rows.items():
+            if index in columns[name]:
+                values = columns[name][index][rows_before[index] :][: len(here)]
+                made[here[: len(values)]] = values  # too few are told in the end
+        table = table.drop_columns([name]) if name in table.column_names else table
+        table = table.append_column(name, pa.array(made, _TYPES[dtype]))
+    rows_before.update({index: len(here) for index, here in rows.items()})
+    return table
+
+
+def _metadata(
+    known: Mapping[bytes, bytes], dtypes: Mapping[str, str], source: str = ""
+) -> dict[bytes, bytes]:
     """That of a schema with the new columns in what Hugging Face's `datasets` reads."""
     made = {key: value for key, value in known.items() if key != b"pandas"}
     if b"huggingface" in made:
-        about = json.loads(made[b"huggingface"])
-        about["info"]["features"] |= {
-            name: {"dtype": dtype, "_type": "Value"} for name, dtype in dtypes.items()
-        }
+        about = parse_json(made[b"huggingface"], f"{source}its note for datasets")
+        info = about.get("info") if isinstance(about, dict) else None
+        if not isinstance(info, dict) or not isinstance(info.get("features"), dict):
+            raise DataError(f"{source}its note for datasets tells no features")
+        info["features"] |= {name: {"dtype": dtype, "_type": "Value"} for name, dtype in dtypes.items()}
         made[b"huggingface"] = json.dumps(about).encode()
     return made
+
+
+def _read_stats(path: Path) -> dict[str, Any] | None:
+    """`meta/stats.json`, if it is there."""
+    try:
+        known = read_json(path, _MAX_STATS)
+    except FileNotFoundError:
+        return None
+    if not isinstance(known, dict):
+        raise DataError(f"{display_path(path)}: holds no dict")
+    return known
+
+
+def _read_episodes_stats(path: Path) -> list[dict[str, Any]] | None:
+    """The lines of `meta/episodes_stats.jsonl`, if it is there."""
+    try:
+        lines = read_small(path, _MAX_EPISODES_STATS).splitlines()
+    except FileNotFoundError:
+        return None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        row = parse_json(line, f"{display_path(path)}: line {number}")
+        if not isinstance(row, dict) or type(row.get("episode_index")) is not int:
+            raise DataError(f"{display_path(path)}: line {number} names no episode")
+        if not isinstance(row.setdefault("stats", {}), dict):
+            raise DataError(f"{display_path(path)}: line {number} has statistics that are no dict")
+        rows.append(row)
+    return rows
 
 
 def _describe(source: Path, made: Path, columns: Columns, dtypes: Mapping[str, str]) -> None:
@@ -146,27 +239,25 @@ def _describe(source: Path, made: Path, columns: Columns, dtypes: Mapping[str, s
         name: {index: stats.of_numbers(each[:, None]) for index, each in values.items()}
         for name, values in columns.items()
     }
-    whole = made / "meta" / "stats.json"
-    if whole.exists():
-        known = json.loads(whole.read_text())
+    if (known := _read_stats(source / _STATS)) is not None:
         for name, parts in by_episode.items():
             known[name] = {key: value.tolist() for key, value in stats.merged(list(parts.values())).items()}
-        write_atomic(whole, json.dumps(known, indent=1))
+        write_atomic(made / _STATS, json.dumps(known, indent=1))
     for path in sorted((made / "meta" / "episodes").glob("*/*.parquet")):
         try:
             table = pq.read_table(path)
-        except pa.ArrowException:  # `read_meta` has named it
+        except (pa.ArrowException, OSError):  # `read_meta` has named it
+            continue
+        if "episode_index" not in table.column_names:
             continue
         write_atomic(path, partial(_write_table, _with_stats(table, by_episode)))
-    lines = made / "meta" / "episodes_stats.jsonl"
-    if lines.exists():
-        rows = [json.loads(line) for line in lines.read_text().splitlines() if line.strip()]
+    if (rows := _read_episodes_stats(source / _EPISODES_STATS)) is not None:
         for row in rows:
             for name, parts in by_episode.items():
                 if row["episode_index"] in parts:
                     each = parts[row["episode_index"]]
                     row["stats"][name] = {key: value.tolist() for key, value in each.items()}
-        write_atomic(lines, "".join(json.dumps(row) + "\n" for row in rows))
+        write_atomic(made / _EPISODES_STATS, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _with_stats(table: pa.Table, by_episode: Mapping[str, Mapping[int, stats.Stats]]) -> pa.Table:
