@@ -1,17 +1,18 @@
 """PPO on states with a terminal learned reward, from a checkpoint that succeeds in about 30% of episodes.
 
-    python -m benchmarks.maniskill_terminal_ppo --seed 0 --work DIR [--data DIR --model DIR]
+    python -m benchmarks.maniskill_terminal_ppo [--work DIR] [--seeds 2] [--control-seeds 1]
 
-The stages are the commands of the third document on ManiSkill's PickCube, on a CPU:
+The stages are the commands of the last stage of RLinf's workflow on ManiSkill's PickCube, on a CPU:
 
 1. `data`: episodes of the scripted policy, good and bad; every frame is rendered.
 2. `model`: a classifier of single frames, cropped around the goal.
 3. `start`: a checkpoint of `maniskill_ppo_mlp`, cloned from 120 successes and stopped early.
-4. `policy`: `maniskill_ppo_mlp_resnet_reward` with `runner.resume_dir`, `reward.reward_mode=terminal`.
-5. 200 fresh episodes of the stock environment for the start and for the end, judged by the simulator.
+4. `guerdon prove` on `maniskill_ppo_mlp_resnet_reward` with `runner.resume_dir` and
+   `reward.reward_mode=terminal`: the learned reward, a reward of zero, shuffled verdicts, the true success.
 
-What is there already is not done again, and stage 4 goes on from its last checkpoint. `--data` and `--model`
-take those of an earlier run. The result is printed and kept in `DIR/result.json`.
+Data, model and start are made once, with seed 0, for all arms; the seeds of the proof were used for no choice
+of a setting. Every evaluation has 200 fresh episodes, judged by the simulator. What is there already is not
+done again. The results are printed and kept in `DIR/result.json` and `DIR/prove/prove.json`.
 """
 
 from __future__ import annotations
@@ -57,11 +58,14 @@ POLICY = [
     "learner.ppo.update_epochs=8",
     "learner.ppo.minibatch_size=400",
     "learner.ppo.target_kl=0.03",
-    "learner.eval_interval=32000",
+    "learner.eval_interval=88000",
     "learner.save_interval=16000",
 ]
 EVAL = ["env.eval.num_envs=32", "learner.eval_episodes=32", "runner.logger.backends=[]"]
 EPISODES = 200
+DATA_SEED, FIRST_SEED = 0, 60
+HIGHEST_START, LOWEST_END, NEAR = 40.0, 90.0, 10.0
+"""Of success_once, in percent: the start, the learned reward, how far controls may end from the start."""
 
 
 def guerdon(*arguments: object) -> tuple[dict[str, Any], float]:
@@ -104,60 +108,62 @@ def collect_data(stages: Stages, seed: int, data: Path) -> None:
         stages.stage(f"{place.name}_joined", "data", "convert", place, data / "all", "--to", "native")
 
 
-def latest(folder: Path) -> Path | None:
-    """The folder of a run that has a checkpoint to go on from."""
-    return folder if any((folder / "checkpoints").glob("step_*/state.pt")) else None
-
-
-def run(seed: int, work: Path, data: Path | None, model: Path | None, steps: int) -> list[Result]:
-    """All stages; those with a result are left out."""
-    stages, place = Stages(work), data or work / "data"
-    if data is None:
-        collect_data(stages, seed, place)
-    if model is None:
-        shape = "reward.model.image_keys=[base_camera@goal]", "reward.model.image_size=[3,64,64]"
-        size = "reward.model.arch=resnet10", "reward.model.width=16", "fit.optim.lr=1e-3", "fit.epochs=10"
-        where = f"fit.data.path={place / 'all'}", f"runner.logger.log_path={work / 'model'}", f"seed={seed}"
-        stages.stage("model", "train-reward", *shape, *size, *where, "runner.logger.backends=[]")
-        model = work / "model" / "checkpoints" / "best_model"
-    here = ["train", "--config-path", CONFIGS, "--config-name"]
-    shown = f"learner.warm_start.data={place / 'shown'}", f"runner.logger.log_path={work / 'start'}"
-    stages.stage("start", *here, "maniskill_ppo_mlp", *START, *EVAL, *shown, f"seed={seed}")
-    begun = latest(work / "policy") or work / "start"
-    kept = f"runner.resume_dir={begun}", f"runner.logger.log_path={work / 'policy'}", f"seed={seed}"
-    judge = f"reward.model.checkpoint_path={model}", f"learner.total_steps={steps}"
-    config = "maniskill_ppo_mlp_resnet_reward"
-    trained = stages.stage("policy", *here, config, *POLICY, *EVAL, *kept, *judge)
-    measure = "--episodes", EPISODES, "--seed", 10_000_019 + seed
-    first = stages.stage("start_measured", "evaluate", "--checkpoint", work / "start", *measure)
-    last = stages.stage("policy_measured", "evaluate", "--checkpoint", work / "policy", *measure)
-    for name, result in (("start", first), ("policy", last)):
-        rates = f"success_once {result['success_once']:.3f}, success_at_end {result['success_at_end']:.3f}"
-        print(f"   seed {seed}, {name}: {rates} on {result['episodes']} fresh episodes", flush=True)
+def prepare(work: Path) -> tuple[Path, Path]:
+    """Data, reward model and start -> the last two."""
+    stages, data, model, start = Stages(work), work / "data", work / "model", work / "start"
+    collect_data(stages, DATA_SEED, data)
+    shape = "reward.model.image_keys=[base_camera@goal]", "reward.model.image_size=[3,64,64]"
+    size = "reward.model.arch=resnet10", "reward.model.width=16", "fit.optim.lr=1e-3", "fit.epochs=10"
+    where = f"fit.data.path={data / 'all'}", f"runner.logger.log_path={model}", f"seed={DATA_SEED}"
+    stages.stage("model", "train-reward", *shape, *size, *where, "runner.logger.backends=[]")
+    shown = f"learner.warm_start.data={data / 'shown'}", f"runner.logger.log_path={start}"
+    config = "--config-path", CONFIGS, "--config-name", "maniskill_ppo_mlp"
+    stages.stage("start", "train", *config, *START, *EVAL, *shown, f"seed={DATA_SEED}")
     minutes = {name: round(each["minutes"], 1) for name, each in stages.done.items()}
-    print(f"   {trained['env_steps']} steps, alarms {trained['alarms']}; minutes: {minutes}", flush=True)
-    once = Result(what=f"seed {seed}, success_once", value=100 * last["success_once"], target=90.0, unit="%")
-    return [once]
+    print(f"   minutes: {minutes}", flush=True)
+    return model / "checkpoints" / "best_model", start
+
+
+def prove(work: Path, seeds: int, control_seeds: int, steps: int, workers: int | None) -> list[Result]:
+    """All arms with some seeds, `start` and `learned` with more; what is asked for."""
+    model, start = prepare(work)
+    command = ["prove", "--config-path", CONFIGS, "--config-name", "maniskill_ppo_mlp_resnet_reward"]
+    command += ["--episodes", EPISODES, *POLICY, *EVAL, f"seed={FIRST_SEED}", f"learner.total_steps={steps}"]
+    command += [f"reward.model.checkpoint_path={model}", f"runner.resume_dir={start}"]
+    command += [f"runner.logger.log_path={work / 'prove'}"]
+    command += [] if workers is None else ["--workers", workers]
+    found, _ = guerdon(*command, "--seeds", control_seeds)
+    arms = dict(found["arms"])
+    if control_seeds < seeds:
+        found, _ = guerdon(*command, "--seeds", seeds, "--arms", "start,learned")
+        arms.update(found["arms"])
+    print(f"   {found['verdict']}", flush=True)
+    once = {name: [100 * each["success"] for each in arm["seeds"]] for name, arm in arms.items()}
+    for name, arm in arms.items():
+        minutes = [round(each["seconds"] / 60, 1) for each in arm["seeds"]]
+        alarms = [each["alarms"] for each in arm["seeds"]]
+        print(f"   {name}: {once[name]} % after {arm['env_steps']:,} steps, {minutes} min, {alarms}")
+    moved = [abs(once[name][0] - once["start"][0]) for name in ("off", "shuffled")]
+    least: dict[str, Any] = {"unit": "%", "at_least": False}
+    return [
+        Result(what="start, highest seed", value=max(once["start"]), target=HIGHEST_START, **least),
+        Result(what="learned, lowest seed", value=min(once["learned"]), target=LOWEST_END, unit="%"),
+        Result(what="off and shuffled, distance from the start", value=max(moved), target=NEAR, **least),
+    ]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--work", type=Path, default=None, help="where everything is kept")
-    parser.add_argument("--data", type=Path, default=None, help="`data` of an earlier run")
-    parser.add_argument(
-        "--model", type=Path, default=None, help="a reward model of single frames around the goal"
-    )
-    parser.add_argument("--steps", type=int, default=176_000, help="of PPO on the learned reward")
+    parser.add_argument("--work", type=Path, default=Path("runs/maniskill_terminal_ppo"))
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--control-seeds", type=int, default=1, help="seeds of off, shuffled and true")
+    parser.add_argument("--steps", type=int, default=176_000, help="of PPO in each run")
+    parser.add_argument("--workers", type=int, default=None, help="runs at a time (one for each core)")
     given = parser.parse_args()
-    work = given.work or Path("runs") / f"maniskill_terminal_ppo_{given.seed}"
     settings: dict[str, object] = {
-        "seed": given.seed,
+        "seeds": f"{FIRST_SEED} to {FIRST_SEED + given.seeds - 1}",
         "steps": given.steps,
         **{name: importlib.metadata.version(name) for name in ("mani_skill", "sapien")},
     }
-    sys.exit(
-        report(
-            "maniskill_terminal_ppo", settings, run(given.seed, work, given.data, given.model, given.steps)
-        )
-    )
+    results = prove(given.work.resolve(), given.seeds, given.control_seeds, given.steps, given.workers)
+    sys.exit(report("maniskill_terminal_ppo", settings, results))
