@@ -31,6 +31,8 @@ class TrackedRun:
     """The whole config in plain containers."""
     run_id: str | None = None
     """Of the tracker's run that is continued; None starts a new one."""
+    adds_files: bool = False
+    """The run is over or goes on elsewhere: it only gets files, and ends as it ended."""
 
 
 class Tracker(ABC):

@@ -28,7 +28,8 @@ class MlflowTracker(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         """Start with the settings as parameters, or go on with the run of that id."""
         self._client = _client()
-        found = None if run.run_id is None else self._resumed(run.run_id)
+        found = None if run.run_id is None else self._resumed(run.run_id, adds_files=run.adds_files)
+        self._keeps_state = run.adds_files and found is not None
         if found is not None:
             self.run_id = found
             return
@@ -39,11 +40,14 @@ class MlflowTracker(Tracker):
         self.run_id = str(self._client.create_run(number, run_name=run.name).info.run_id)
         self._log_settings(run)
 
-    def _resumed(self, run_id: str) -> str | None:
+    def _resumed(self, run_id: str, *, adds_files: bool) -> str | None:
         from mlflow.exceptions import MlflowException
 
         try:
-            self._client.update_run(run_id, status="RUNNING")
+            if adds_files:
+                self._client.get_run(run_id)
+            else:
+                self._client.update_run(run_id, status="RUNNING")
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
@@ -79,7 +83,9 @@ class MlflowTracker(Tracker):
             self._client.log_artifact(self.run_id, str(path))
 
     def close(self, *, finished: bool) -> None:
-        """Say how the run ended."""
+        """Say how the run ended; one that only got files is as it was."""
+        if self._keeps_state:
+            return
         self._client.set_terminated(self.run_id, "FINISHED" if finished else "KILLED")
 
 

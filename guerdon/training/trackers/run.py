@@ -187,13 +187,20 @@ def send_files(place: Path, paths: Sequence[Path]) -> list[str]:
     names |= {path.name: path for path in paths}
     for name, saved in known.items():
         run = TrackedRun(
-            folder=folder.resolve(), project=saved.project, name=saved.name, config={}, run_id=saved.id
+            folder=folder.resolve(),
+            project=saved.project,
+            name=saved.name,
+            config={},
+            run_id=saved.id,
+            adds_files=True,
         )
 
         def send(kind: type[Tracker] = TRACKERS[name], run: TrackedRun = run) -> None:
             tracker = kind(run)
-            tracker.files(list(names.values()))
-            tracker.close(finished=True)
+            try:
+                tracker.files(list(names.values()))
+            finally:
+                tracker.close(finished=(run.folder / "summary.json").is_file())
 
         try:
             with ThreadPoolExecutor(1) as pool:  # a package may keep what belongs to its caller's thread
