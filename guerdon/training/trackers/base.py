@@ -44,6 +44,12 @@ class Tracker(ABC):
     """Python package that it needs."""
     extra: ClassVar[str] = ""
     """Of ours, that installs it; empty if it is always there."""
+    max_rows: ClassVar[int] = 1
+    """Of one call of `log`."""
+    max_numbers: ClassVar[int] = 1000
+    """The same, of all rows together."""
+    pictures_at_end: ClassVar[bool] = False
+    """Whether pictures are shown when the run is over, and no earlier."""
     run_id: str
     """By which the run is found again."""
 
@@ -53,7 +59,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def log(self, rows: Sequence[Row]) -> None:
-        """Take in metrics."""
+        """Take in metrics: all of them, or none if it raises."""
 
     @abstractmethod
     def picture(self, name: str, path: Path, step: int) -> None:

@@ -10,6 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ from guerdon.core.errors import ConfigError, GuerdonError
 from guerdon.data.files.bounds import one_line
 from guerdon.monitoring.alarm_check import ALARMS_FILE
 from guerdon.training.trackers.base import Row, TrackedRun, Tracker
+from guerdon.training.trackers.delivery import Delivery, Piece
 from guerdon.training.trackers.lines import GrowingLines, as_object, row_of
 
 log = logging.getLogger("guerdon")
@@ -29,8 +32,8 @@ START_SECONDS = 120.0
 """For a tracker to start a run."""
 CLOSE_SECONDS = 60.0
 """At the end of a run, for each call to a tracker."""
-MAX_ROWS = 500
-"""That are sent at a time."""
+MAX_LAST_ATTEMPTS = 30
+"""At the end of a run, as long as each brings something."""
 FILMS = (".gif", ".mp4")
 FILES = ("config.yaml", "summary.json", "report.html", "card.html")
 """In a run's folder, where they are there; they are kept as they are."""
@@ -58,14 +61,20 @@ class Follower:
             save: keeps how far the followers of a run are; called when this one has taken more.
         """
         self._thread = threading.Thread(target=self._follow, name=f"guerdon-{kind.name}", daemon=True)
-        self.kind, self.run_info, self.run_id = kind, run, ""
+        self.kind, self.run_info = kind, run
+        self.run_id: str | None = None
+        """Once it has started; empty for a tracker whose runs are in their folders."""
         metrics, alarms = num_taken or (None, None)
         self.metrics = GrowingLines(run.folder / "metrics.jsonl", metrics)
         self.alarms = GrowingLines(run.folder / ALARMS_FILE, alarms)
+        self._deliveries = (
+            Delivery(self.metrics, _numbers_of, kind.name, kind.max_rows, kind.max_numbers),
+            Delivery(self.alarms, self._pictures_of, kind.name),
+        )
         self._save = save
         self._started, self._ending, self._finished = threading.Event(), threading.Event(), False
         self._error: Exception | None = None
-        self._failing = False  # since the last call that went well
+        self._failing: set[object] = set()  # what did not go well when it was last tried
         self._progress = time.monotonic()
         self._step = 0
 
@@ -111,76 +120,114 @@ class Follower:
         try:
             tracker = self.kind(self.run_info)
             self.run_id = tracker.run_id
+            self._save(now=True)  # before the run begins, whatever kills it then
         except Exception as error:  # of a foreign package; `begin` raises it
             self._error = error
             return
         finally:
             self._started.set()
-        self._save(now=True)
-        pause = POLL_SECONDS
-        while not self._ending.wait(pause):
-            fine = self._attempt(lambda: self._send_lines(tracker))
-            pause = POLL_SECONDS if fine else min(2 * pause, MAX_PAUSE_SECONDS)
-        everything = self._attempt(lambda: self._send_lines(tracker))
+        early = self._deliveries[:1] if self.kind.pictures_at_end else self._deliveries
+        pauses, due = dict.fromkeys(early, POLL_SECONDS), dict.fromkeys(early, 0.0)
+        while not self._ending.wait(POLL_SECONDS):
+            for each in early:
+                if time.monotonic() < due[each]:
+                    continue
+                fine = self._deliver(tracker, each)
+                more = fine or each.answered
+                pauses[each] = POLL_SECONDS if more else min(2 * pauses[each], MAX_PAUSE_SECONDS)
+                due[each] = 0.0 if more else time.monotonic() + pauses[each]
+        everything = True
+        for each in self._deliveries:
+            everything &= self._deliver_rest(tracker, each)
         if self._finished:
-            everything &= self._attempt(lambda: self._send_files(tracker))
-        everything &= self._attempt(lambda: tracker.close(finished=self._finished), quiet=not everything)
+            everything &= self._send_files(tracker)
+        close = partial(tracker.close, finished=self._finished)
+        everything &= self._attempt("the end", close, quiet=not everything)
         self._save(now=True)
         if not everything:
             log.warning("%s has not got everything: it is in %s", self.kind.name, self.run_info.folder)
 
-    def _attempt(self, send: Callable[[], None], *, quiet: bool = False) -> bool:
+    def _attempt(self, what: object, send: Callable[[], None], *, quiet: bool = False) -> bool:
         """Whether that went well; unless `quiet`, an outage is logged when it begins and when it is over."""
         try:
             send()
         except Exception as error:  # of a foreign package, or of a network: it never stops the run
             if not self._failing and not quiet:
-                what = one_line(" ".join(f"{type(error).__name__}: {error}".split()), 200)
-                log.warning("%s does not take what is logged (%s); the run goes on", self.kind.name, what)
-            self._failing = True
+                message = one_line(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+                log.warning("%s does not take what is logged (%s); the run goes on", self.kind.name, message)
+            self._failing.add(what)
             return False
-        if self._failing and not quiet:
+        if self._failing == {what} and not quiet:
             log.info("%s answers again", self.kind.name)
-        self._failing = False
+        self._failing.discard(what)
         return True
 
-    def _send_lines(self, tracker: Tracker) -> None:
-        """New metrics and pictures of alarms."""
-        changed = False
-        while lines := self.metrics.read():
-            for start in range(0, len(lines), MAX_ROWS):
-                part = lines[start : start + MAX_ROWS]
-                rows: list[Row] = [row for line in part if (row := row_of(line)) is not None]
-                tracker.log(rows)
-                self._step = max([self._step, *(step for step, _ in rows)])
-                self.metrics.take(part)
-                self._progress, changed = time.monotonic(), True
-        for line in self.alarms.read():
-            self._send_alarm(tracker, line)
-            self.alarms.take([line])
-            changed = True
-        if changed:
+    def _deliver(self, tracker: Tracker, delivery: Delivery, *, last: bool = False) -> bool:
+        """Send what is new of metrics or of alarms; whether nothing is left."""
+        send = partial(self._send_rows if delivery.lines is self.metrics else self._send_pictures, tracker)
+        fine = self._attempt(delivery, partial(delivery.attempt, send, last=last))
+        if delivery.answered:
             self._save(now=False)
+        return fine
 
-    def _send_alarm(self, tracker: Tracker, line: bytes) -> None:
+    def _deliver_rest(self, tracker: Tracker, delivery: Delivery) -> bool:
+        """Send all that the tracker takes; whether it has everything."""
+        for _ in range(MAX_LAST_ATTEMPTS):
+            if self._deliver(tracker, delivery, last=True):
+                return not delivery.left_out
+            if not delivery.answered:
+                break
+            time.sleep(POLL_SECONDS)
+        return False
+
+    def _send_rows(self, tracker: Tracker, pieces: Sequence[Piece]) -> None:
+        rows: list[Row] = []
+        for _, row in groupby(pieces, key=lambda piece: piece.line):
+            numbers = list(row)
+            rows.append((numbers[0].step, {each.name: each.value for each in numbers}))
+        tracker.log(rows)
+        self._step = max(self._step, *(step for step, _ in rows))
+        self._progress = time.monotonic()
+
+    def _send_pictures(self, tracker: Tracker, pieces: Sequence[Piece]) -> None:
+        (piece,) = pieces
+        assert piece.path is not None
+        tracker.picture(piece.name, piece.path, piece.step)
+        self._progress = time.monotonic()
+
+    def _pictures_of(self, number: int, line: bytes) -> list[Piece]:
+        """Frames that raised an alarm."""
         alarm = as_object(line)
         step, frames = alarm.get("step"), alarm.get("frames")
         if not isinstance(step, int) or not isinstance(frames, list):
-            return
-        for number, frame in enumerate(frames):
-            path = self.run_info.folder / str(frame)
-            if path.is_file():
-                tracker.picture(f"alarms/{alarm.get('name')}/{number}", path, step)
-                self._progress = time.monotonic()
+            return []
+        paths = [self.run_info.folder / str(frame) for frame in frames]
+        return [
+            Piece(number, step, f"alarms/{alarm.get('name')}/{index}", path=path)
+            for index, path in enumerate(paths)
+            if path.is_file()
+        ]
 
-    def _send_files(self, tracker: Tracker) -> None:
-        """Films, and the files that tell what came of the run."""
-        folder = self.run_info.folder
-        for film in _in_order(folder / "videos", FILMS):
-            tracker.film(f"videos/{film.stem}", film, self._step)
-            self._progress = time.monotonic()
-        tracker.files([path for name in FILES if (path := folder / name).is_file()])
-        self._progress = time.monotonic()
+    def _send_files(self, tracker: Tracker) -> bool:
+        """Films, and the files that tell what came of the run; whether all are taken."""
+        folder, fine = self.run_info.folder, True
+        sends = [
+            partial(tracker.film, f"videos/{film.stem}", film, self._step)
+            for film in _in_order(folder / "videos", FILMS)
+        ]
+        files = [path for name in FILES if (path := folder / name).is_file()]
+        for send in (*sends, partial(tracker.files, files)):
+            taken = self._attempt(send, send)
+            fine &= taken
+            if taken:
+                self._progress = time.monotonic()
+        return fine
+
+
+def _numbers_of(number: int, line: bytes) -> list[Piece]:
+    """Those of a line of `metrics.jsonl`."""
+    row = row_of(line)
+    return [] if row is None else [Piece(number, row[0], name, value) for name, value in row[1].items()]
 
 
 def _in_order(folder: Path, suffixes: Sequence[str]) -> list[Path]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+
+import xxhash
 
 from guerdon.core.errors import ConfigError
 from guerdon.data.files.bounds import one_line
@@ -14,8 +17,8 @@ from guerdon.training.trackers.base import Row, TrackedRun, Tracker, flat_settin
 
 log = logging.getLogger("guerdon")
 
-MAX_METRICS, MAX_PARAMS, MAX_PARAM_CHARACTERS = 1000, 100, 6000
-"""Of one call, and of one value; MLflow refuses more."""
+MAX_PARAMS, MAX_PARAM_CHARACTERS, MAX_NAME_CHARACTERS = 100, 6000, 250
+"""Of one call, of one value, and of its name; MLflow refuses more."""
 
 
 class MlflowTracker(Tracker):
@@ -24,6 +27,8 @@ class MlflowTracker(Tracker):
     name: ClassVar[str] = "mlflow"
     module: ClassVar[str] = "mlflow"
     extra: ClassVar[str] = "mlflow"
+    max_rows: ClassVar[int] = 500
+    max_numbers: ClassVar[int] = 1000  # MLflow refuses more
 
     def __init__(self, run: TrackedRun) -> None:
         """Start with the settings as parameters, or go on with the run of that id."""
@@ -58,18 +63,24 @@ class MlflowTracker(Tracker):
     def _log_settings(self, run: TrackedRun) -> None:
         from mlflow.entities import Param
 
-        settings = [Param(key, str(value)[:MAX_PARAM_CHARACTERS]) for key, value in flat_settings(run.config)]
+        settings = [
+            Param(legal_name(key), str(value)[:MAX_PARAM_CHARACTERS])
+            for key, value in flat_settings(run.config)
+        ]
         for start in range(0, len(settings), MAX_PARAMS):
             self._client.log_batch(self.run_id, params=settings[start : start + MAX_PARAMS])
 
     def log(self, rows: Sequence[Row]) -> None:
-        """In as few calls as MLflow allows."""
+        """In one call, which MLflow takes as a whole or refuses; names as `legal_name` makes them."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, step) for step, values in rows for name, value in values.items()]
-        for start in range(0, len(metrics), MAX_METRICS):
-            self._client.log_batch(self.run_id, metrics=metrics[start : start + MAX_METRICS])
+        metrics = [
+            Metric(legal_name(name), value, now, step)
+            for step, values in rows
+            for name, value in values.items()
+        ]
+        self._client.log_batch(self.run_id, metrics=metrics)
 
     def picture(self, name: str, path: Path, step: int) -> None:
         """As an artifact, in a folder of its name and step."""
@@ -87,6 +98,20 @@ class MlflowTracker(Tracker):
         if self._keeps_state:
             return
         self._client.set_terminated(self.run_id, "FINISHED" if finished else "KILLED")
+
+
+def legal_name(name: str) -> str:
+    """The name of a metric or setting as MLflow allows it.
+
+    A checksum of the whole name ends one that had to be changed: `loss(q)` and `loss[q]` stay apart, and have
+    the same names in all runs.
+    """
+    parts = re.sub(r"[^\w\-. /:]", "_", name).split("/")
+    legal = "/".join("_" if part in ("", ".", "..") else part for part in parts)  # it may become a path
+    if legal == name and len(name) <= MAX_NAME_CHARACTERS:
+        return name
+    checksum = xxhash.xxh32_hexdigest(name)
+    return f"{legal[: MAX_NAME_CHARACTERS - len(checksum) - 1]}-{checksum}"
 
 
 def _client() -> Any:

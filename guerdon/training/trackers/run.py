@@ -119,7 +119,7 @@ class Trackers:
             if not now and time.monotonic() < self._saved_at + SAVE_SECONDS:
                 return
             self._saved_at = time.monotonic()
-            known = {each.kind.name: each.state() for each in self._followers if each.run_id}
+            known = {each.kind.name: each.state() for each in self._followers if each.run_id is not None}
             if not known:
                 return
             try:
@@ -132,7 +132,7 @@ class SavedRun(NamedTuple):
     """What `trackers.json` tells of one tracker."""
 
     id: str
-    """By which the tracker finds its run."""
+    """By which the tracker finds its run; empty for TensorBoard, whose runs are in their folders."""
     project: str
     name: str
     metrics: int = 0
@@ -178,10 +178,10 @@ def send_files(place: Path, paths: Sequence[Path]) -> list[str]:
     Returns:
         The trackers that have them now.
     """
-    folder = next((each for each in (place, *place.resolve().parents[:3]) if _has_trackers(each)), None)
-    if folder is None:
-        raise DataError(f"the run of {display_path(place)} has no tracker to send to (no {TRACKERS_FILE})")
-    known = read_trackers(folder)
+    folder = next((each for each in (place, *place.resolve().parents[:3]) if _has_trackers(each)), place)
+    known = {name: saved for name, saved in read_trackers(folder).items() if saved.id}
+    if not known:
+        raise DataError(f"the run of {display_path(place)} has no tracker to send to (in {TRACKERS_FILE})")
     require_trackers(tuple(known))
     names = {path.name: path for name in FILES if (path := folder / name).is_file()}
     names |= {path.name: path for path in paths}

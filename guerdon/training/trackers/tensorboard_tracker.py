@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,23 +19,23 @@ class TensorBoardTracker(Tracker):
 
     name: ClassVar[str] = "tensorboard"
     module: ClassVar[str] = "tensorboardX"
+    max_rows: ClassVar[int] = 1000
+    pictures_at_end: ClassVar[bool] = True
 
     def __init__(self, run: TrackedRun) -> None:
         """Nothing is written before the end."""
         self.run_id = ""  # its files are in the run's folder
-        self._folder = run.folder
-        text = json.dumps(run.config, indent=1, default=str)
-        self._late: list[Callable[[Any], object]] = []
-        if run.run_id is None:
-            shown = "".join(f"    {line}\n" for line in text.splitlines())  # as Markdown shows code
-            self._late.append(lambda board: board.add_text("config", shown, 0))
+        self._folder, self._config = run.folder, run.config
+        self._board: Any = None
 
     def log(self, rows: Sequence[Row]) -> None:
         """They are there already."""
 
     def picture(self, name: str, path: Path, step: int) -> None:
         """As an image summary."""
-        self._late.append(lambda board: _add_encoded(board, name, path, step))
+        board = self._opened()
+        _add_encoded(board, name, path, step)
+        board.flush()
 
     film = picture
 
@@ -43,15 +43,19 @@ class TensorBoardTracker(Tracker):
         """They lie beside the events."""
 
     def close(self, *, finished: bool) -> None:
-        """Write everything."""
+        """Write what is left."""
+        self._opened().close()
+
+    def _opened(self) -> Any:
+        """The events, which begin with the config."""
         from guerdon.fit.tensorboard import EventWriter
 
-        board = EventWriter(str(self._folder))
-        try:
-            for write in self._late:
-                write(board)
-        finally:
-            board.close()
+        if self._board is None:
+            self._board = EventWriter(str(self._folder))
+            text = json.dumps(self._config, indent=1, default=str)
+            shown = "".join(f"    {line}\n" for line in text.splitlines())  # as Markdown shows code
+            self._board.add_text("config", shown, 0)
+        return self._board
 
 
 def _add_encoded(board: Any, name: str, path: Path, step: int) -> None:
