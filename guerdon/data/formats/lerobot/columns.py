@@ -7,6 +7,7 @@ import secrets
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,8 +33,8 @@ _TYPES = {"float32": pa.float32(), "bool": pa.bool_(), "int64": pa.int64()}
 _KEPT = ("meta", "data", "videos")
 _STATS, _EPISODES_STATS = Path("meta/stats.json"), Path("meta/episodes_stats.jsonl")
 _MAX_STATS, _MAX_EPISODES_STATS = 64 << 20, 256 << 20
-_BATCH = 128
-_GROUP_BYTES = 256 << 20
+_BATCH = 32
+_GROUP_BYTES = 64 << 20
 """A row group that unpacks to more is split."""
 
 
@@ -245,12 +246,11 @@ def _describe(source: Path, made: Path, columns: Columns, dtypes: Mapping[str, s
         write_atomic(made / _STATS, json.dumps(known, indent=1))
     for path in sorted((made / "meta" / "episodes").glob("*/*.parquet")):
         try:
-            table = pq.read_table(path)
-        except (pa.ArrowException, OSError):  # `read_meta` has named it
+            with open_parquet(path) as file:
+                if "episode_index" in file.schema_arrow.names and file.metadata.num_rows:
+                    write_atomic(path, partial(_write_with_stats, file, by_episode))
+        except DataError:  # `read_meta` names what it cannot read
             continue
-        if "episode_index" not in table.column_names:
-            continue
-        write_atomic(path, partial(_write_table, _with_stats(table, by_episode)))
     if (rows := _read_episodes_stats(source / _EPISODES_STATS)) is not None:
         for row in rows:
             for name, parts in by_episode.items():
@@ -273,5 +273,14 @@ def _with_stats(table: pa.Table, by_episode: Mapping[str, Mapping[int, stats.Sta
     return table
 
 
-def _write_table(table: pa.Table, file: BinaryIO) -> None:
-    pq.write_table(table, file)
+def _write_with_stats(
+    file: pq.ParquetFile, by_episode: Mapping[str, Mapping[int, stats.Stats]], target: BinaryIO
+) -> None:
+    with ExitStack() as stack:
+        writer = None
+        for group in range(file.num_row_groups):
+            for table in _tables(file, group):
+                table = _with_stats(table, by_episode)
+                if writer is None:
+                    writer = stack.enter_context(pq.ParquetWriter(target, table.schema))
+                writer.write_table(table)

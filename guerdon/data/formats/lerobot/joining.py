@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from guerdon.core.atomic import make_directory, write_atomic
 from guerdon.data.formats.lerobot import encoding, stats
-from guerdon.data.formats.lerobot.meta import INFO, OWN, VERSION, read_info
-from guerdon.data.formats.lerobot.rows import OWN_TYPES, schema_of
+from guerdon.data.formats.lerobot.meta import INFO, OWN, OWN_TYPES, VERSION, read_info
+from guerdon.data.formats.lerobot.rows import schema_of
 from guerdon.data.formats.lerobot.settings import WriteSettings
 
 CHUNK = 1000

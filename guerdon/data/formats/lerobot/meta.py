@@ -6,6 +6,7 @@ tells which. v2.x has files for each episode, whose names follow from its number
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Mapping
@@ -13,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import pyarrow as pa
+
 from guerdon.core.errors import DataError
 from guerdon.core.types import SPLITS, Fault, Split, display_path, printable
 from guerdon.data.files.bounds import one_line, parse_json, read_json, read_small
 from guerdon.data.formats.base import to_fault
-from guerdon.data.formats.lerobot.tables import read_columns
+from guerdon.data.formats.lerobot.tables import is_numbers, is_text, read_rows
 
 INFO = "meta/info.json"
 VERSION = "v3.0"
@@ -31,6 +34,17 @@ _MAX_WIDTH = 1 << 16
 _MAX_LINES = 256 << 20
 _PLACE = re.compile(r"\{([a-z_]+)(?::0?(\d)d)?\}")
 _PLACED = ("episode_index", "length", "data/chunk_index", "data/file_index")
+_IN_VIDEO = ("chunk_index", "file_index", "from_timestamp")
+OWN_TYPES = {
+    "success": pa.bool_(),
+    "complete": pa.bool_(),
+    "seed": pa.int64(),
+    "source": pa.string(),
+    "split": pa.string(),
+    "initial_state": pa.list_(pa.float32()),
+    "initial_action": pa.list_(pa.float32()),
+}
+"""Columns `guerdon/NAME` of `meta/episodes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +228,7 @@ def _episodes(
     """The episodes that can be found, and the files and lines that cannot be used."""
     rows: dict[int, tuple[Path, dict[str, Any]]] = {}
     faults: list[Fault] = []
-    found = _v3_rows(root, faults) if is_v3 else _v2_rows(root, faults)
+    found = _v3_rows(root, features, faults) if is_v3 else _v2_rows(root, faults)
     for path, row in found:
         index = row.get("episode_index")
         if not _is_count(index) or index in rows:
@@ -237,14 +251,23 @@ def _episodes(
     return places, faults
 
 
-def _v3_rows(root: Path, faults: list[Fault]) -> list[tuple[Path, dict[str, Any]]]:
+def _v3_rows(
+    root: Path, features: Mapping[str, Feature], faults: list[Fault]
+) -> list[tuple[Path, dict[str, Any]]]:
+    videos = [name for name, feature in features.items() if feature.dtype == "video"]
+    numbers = {*_PLACED, *(f"videos/{name}/{key}" for name in videos for key in _IN_VIDEO)}
+
+    def is_needed(field: pa.Field) -> bool:
+        if field.name in numbers:
+            return is_numbers(field.type)
+        prefix, _, name = field.name.partition("/")
+        kind = OWN_TYPES.get(name) if prefix == OWN else None
+        return kind is not None and (is_text if is_text(kind) else is_numbers)(field.type)
+
     rows: list[tuple[Path, dict[str, Any]]] = []
     for path in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
         try:
-            table = read_columns(
-                path, lambda name: not name.startswith("stats/") and name != "tasks", MAX_EPISODES
-            )
-            rows += [(path, row) for row in table.to_pylist()]
+            rows += [(path, row) for row in read_rows(path, is_needed, MAX_EPISODES - len(rows))]
         except Exception as error:  # hostile bytes can fail in any way
             faults.append(to_fault(path, error))
     return rows
@@ -254,17 +277,19 @@ def _v2_rows(root: Path, faults: list[Fault]) -> list[tuple[Path, dict[str, Any]
     path = root / "meta" / "episodes.jsonl"
     rows: list[tuple[Path, dict[str, Any]]] = []
     try:
-        lines = read_small(path, _MAX_LINES).splitlines()
+        lines = io.BytesIO(read_small(path, _MAX_LINES))
     except FileNotFoundError:
         raise DataError(f"{display_path(path)} does not exist") from None
     for number, line in enumerate(lines, start=1):
+        if number > MAX_EPISODES:
+            raise DataError(f"{display_path(path)}: has more than {MAX_EPISODES} lines")
         if not line.strip():
             continue
         try:
             row = parse_json(line, "it")
             if not isinstance(row, dict):
                 raise DataError("it is no dict")
-            rows.append((path, row))
+            rows.append((path, {name: row.get(name) for name in ("episode_index", "length")}))
         except DataError as error:
             faults.append(to_fault(path, error, f"line {number}"))
     return rows

@@ -114,18 +114,6 @@ def facts_of(episode: Episode, columns: Mapping[str, NDArray[Any]]) -> dict[str,
     }
 
 
-OWN_TYPES = {
-    "success": pa.bool_(),
-    "complete": pa.bool_(),
-    "seed": pa.int64(),
-    "source": pa.string(),
-    "split": pa.string(),
-    "initial_state": pa.list_(pa.float32()),
-    "initial_action": pa.list_(pa.float32()),
-}
-"""Columns `guerdon/NAME` of `meta/episodes`."""
-
-
 def schema_of(features: Mapping[str, Any]) -> pa.Schema:
     """Of the rows, with what Hugging Face's `datasets` wants to know."""
     fields: list[pa.Field] = []

@@ -6,18 +6,20 @@ read, and read in small batches. What a page of a file unpacks to is Arrow's to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from guerdon.core.errors import DataError
 from guerdon.core.types import IntArray
 from guerdon.data.files.bounds import one_line
+from guerdon.data.store.shard import MAX_TEXT
 
 FOOTER = b"PAR1"
 _ROW_BYTES = 4
@@ -25,10 +27,13 @@ _ROW_BYTES = 4
 _SPARE_ROWS = 1000
 _BATCH = 1024
 _SPARE_BYTES = 512 << 20
+_SPARE_VALUES = 4 << 20
+"""Of a small file that is read as plain values, which take some 40 bytes each."""
+_SPARE_TEXT = 64 << 20
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
-    """A parquet file whose end is there."""
+def open_parquet(path: Path, texts: Sequence[str] = ()) -> pq.ParquetFile:
+    """A parquet file whose end is there; equal values of the columns `texts` are held once."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -41,7 +46,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     if end != FOOTER:
         raise DataError("has no footer: its recording was cut off before the file was closed")
     try:
-        opened = pq.ParquetFile(path, memory_map=False)
+        opened = pq.ParquetFile(path, memory_map=False, read_dictionary=list(texts))
     except (pa.ArrowException, ValueError) as error:
         raise DataError(f"is no readable parquet file: {one_line(error)}") from error
     if opened.metadata.num_rows > size // _ROW_BYTES + _SPARE_ROWS:
@@ -49,17 +54,67 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     return opened
 
 
-def read_columns(path: Path, wanted: Callable[[str], bool], most: int) -> pa.Table:
-    """Some columns of a small file of at most `most` rows."""
+def read_rows(path: Path, wanted: Callable[[pa.Field], bool], most: int) -> list[dict[str, Any]]:
+    """Some columns, of numbers, texts or lists of numbers, of a small file of at most `most` rows."""
     with open_parquet(path) as file:
         if file.metadata.num_rows > most:
             raise DataError(f"has {file.metadata.num_rows} rows; at most {most} are read")
-        names = [name for name in file.schema_arrow.names if wanted(name)]
-        return _joined(file, list(range(file.num_row_groups)), names, path.stat().st_size)
+        fields = [field for field in file.schema_arrow if wanted(field)]
+    size, names = path.stat().st_size, [field.name for field in fields]
+    if not names:
+        raise DataError("has none of the columns that are needed")
+    texts = [field.name for field in fields if is_text(field.type)]
+    with open_parquet(path, texts) as file:
+        groups = range(file.num_row_groups)
+        _check_values(file, groups, names, size // 2 + _SPARE_VALUES)
+        if (
+            sum(each.total_uncompressed_size for each in _chunks(file, groups, texts))
+            > 4 * size + _SPARE_TEXT
+        ):
+            raise DataError(f"has more than {_SPARE_TEXT >> 20} MiB of texts in {size} bytes")
+        table = file.read(names, use_threads=False)
+    columns = [_plain_values(table.column(name), name) for name in names]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _plain_values(column: pa.ChunkedArray, name: str) -> list[Any]:
+    """A column as plain values; equal texts are one."""
+    if not pa.types.is_dictionary(column.type):
+        values: list[Any] = column.to_pylist()
+        return values
+    found: list[Any] = []
+    for chunk in column.chunks:
+        lengths = pa.compute.utf8_length(chunk.dictionary)
+        if (pa.compute.max(lengths).as_py() or 0) > MAX_TEXT:
+            raise DataError(f"has a text of more than {MAX_TEXT} characters in {name}")
+        texts = chunk.dictionary.to_pylist()
+        found += [None if at is None else texts[at] for at in chunk.indices.to_pylist()]
+    return found
+
+
+def _check_values(file: pq.ParquetFile, row_groups: Iterable[int], names: Sequence[str], most: int) -> None:
+    """Raise if columns hold more than `most` values, by what the file tells of itself."""
+    count = sum(column.num_values for column in _chunks(file, row_groups, names))
+    if count > most:
+        raise DataError(f"has {count} numbers, more than its size allows for: it repeats the same ones")
+
+
+def _chunks(file: pq.ParquetFile, row_groups: Iterable[int], names: Sequence[str]) -> Iterator[Any]:
+    """What a file tells of the pieces of columns."""
+    starts = tuple(f"{name}." for name in names)
+    for group in map(file.metadata.row_group, row_groups):
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema in names or column.path_in_schema.startswith(starts):
+                yield column
 
 
 def _joined(file: pq.ParquetFile, row_groups: list[int], names: Sequence[str], size: int) -> pa.Table:
+    """Columns of numbers or of lists of numbers."""
+    for field in map(file.schema_arrow.field, names):
+        if not is_numbers(field.type):
+            raise DataError(f"{field.name} holds {one_line(str(field.type))}; expected numbers")
     room = _SPARE_BYTES + 4 * size
+    _check_values(file, row_groups, names, room // 8)
     batches: list[pa.RecordBatch] = []
     for batch in file.iter_batches(_BATCH, row_groups=row_groups, columns=list(names), use_threads=False):
         room -= batch.nbytes
@@ -163,11 +218,7 @@ def numbers_of(column: pa.ChunkedArray, width: int, name: str) -> NDArray[Any]:
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     rows = len(array)
     while not _is_plain(array.type):
-        if array.null_count or not (
-            pa.types.is_list(array.type)
-            or pa.types.is_fixed_size_list(array.type)
-            or pa.types.is_large_list(array.type)
-        ):
+        if array.null_count or not _is_list(array.type):
             raise DataError(f"{name} holds {array.type} with {array.null_count} gaps; expected numbers")
         array = array.flatten()
     if array.null_count:
@@ -177,5 +228,23 @@ def numbers_of(column: pa.ChunkedArray, width: int, name: str) -> NDArray[Any]:
     return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(rows, width)
 
 
+def is_numbers(kind: pa.DataType) -> bool:
+    """Whether a column holds numbers, or lists of them."""
+    while _is_list(kind):
+        kind = kind.value_type
+    return _is_plain(kind)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column holds texts, also as numbers of a list of them."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def _is_plain(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    kinds = (pa.types.is_list, pa.types.is_fixed_size_list, pa.types.is_large_list)
+    return any(is_kind(kind) for is_kind in kinds)
