@@ -79,7 +79,7 @@ class Format(ABC):
     looks_for: ClassVar[str]
     """The files by which it is detected, for messages."""
     names_episodes: ClassVar[bool] = False
-    """Whether the source of every episode is its own, so that a copy can tell which ones it has."""
+    """Whether `read_except` gives every episode a source of its own, so that a copy knows which ones it has."""
 
     @abstractmethod
     def detect(self, path: Path) -> bool:
@@ -95,7 +95,7 @@ class Format(ABC):
             yield item if isinstance(item, Fault) else EpisodeFacts.of(item)
 
     def read_except(self, path: Path, done: Collection[str]) -> Iterator[Episode | Fault]:
-        """What `read` yields but the episodes whose source is in `done`; needs `names_episodes`."""
+        """What `read` yields but the episodes whose source is in `done`; see `names_episodes`."""
         for item in self.read(path):
             if isinstance(item, Fault) or item.source not in done:
                 yield item
