@@ -79,7 +79,7 @@ class Format(ABC):
     looks_for: ClassVar[str]
     """The files by which it is detected, for messages."""
     names_episodes: ClassVar[bool] = False
-    """Whether `read_except` gives every episode a source of its own, so that a copy knows which ones it has."""
+    """Whether `read_except` gives every episode a source of its own, so that a copy knows what it has."""
 
     @abstractmethod
     def detect(self, path: Path) -> bool:
