@@ -35,6 +35,7 @@ FRAMES = ["env=maniskill_pickcube", "env.train.num_envs=8", "env.train.init_para
 COLLECT = [*FRAMES, "collect.policy=scripted", "collect.cameras=[base_camera@goal]"]
 STATES = ["learner.ppo.normalize_obs=false", "learner.ppo.initial_log_std=-2.7", "learner.ppo.gamma=0.99"]
 """Running statistics of states move on with the first rollout, and a cloned policy is then another one."""
+# Without a reward the values stay at zero, so that the control `off` does not move the policy.
 START = [
     *STATES,
     "learner.warm_start.epochs=50",
@@ -43,6 +44,7 @@ START = [
     "env.train.num_envs=2",
     "learner.total_steps=100",
     "learner.ppo.lr=1e-6",
+    "env.train.init_params.reward_mode=none",
 ]
 POLICY = [
     *STATES,
