@@ -76,11 +76,7 @@ class ActorCriticAgent(FlatAgent):
             self.actor = BatchedMLP(
                 1, features, outputs_per_action * size, plain, out_gain=0.01, device=self.device
             )
-            # Values begin at zero: if they were lower, the end of an episode would be the best there is,
-            # and where success ends it, a policy would learn to succeed without any reward.
-            self.critics = BatchedMLP(
-                num_critics, features + size, 1, network, out_gain=0.0, device=self.device
-            )
+            self.critics = BatchedMLP(num_critics, features + size, 1, network, device=self.device)
         self.target_critics = self.critics.twin()
         self._critic_adam = FlatAdam.of(self.critics, cfg.critic_lr)
         self._actor_adam = FlatAdam.of(self.actor, cfg.actor_lr)

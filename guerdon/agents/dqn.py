@@ -46,8 +46,7 @@ class DQN(FlatAgent):
             torch.manual_seed(seed)
             self.encoder = ObsEncoder(spec, network).to(self.device)
             size = self.encoder.num_features
-            # they begin at zero, as those of SAC do
-            self.values = BatchedMLP(1, size, self.num_actions, network, out_gain=0.0, device=self.device)
+            self.values = BatchedMLP(1, size, self.num_actions, network, device=self.device)
         self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
         self.target_values = self.values.twin()
         self._adam = FlatAdam.of(self.values, cfg.lr)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,14 @@ from guerdon.core.streams import EnvStream
 from guerdon.core.types import FloatArray
 from guerdon.monitoring.reward_path import check_reward_path, drive_targets
 from guerdon.rewards.image.scorer import Scores
-from guerdon.rewards.relabel import combine, fill_scores, learned_rewards, training_rewards, verdicts
+from guerdon.rewards.relabel import (
+    combine,
+    ends_are_verdicts,
+    fill_scores,
+    learned_rewards,
+    training_rewards,
+    verdicts,
+)
 from guerdon.training.acting import random_actions
 from guerdon.training.demonstrations import add_interventions
 from guerdon.training.env_worker import Frames
@@ -153,7 +161,10 @@ class ReplayLearning(ReplayRun):
     def _train_batch(self, batch: ReplayBatch) -> TrainBatch:
         """A sample with its training rewards, which follow from the scores of its frames."""
         if self.rewards is not None:
-            return batch.train_batch(torch.from_numpy(self._relabel(batch, self._probabilities(batch))))
+            rewards = torch.from_numpy(self._relabel(batch, self._probabilities(batch)))
+            if ends_are_verdicts(self.cfg):  # for a control they are time limits
+                batch = replace(batch, terminated=torch.zeros_like(batch.terminated))
+            return batch.train_batch(rewards)
         if self.online is None:
             return batch.train_batch(batch.env_rewards)
         learned = self._online_rewards(batch)

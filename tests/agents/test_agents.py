@@ -1,7 +1,6 @@
 """The interface of agents and their table: the training code asks no agent for its class."""
 
 import ast
-from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -13,7 +12,6 @@ import guerdon
 from guerdon.agents.registry import AGENTS, agent_class, make_agent
 from guerdon.config import BCConfig, LearnerConfig, NetworkConfig
 from guerdon.core.errors import ConfigError
-from tests.agents.batches import random_batch
 
 STATES = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 VECTORS, CHOICES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), gym.spaces.Discrete(4)
@@ -41,24 +39,6 @@ def test_every_agent_acts_is_copied_and_is_saved(name):
         assert np.array_equal(other.act(obs, deterministic=True), steady)
     assert np.array_equal(again.act(obs, progress=0.5), agent.act(obs, progress=0.5))
     agent.check_reference()
-
-
-@pytest.mark.parametrize("name", [name for name, kind in AGENTS.items() if not kind.on_policy])
-def test_without_a_reward_the_end_of_an_episode_is_worth_nothing(name):
-    """With values below zero ends would be best: where success ends episodes, success would be learned."""
-    agent, _ = make(name)
-    agent.cfg = replace(agent.cfg, **({"entropy_in_backup": False} if name == "sac" else {}))
-    values = agent.values if name == "dqn" else agent.critics
-    before, generator = values.flat.clone(), torch.Generator().manual_seed(0)
-    for seed in range(5):
-        if name == "dqn":
-            actions = torch.randint(0, 4, (64,), generator=generator)
-        else:
-            actions = 2.0 * torch.rand(64, 2, generator=generator) - 1.0
-        batch = random_batch(actions, seed, reward_scale=0.0, discount=0.9)
-        states = {"state": batch.obs["state"][:, :3]}
-        agent.update(replace(batch, obs=states, next_obs=states))
-    assert torch.equal(values.flat, before) and float(batch.not_terminated.min()) == 0.0
 
 
 def test_a_copy_that_only_acts_has_no_critics_to_spare():

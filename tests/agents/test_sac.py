@@ -284,12 +284,10 @@ def test_the_encoder_follows_the_critics_alone():
     features = sac.encoder(batch.obs)
     update_actor(sac, features.detach())
     assert all(torch.equal(part, before[name]) for name, part in sac.encoder.state_dict().items())
-    goal = torch.ones(32)  # the first step moves the last layer alone, which begins at zero
-    losses = [
-        sac._update_critics(sac.encoder(batch.obs), batch.actions / 10, goal)["critic_loss"] for _ in range(2)
-    ]
+    goal = torch.zeros(32)
+    losses = [sac._update_critics(sac.encoder(batch.obs), batch.actions / 10, goal)["critic_loss"]]
     assert all(not torch.equal(part, before[name]) for name, part in sac.encoder.state_dict().items())
-    for _ in range(200):
+    for _ in range(60):
         losses.append(sac._update_critics(sac.encoder(batch.obs), batch.actions / 10, goal)["critic_loss"])
     assert losses[-1] < 0.5 * losses[0]
 

@@ -161,13 +161,13 @@ def test_side_by_side_after_a_kill_and_for_a_failing_arm(settings, tmp_path, cap
     while not list(arm.glob("checkpoints/step_*")) and time.monotonic() < until:
         time.sleep(0.1)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    said = process.communicate()[1].decode()  # on a busy machine the other arm may have ended already
     begun = {item.name for item in arm.glob("checkpoints/step_*")}
     assert begun and not (arm / "summary.json").exists()
     time.sleep(1.0)  # the arm ends with the command
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "resumed from" in (arm / "log.txt").read_text() and "off, seed 0:" in done.stderr
+    assert "resumed from" in (arm / "log.txt").read_text() and "off, seed 0:" in said + done.stderr
     assert "without it the same training gave" in done.stdout
     (tmp_path / "run" / "seed_0" / "off" / "summary.json").unlink()
     for broken in (tmp_path / "run" / "seed_0" / "off" / "checkpoints").iterdir():

@@ -4,6 +4,7 @@ import functools
 import logging
 import re
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,6 +103,28 @@ def test_frames_scored_during_the_rollout_and_at_its_end_get_the_same_verdicts(
     np.testing.assert_array_equal(ahead[0], at_the_end[0])
     for name, weights in ahead[1].items():
         np.testing.assert_array_equal(weights, at_the_end[1][name])
+
+
+@pytest.mark.parametrize(
+    ("control", "standalone", "ends"),
+    [("none", True, True), ("off", True, False), ("shuffled", True, False), ("off", False, True)],
+)
+def test_in_a_control_ends_that_the_model_decides_are_time_limits(
+    settings, tmp_path, control, standalone, ends
+):
+    """On a robot success ends the episode: with values below zero, a policy learned it from a reward of zero."""
+    runner = make_runner(settings, tmp_path, [*SAC, "learner.sac.learning_starts=600"])
+    loop = runner.loop
+    loop.path_checked = True
+    loop.reset(0)
+    loop.advance(0.0)
+    loop.cfg = replace(loop.cfg, control=control, standalone=standalone)
+    batch = loop._sample(loop.replay, 64)
+    batch = replace(batch, terminated=torch.ones_like(batch.terminated))
+    made = loop._train_batch(batch)
+    assert (made.not_terminated.numpy() == (0.0 if ends else 1.0)).all()
+    if control == "off":
+        assert (made.training_rewards == 0.0).all()
 
 
 def test_sac_gives_an_episode_that_a_checkpoint_cut_off_no_learned_reward(settings, tmp_path):
