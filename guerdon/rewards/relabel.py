@@ -198,10 +198,10 @@ def controlled(
 
 
 def ends_are_verdicts(cfg: RewardConfig) -> bool:
-    """Whether this is a control of a run in which the model ends episodes: the end alone would tell its verdict.
+    """Whether this is a control of a run in which the model ends episodes: the end alone tells its verdict.
 
-    An end is worth zero. If critics happen to start below that, a policy learns to bring the end about without
-    any reward. As a time limit the end is worth what follows, like every other step.
+    An end is worth zero. If critics happen to start below that, a policy learns to bring the end about
+    without any reward. As a time limit the end is worth what follows, like every other step.
     """
     return cfg.standalone and cfg.control in ("off", "shuffled")
 

@@ -112,7 +112,7 @@ def test_frames_scored_during_the_rollout_and_at_its_end_get_the_same_verdicts(
 def test_in_a_control_ends_that_the_model_decides_are_time_limits(
     settings, tmp_path, control, standalone, ends
 ):
-    """On a robot success ends the episode: with values below zero, a policy learned it from a reward of zero."""
+    """Where success ends the episode, a policy learned it from a reward of zero, with values below zero."""
     runner = make_runner(settings, tmp_path, [*SAC, "learner.sac.learning_starts=600"])
     loop = runner.loop
     loop.path_checked = True
