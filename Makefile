@@ -43,10 +43,10 @@ browser:  ## the browser that the tests open pages with
 	  sudo="$$(test "$$(id -u)" = 0 || echo sudo)"; \
 	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends chromium; }
 
-test: $(STAMP)  ## the tests of a developer: all code, no long trainings, simulator or browser (7 minutes)
+test: $(STAMP)  ## the tests of a developer: all code, no long trainings, simulator or browser (4 to 7 minutes)
 	$(PYTEST) --cpu-limit 20 -m 'not slow and not sim and not system and not bench and not realtime'
 
-test-full: $(STAMP) browser setup-sim  ## all tests, with the simulator, the browser and trainings (45 minutes)
+test-full: $(STAMP) browser setup-sim  ## all tests, with the simulator, the browser and trainings (21 to 45 minutes)
 	$(PYTEST) -m 'not bench and not realtime'
 
 test-realtime: $(STAMP)  ## the driver over franky-control, on a quiet machine
